@@ -782,7 +782,8 @@ class Distributon:
     ) -> Path:
         """Write a checkpoint of the objects, of all loaders and of the random states. All ranks call it.
 
-        Rank 0 writes. An error on any rank is raised on all ranks.
+        Rank 0 writes; of a sharded state, each node writes its shards. An error on any rank is raised on all
+        ranks.
 
         Args:
             step: number of completed optimizer steps.

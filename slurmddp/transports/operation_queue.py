@@ -6,15 +6,30 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+
+from slurmddp.errors import RankFailure
+
+T = TypeVar("T")
 
 _NONE = timedelta()
 """The time-out by which torch asks for that of the group."""
 _END_S = 1.0
 """Most seconds to wait for the thread at the end of a group."""
+
+
+def reached(call: Callable[[], T]) -> T:
+    """Return the result of a call that uses a link; raises RankFailure if the link is broken."""
+    try:
+        return call()
+    except (ConnectionError, TimeoutError) as error:
+        raise RankFailure(
+            f"A link to another rank failed: {type(error).__name__}: {error}.",
+            hint="Look for the failure of another rank in its log.",
+        ) from error
 
 
 class Operation(distributed.Work):
@@ -47,7 +62,7 @@ class Operation(distributed.Work):
     def run(self) -> None:
         """Do the operation; keep its error for `wait`."""
         try:
-            self._finish = self._run()
+            self._finish = reached(self._run)
         except Exception as error:
             self._error = error
         self._run = lambda: None  # Release the tensors.
@@ -58,16 +73,16 @@ class Operation(distributed.Work):
             self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Return True once the operation is done; raise its error, or RuntimeError after `timeout`."""
+        """Return True once the operation is done; raise its error, or RankFailure after `timeout`."""
         self._begin()
         limit = timeout or self._timeout
         if not self._done.wait(limit.total_seconds()):
-            raise RuntimeError(f"{self._label} is not done after {limit.total_seconds():g} s.")
+            raise RankFailure(f"{self._label} is not done after {limit.total_seconds():g} s.")
         if self._error is not None:
             raise self._error
         finish, self._finish = self._finish, None
         if callable(finish):
-            finish()
+            reached(finish)
         return True
 
     def synchronize(self) -> None:
@@ -135,7 +150,7 @@ class OperationQueue:
         if self._queue.unfinished_tasks:
             return False
         with self._one_at_a_time:
-            run()
+            reached(run)
         return True
 
     def put(self, operation: Operation) -> None:

@@ -46,6 +46,15 @@ def test_killed_before_each_file_operation_in_turn(tmp_path):
 
 
 @pytest.mark.distributed
+def test_a_writer_of_a_part_or_the_publisher_is_killed_before_each_file_operation(tmp_path):
+    lines = outcomes(str(tmp_path / "root"), "parts")
+    assert all(line["right"] and line["found"] in (2, 3) for line in lines)
+    assert [line["found"] for line in lines if line["ended"]] == [3, 3]
+    assert {line["found"] for line in lines if line["killed"]} == {2, 3}
+    assert sum(line["killed"] for line in lines) > 20
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("where", "times"),
     [

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, shard_file, verify
-from slurmddp.errors import EXIT_STOPPED
+from slurmddp.errors import EXIT_FAILED, EXIT_STOPPED
 from slurmddp.runs.folder.layout import RunFolder
+from support.distributed.checkpoint_files import hidden_in
 from support.distributed.trainer_runs import assert_same, curve, final_state, trainer_config
 from support.runs.agent_runs import events, make_run
 from support.runs.torch_agents import agents_of, codes_of, logs
@@ -17,7 +18,7 @@ from support.runs.torch_agents import agents_of, codes_of, logs
 pytestmark = pytest.mark.distributed
 
 
-def make(path: Path, nodes: int, **train: int) -> RunFolder:
+def make(path: Path, nodes: int, policy: dict[str, int] | None = None, **train: int) -> RunFolder:
     """Make the folder of a sharded run of 12 steps on two ranks."""
     settings = {
         "steps": 12,
@@ -32,6 +33,7 @@ def make(path: Path, nodes: int, **train: int) -> RunFolder:
         train={**settings, **train},
         model={"_target_": "support.distributed.faulty_jobs.Falling"},
         strategy={"name": "fsdp"},
+        policy=policy or {},
     )
     return make_run(path, "", nodes=nodes, ranks_per_node=2 // nodes, **config)
 
@@ -58,7 +60,22 @@ def test_ranks_resume_from_memory_after_a_kill(tmp_path: Path, undisturbed: RunF
     assert curve(folder) == curve(undisturbed)
     assert_same(final_state(folder), final_state(undisturbed))
     newest = verify(checkpoint_folders(folder.checkpoints_dir)[0])
-    assert (shard_file(1) in newest.files) == (nodes == 1), "the ranks of several nodes gather the state"
+    assert shard_file(1) in newest.files
+
+
+def test_both_nodes_write_their_parts_when_an_attempt_ends_without_a_save(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    folder = make(tmp_path, 2, {"max_restarts_in_place": 0}, save_every=0, memory_save_every=1)
+    attempt(folder, 2, {0: (1, 8)}, EXIT_FAILED)
+    assert [(one["step"], "copied" in one) for one in events(folder, "saved")] == [(7, True)]
+    (saved,) = checkpoint_folders(folder.checkpoints_dir)
+    assert {shard_file(0), shard_file(1)} < verify(saved).files.keys()
+    attempt(folder, 2, {}, attempt=1)
+    assert [(one["from"], one["step"]) for one in events(folder, "resumed")] == [("disk", 7)]
+    assert curve(folder) == curve(undisturbed)
+    assert_same(final_state(folder), final_state(undisturbed))
+    assert hidden_in(folder.checkpoints_dir) == []
 
 
 def test_ranks_resume_from_the_disk_after_a_stop(tmp_path: Path, undisturbed: RunFolder) -> None:

@@ -21,7 +21,7 @@ MANIFEST_FILE = "manifest.json"
 POINTER_FILE = "latest"
 TENSORS_FILE = "state.safetensors"
 TREE_FILE = "state.json"
-WRITING, REPLACED, DELETING = ".writing-", ".replaced-", ".deleting-"
+WRITING, REPLACED, DELETING, PARTS = ".writing-", ".replaced-", ".deleting-", ".parts-"
 BAD, ABANDONED = "bad-", "abandoned-"
 """Prefixes of checkpoints that are never loaded: damaged ones, and ones of steps that a training has left."""
 
@@ -59,6 +59,11 @@ class Manifest:
 def shard_file(rank: int) -> str:
     """Return the name of the file with a rank's shards of the sharded tensors."""
     return f"shard-{rank:05d}.safetensors"
+
+
+def is_shard_file(name: str) -> bool:
+    """Tell whether a file of a checkpoint holds a rank's shards."""
+    return name.startswith("shard-")
 
 
 def folder_name(step: int) -> str:

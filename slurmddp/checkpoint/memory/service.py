@@ -178,23 +178,23 @@ class CheckpointService:
                 write.channel.agent_end.send(result)
 
     def flush_newest(
-        self, run_dir: Path, attempt: int, claim: Callable[[int], bool] = lambda step: True
+        self, run_dir: Path, attempt: int, claim: Callable[[int, bool], bool] = lambda step, is_part: True
     ) -> int | None:
         """Start to write the newest state if it is not on disk yet; return its step.
 
-        Call it when all ranks have ended.
+        Call it when all ranks have ended, on all nodes: of a sharded state, each node writes its part.
 
         Args:
             run_dir: the run folder that gets the event `saved`.
             attempt: the number of the attempt, for that event.
-            claim: returns True if no other node writes the given step.
+            claim: returns whether to write the state of a step, or this node's part of it.
 
         Raises:
             OSError: the checkpoints can't be listed.
         """
         self.handle()
         request = self._flush_request(run_dir, attempt)
-        if request is None or not claim(request["step"]):
+        if request is None or not claim(request["step"], request["part"] is not None):
             return None
         shared_buffer.set_writing(self._slots[request["slot"]], True)
         self._waiting.append(_Write(request, None))
@@ -211,14 +211,15 @@ class CheckpointService:
         if slot in self._requested_slots():
             return None
         with shared_buffer.mapped(self._slots[slot], newest) as stored:
-            root = stored.about["root"]
+            root, part = stored.about["root"], stored.part
         on_disk = newest_step(Path(root))
         if on_disk is not None and on_disk >= newest.step:
             return None
         return {
             "kind": "write", "slot": slot, "step": newest.step, "root": root, "keep_last": _KEEP_ALL,
             "keep_best": None, "background": False, "since": time.monotonic(), "stall_s": 0.0,
-            "copied": newest.stamp / 1e9, "run_dir": str(run_dir), "attempt": attempt,
+            "copied": newest.stamp / 1e9, "run_dir": str(run_dir), "attempt": attempt, "stamp": newest.stamp,
+            "part": part,
         }  # fmt: skip
 
     def expedite(self) -> None:

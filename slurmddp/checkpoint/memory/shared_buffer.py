@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from slurmddp.checkpoint.files.manifest import TENSORS_FILE
+from slurmddp.checkpoint.files.manifest import TENSORS_FILE, shard_file
 from slurmddp.environments.names import MEMORY_VARIABLE
 
 PAGE_BYTES = 4096
@@ -89,6 +89,20 @@ class StateBytes:
         """Start and size in bytes, within `tensors`, of each file of the checkpoint that holds tensors."""
         places = self.about.get("files", {TENSORS_FILE: (0, len(self.tensors))})
         return {name: (start, size) for name, (start, size) in places.items()}
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, of all nodes, that have shards of the state; 0 if it is not sharded."""
+        return int(self.about.get("ranks", 0))
+
+    @property
+    def part(self) -> int | None:
+        """The first rank whose shards are here; None if no other node has shards.
+
+        The node with part 0 publishes the checkpoint. The other nodes write their shards.
+        """
+        own = [rank for rank in range(self.ranks) if shard_file(rank) in self.files]
+        return own[0] if len(own) < self.ranks else None
 
 
 def create() -> int:

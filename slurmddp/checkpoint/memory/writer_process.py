@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -24,7 +24,8 @@ from typing import Any
 import slurmddp
 from slurmddp import errors
 from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed, write_hashed
-from slurmddp.checkpoint.files.manifest import TREE_FILE
+from slurmddp.checkpoint.files.manifest import TREE_FILE, folder_name
+from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.files.publish import publish
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.memory.channel import Channel
@@ -41,6 +42,7 @@ Request = Mapping[str, Any]
 `since`: time of the request on the monotonic clock. `stall_s`: seconds for which training paused.
 `background`: whether training continues during the write. `run_dir`, `attempt`: the run that gets the events,
 or null. `copied`: the time of the copy in seconds since the epoch, only in requests of the agent.
+`stamp`, `part`: of the state, see `StoredState` and `StateBytes`; only in requests for sharded states.
 """
 Result = dict[str, Any]
 Answer = Callable[[Result], object]
@@ -119,28 +121,23 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
     state = shared_buffer.read_header(buffer.descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
-
-    def is_urgent() -> bool:
-        return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
-
-    def fill(folder: Path) -> dict[str, FileRecord]:
-        with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
-            tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
-            tensors = {
-                name: copy_hashed(
-                    folder / name,
-                    buffer.descriptor,
-                    state.tensors_at + start,
-                    stored.tensors[start : start + size],
-                    is_urgent=is_urgent,
-                )
-                for name, (start, size) in stored.files.items()
-            }
-            return {**tensors, TREE_FILE: tree.result()}
-
+    root = Path(request["root"])
     with buffer.mapped(state) as stored:
+        parts = Parts(root, folder_name(state.step), state.stamp, stored.ranks)
+        copy = partial(_copy, buffer, state, stored, request)
+        if stored.part:
+            parts.write(stored.part, lambda folder: copy(folder, parts.files & stored.files.keys()))
+            durable()
+            return
+
+        def fill(folder: Path) -> dict[str, FileRecord]:
+            with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
+                tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
+                records = {**copy(folder, stored.files), TREE_FILE: tree.result()}
+            return records | parts.collect(parts.files - records.keys(), folder)
+
         publish(
-            Path(request["root"]),
+            root,
             state.step,
             fill,
             meta=stored.about["meta"],
@@ -150,12 +147,37 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
             made_by=stored.about["versions"],
             durable=durable,
         )
+        parts.sweep()
+
+
+def _copy(
+    buffer: shared_buffer.MappedFile,
+    state: shared_buffer.StoredState,
+    stored: shared_buffer.StateBytes,
+    request: Request,
+    folder: Path,
+    names: Iterable[str],
+) -> dict[str, FileRecord]:
+    """Copy files with tensors from a buffer into `folder`."""
+
+    def is_urgent() -> bool:
+        return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
+
+    def copied(name: str) -> FileRecord:
+        start, size = stored.files[name]
+        part = stored.tensors[start : start + size]
+        at = state.tensors_at + start
+        return copy_hashed(folder / name, buffer.descriptor, at, part, is_urgent=is_urgent)
+
+    return {name: copied(name) for name in names}
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:
     """Add the event `saved` or `warned` to the run, and return the result of a write."""
     written_s = round(time.monotonic() - request["since"], 3)
     result: Result = {"kind": "written", "step": request["step"], "written_s": written_s, "error": None}
+    if error is None and request.get("part"):
+        return result  # The publisher adds the event.
     if error is None:
         # Unless the write runs in the background, training pauses until it is done.
         paused_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
@@ -163,10 +185,18 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
         facts = {"step": request["step"], "seconds": seconds, "written_s": beside_s}
         _record(request, "saved", facts | {name: request[name] for name in ("copied",) if name in request})
         return result
+    fail_part(request, error)
     print(f"slurmddp writer: {error}", file=sys.stderr, flush=True)
     if not isinstance(error, errors.SupersededError):
         _record(request, "warned", {"about": "checkpoint", "text": error.message})
     return result | {"error": [type(error).__name__, error.message, error.hint]}
+
+
+def fail_part(request: Request, error: SlurmddpError) -> None:
+    """Tell the publisher of a sharded state that this node's part is not going to be written."""
+    if request.get("part"):
+        parts = Parts(Path(request["root"]), folder_name(request["step"]), request["stamp"], 0)
+        parts.fail(request["part"], error)
 
 
 def error_of(result: Result) -> SlurmddpError | None:

@@ -116,7 +116,9 @@ def _placed(rows: torch.Tensor, entry: Mapping[str, Any], mesh: Any) -> torch.Te
 
 
 def with_whole_tensors(state: Any, *, keep: bool) -> Any:
-    """Return a state with whole tensors, on the CPU, in place of DTensors; all ranks call it.
+    """Return a state with whole tensors, on the CPU, in place of DTensors whose rows the ranks do not share.
+
+    All ranks call it. `fully_shard` on all ranks makes no such DTensors.
 
     Args:
         state: as in a checkpoint, with the same DTensors in the same order on all ranks.
@@ -124,7 +126,7 @@ def with_whole_tensors(state: Any, *, keep: bool) -> Any:
     """
 
     def gather(tensor: torch.Tensor) -> torch.Tensor:
-        if not is_sharded(tensor):
+        if not is_sharded(tensor) or entry_of(tensor) is not None:
             return tensor
         full = whole(tensor.detach())
         return full.cpu() if keep else full[:0]

@@ -127,13 +127,18 @@ class MappedTensor:
 
 
 class ShardWriters(Protocol):
-    """The ranks of a sharded state, which write their shards into the buffer of rank 0."""
+    """The ranks of a sharded state, which write into the buffer of the first rank of their node."""
 
-    sizes: Sequence[int]
-    """Bytes of each rank's file."""
+    ranks: int
+    """Number of ranks of all nodes."""
+    sizes: Mapping[int, int]
+    """Bytes of the file of each rank of this node."""
 
-    def write(self, descriptor: int, view: MappedTensor, starts: Sequence[int]) -> None:
-        """Let each rank write its file into the memory file `descriptor`, at its place in `starts`."""
+    def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
+        """Let each rank write its file into the memory file `descriptor`, at its place in `starts`.
+
+        Returns False if another node makes no copy, so that this one is not needed.
+        """
 
 
 @dataclass
@@ -201,8 +206,8 @@ class StagingBuffers:
             shards: writes the shards of a sharded state.
 
         Returns:
-            The number of the buffer. None if all buffers are being written to the disk; without `wait` also
-            if memory must be allocated first, which then begins in a thread.
+            The number of the buffer. None if all buffers are being written to the disk, or another node makes
+            no copy; without `wait` also if memory must be allocated first, which then begins in a thread.
 
         Raises:
             NoMemory: the memory is too small.
@@ -212,10 +217,13 @@ class StagingBuffers:
         flat = flatten(snapshot.state, sharded=shards is not None)
         head, tensors = layout(flat.tensors)
         tree = flat.to_json()
-        own_bytes = len(head) + sum(tensor.nbytes for tensor in tensors)
-        files, tensors_bytes = _places([own_bytes, *(() if shards is None else shards.sizes)])
+        sizes = {TENSORS_FILE: len(head) + sum(tensor.nbytes for tensor in tensors)}
+        if shards is not None:
+            sizes |= {shard_file(rank): size for rank, size in shards.sizes.items()}
+        files, tensors_bytes = _places(sizes)
         facts = {"root": str(snapshot.root), "meta": dict(snapshot.meta), "versions": versions()}
-        about = json.dumps(facts if shards is None else {**facts, "files": files}).encode()
+        sharded = {} if shards is None else {"files": files, "ranks": shards.ranks}
+        about = json.dumps(facts | sharded).encode()
         header = shared_buffer.StoredState(
             snapshot.step, snapshot.stamp, shared_buffer.PAGE_BYTES, tensors_bytes, len(tree), len(about)
         )
@@ -232,8 +240,9 @@ class StagingBuffers:
                 view.area[start : start + len(text)] = text
             view.copy(tensors, header.tensors_at + len(head))
             if shards is not None:
-                starts = [header.tensors_at + start for start, _ in list(files.values())[1:]]
-                shards.write(slot.descriptor, view, starts)
+                starts = {rank: header.tensors_at + files[shard_file(rank)][0] for rank in shards.sizes}
+                if not shards.write(slot.descriptor, view, starts):
+                    return None
             shared_buffer.commit(slot.descriptor, header)
         return number
 
@@ -321,8 +330,11 @@ class StagingBuffers:
         slot.view = MappedTensor(area)
         return slot.view
 
-    def newest(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
-        """Return descriptor and header of the newest committed state that belongs under `root`, or None."""
+    def states(self, root: Path) -> list[tuple[int, shared_buffer.StoredState, bool]]:
+        """Return the descriptor, header and kind of each committed state that belongs under `root`.
+
+        The kind is True for one node's part of a sharded state.
+        """
         found = []
         for slot in self._slots:
             header = shared_buffer.read_header(slot.descriptor)
@@ -330,8 +342,8 @@ class StagingBuffers:
                 continue
             with shared_buffer.mapped(slot.descriptor, header) as stored:
                 if stored.about["root"] == str(root):
-                    found.append((header.order, slot.descriptor, header))
-        return max(found)[1:] if found else None
+                    found.append((slot.descriptor, header, stored.part is not None))
+        return found
 
     @property
     def descriptors(self) -> list[int]:
@@ -368,15 +380,10 @@ class StagingBuffers:
         self._slots.clear()
 
 
-def _places(sizes: Sequence[int]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return start and size of each file with tensors, and the end of the last; each starts at a page.
-
-    Args:
-        sizes: bytes of the file with the whole tensors, and of the file of each rank's shards.
-    """
-    names = [TENSORS_FILE, *map(shard_file, range(len(sizes) - 1))]
+def _places(sizes: Mapping[str, int]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return start and size of each file with tensors, and the end of the last; each starts at a page."""
     files, end = {}, 0
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in sizes.items():
         start = -(-end // shared_buffer.PAGE_BYTES) * shared_buffer.PAGE_BYTES
         files[name], end = (start, size), start + size
     return files, end

@@ -10,10 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
-from slurmddp.checkpoint.files.manifest import DELETING, TENSORS_FILE, TREE_FILE, Manifest, verify
+from slurmddp.checkpoint.files.manifest import (
+    DELETING,
+    TENSORS_FILE,
+    TREE_FILE,
+    Manifest,
+    shard_file,
+    verify,
+)
+from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
 from slurmddp.checkpoint.files.retention import NEVER_BELOW
 from slurmddp.checkpoint.files.retry import retried
@@ -32,8 +42,11 @@ def write(
     meta: Mapping[str, Any],
     keep_last: int = 3,
     keep_best: Best | None = None,
+    parts: Parts | None = None,
 ) -> Path:
     """Save `state` as the checkpoint of `step` under `root`; only one process may call this.
+
+    With `parts` that is rank 0, and the other ranks call `write_shards`.
 
     Args:
         root: the folder of all checkpoints.
@@ -42,6 +55,7 @@ def write(
             booleans and None.
         meta: facts for the manifest, as JSON values.
         keep_last, keep_best: as in `publish`.
+        parts: the parts of a state with DTensors, one of each rank.
 
     Returns:
         The folder of the checkpoint.
@@ -49,44 +63,67 @@ def write(
     Raises:
         CheckpointError: the checkpoint was not written; older checkpoints are unchanged.
     """
-    fill, needed = _filler(state)
-    return publish(root, step, fill, meta=meta, keep_last=keep_last, keep_best=keep_best, needed=needed)
+    fill, needed = _filler(state, parts)
+    folder = publish(root, step, fill, meta=meta, keep_last=keep_last, keep_best=keep_best, needed=needed)
+    if parts is not None:
+        parts.sweep()
+    return folder
 
 
-def _filler(state: Mapping[str, Any]) -> tuple[Fill, int]:
+def write_shards(parts: Parts, rank: int, state: Mapping[str, Any]) -> None:
+    """Write the shards of this rank as a part of a checkpoint that another process publishes."""
+    shards = flatten(state, sharded=True).shards
+    parts.write(rank, lambda folder: {shard_file(rank): _write_tensors(folder / shard_file(rank), shards)})
+
+
+def _filler(state: Mapping[str, Any], parts: Parts | None) -> tuple[Fill, int]:
     """Return the function that writes the files of `state`, and their number of bytes."""
-    flat = flatten(state)
+    flat = flatten(state, sharded=parts is not None)
     tree = flat.to_json()
-    tensor_bytes = encoded_size(flat.tensors)
-    in_memory = all(map(is_in_memory, flat.tensors.values()))
+    files = {TENSORS_FILE: flat.tensors} | ({} if parts is None else {shard_file(0): flat.shards})
 
     def fill(folder: Path) -> dict[str, FileRecord]:
-        parts = encode(flat.tensors)
-        tensors = write_hashed(folder / TENSORS_FILE, parts, expected=tensor_bytes, in_memory=in_memory)
-        return {TENSORS_FILE: tensors, TREE_FILE: write_hashed(folder / TREE_FILE, [memoryview(tree)])}
+        records = {name: _write_tensors(folder / name, tensors) for name, tensors in files.items()}
+        records[TREE_FILE] = write_hashed(folder / TREE_FILE, [memoryview(tree)])
+        return records if parts is None else records | parts.collect(parts.files - records.keys(), folder)
 
-    return fill, tensor_bytes + len(tree)
+    return fill, sum(map(encoded_size, files.values())) + len(tree)
 
 
-def check_can_write(root: Path, state: Mapping[str, Any], *, growth: int = 0, keep_last: int = 3) -> None:
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+    in_memory = all(map(is_in_memory, tensors.values()))
+    return write_hashed(path, encode(tensors), expected=encoded_size(tensors), in_memory=in_memory)
+
+
+def check_can_write(
+    root: Path,
+    state: Mapping[str, Any],
+    *,
+    growth: int = 0,
+    keep_last: int = 3,
+    parts: Parts | None = None,
+) -> None:
     """Write `state` under `root` as `write` does, verify it, and delete it.
 
     Logs a warning if the disk is too small for `keep_last` checkpoints.
 
     Args:
         growth: number of bytes by which later checkpoints will be larger.
+        parts: as in `write`.
 
     Raises:
         CheckpointError: `write` would fail.
     """
     root = root.absolute()
-    fill, needed = _filler(state)
+    fill, needed = _filler(state, parts)
     refuse_foreign(root)
     try:
         retried(partial(_write_and_delete, root, fill, needed, growth), "The test save")
         free = space.free_bytes(root)
     except OSError as error:
         raise explained(error, f"A test save to {root} failed") from error
+    if parts is not None:
+        shutil.rmtree(parts.folder, ignore_errors=True)
     # During a write, all kept checkpoints still exist.
     wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
     if free < wanted:

@@ -93,7 +93,7 @@ class AgentLoop:
         if self._coordinator is not None:
             self._coordinator.fail(why)
             self._send_orders()
-            self._records.flush_newest(self._checkpoints)
+            self._records.flush_newest(self._checkpoints, parts=False)
         elif self._link.missing():
             end_without_coordinator(why, self._rules, self._records)
         else:
@@ -177,8 +177,11 @@ class AgentLoop:
         All agents stay: srun ends the others when an agent leaves with another code than 0.
         """
         until = time.monotonic() + _WRITING_S
-        if self._code != EXIT_FINISHED and self._may_save():
-            self._records.flush_newest(self._checkpoints)
+        if self._code != EXIT_FINISHED:
+            parts = not self.lost_coordinator and (
+                self._coordinator is None or self._coordinator.has_all_nodes
+            )
+            self._records.flush_newest(self._checkpoints, states=self._may_save(), parts=parts)
         self._checkpoints.expedite()
         while (
             (self._checkpoints.is_writing() or (self._coordinator is None and not self._link.missing()))

@@ -145,6 +145,11 @@ class Coordinator:
         """When AWAITING_CAUSE ends."""
 
     @property
+    def has_all_nodes(self) -> bool:
+        """Whether all agents of the present worker group are there."""
+        return not self._group.lost
+
+    @property
     def next_deadline(self) -> float:
         """When to call `poll` at the latest; `math.inf` if only a message can change anything."""
         if self.state == State.JOINING:

@@ -92,10 +92,22 @@ class Records(Record):
     def _unable_file(self, agent: int) -> Path:
         return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
 
-    def flush_newest(self, checkpoints: CheckpointService) -> None:
-        """Write the newest state to disk if only memory holds it: the attempt ends without another save."""
+    def flush_newest(
+        self, checkpoints: CheckpointService, *, states: bool = True, parts: bool = True
+    ) -> None:
+        """Write the newest state to disk if only memory holds it: the attempt ends without another save.
+
+        Args:
+            checkpoints: hold the state.
+            states: whether this agent may write a state that the memory of one node holds.
+            parts: whether all nodes can write their parts of a state.
+        """
+
+        def claim(step: int, is_part: bool) -> bool:
+            return parts if is_part else states and self._claim_save(step)
+
         try:
-            step = checkpoints.flush_newest(self._folder.path, self._attempt, self._claim_save)
+            step = checkpoints.flush_newest(self._folder.path, self._attempt, claim)
         except OSError as error:
             say(f"the state in memory was not saved, because the checkpoints can't be listed: {error}")
             return

@@ -21,12 +21,13 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.best import Best
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
-from slurmddp.checkpoint.memory.writer_process import conclude, error_of
+from slurmddp.checkpoint.memory.writer_process import conclude, error_of, fail_part
 from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing.shard_copy import ShardCopy
+from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,11 @@ class _Pending:
     """A write that was requested and has no result yet."""
 
     slot: int
-    step: int
-    stall_s: float
+    request: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.request["step"])
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,12 @@ class AsyncWriter:
         self._buffers = StagingBuffers(inherited, self._register)
         self._run = RunContext.read(environ)
         self.copies_state = info is None or info.rank == 0 or (self.has_agent and info.local_rank == 0)
-        """Whether this rank copies states: rank 0, and under agents the first rank of each node."""
+        """Whether this rank copies whole states: rank 0, and under agents the first rank of each node."""
         self.has_copies_elsewhere = info is not None and self.has_agent and info.nodes > 1
         """Whether ranks of other nodes copy states too."""
-        self.is_on_one_node = info is not None and info.nodes == 1
-        """Whether all ranks can write into the memory of rank 0."""
+        self.leads_node = info is None or info.local_rank == 0
+        """Whether this rank copies the shards of its node."""
+        self.node_rank, self.nodes = (0, 1) if info is None else (info.node_rank, info.nodes)
         self.unfinished = False
         """Whether a save without `wait` may still be running; the same on all ranks."""
         self.on_durable: Callable[[float], None] = lambda seconds: None
@@ -96,7 +101,7 @@ class AsyncWriter:
     ) -> None:
         """Save a state; training pauses since `began`. Raises the error of an earlier background save.
 
-        Of a sharded state, the other ranks follow `shards`.
+        Of a sharded state the first rank of each node calls it, and the other ranks call `follow`.
         """
         self.poll()
         self._raise_failed()
@@ -106,18 +111,33 @@ class AsyncWriter:
             "background": not wait, "attempt": self._run.attempt,
             "run_dir": str(folder.path) if folder and self._run.keeps(root) else None,
         }  # fmt: skip
+        if shards is not None:
+            request |= {"stamp": snapshot.stamp, "part": shards.part}
         slot = self._copy(snapshot, shards) if self._uses_writer(wait) else None
         since = time.monotonic()
         request |= {"since": since, "stall_s": round(since - began, 3)}
         if slot is None:
-            self.finish()
-            state = snapshot.state if shards is None else shards.gather(snapshot.state)
-            checkpoint.write(root, snapshot.step, state, meta=snapshot.meta, **asdict(keep))
+            self._write_directly(snapshot, keep, shards)
             conclude(request | {"background": False}, None)
             return
         self._request(slot, request)
         if wait:
             self.finish()
+
+    def _write_directly(self, snapshot: Snapshot, keep: Keep, shards: ShardCopy | None) -> None:
+        if shards is not None:
+            self.follow(shards)
+        self.finish()
+        if shards is None or shards.first == 0:
+            parts = None if shards is None else shards.parts
+            checkpoint.write(
+                snapshot.root, snapshot.step, snapshot.state, meta=snapshot.meta, parts=parts, **asdict(keep)
+            )
+
+    def follow(self, shards: ShardCopy) -> None:
+        """Take part in the save of a sharded state, on a rank whose shards another rank copies."""
+        if not shards.decline() and collectives.rank() != 0:
+            shards.write_file()
 
     def copy_to_memory(self, snapshot: Snapshot, shards: ShardCopy | None = None) -> None:
         """Copy a state into memory without a write, unless memory must be allocated first."""
@@ -139,7 +159,7 @@ class AsyncWriter:
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
         """Allocate buffers for tensors of about `size` bytes in the background, if saves will use them."""
-        if self.copies_state and self._uses_writer(wait):
+        if self._uses_writer(wait):
             self._open_channel()
             self._buffers.prepare(size + _TEXTS_BYTES)
 
@@ -158,16 +178,16 @@ class AsyncWriter:
     def finish_inherited(self) -> None:
         """Wait for the writes of this rank, and for the ones that dead ranks of its node requested."""
         self.finish()
-        while self.copies_state and self._buffers.is_writing():
+        while self.leads_node and self._buffers.is_writing():
             time.sleep(_POLL_S)
 
-    def newest_in_memory(self, root: Path) -> tuple[int, shared_buffer.StoredState] | None:
-        """Return descriptor and header of the newest state for `root` in this node's memory."""
-        return self._buffers.newest(root)
+    def states_in_memory(self, root: Path) -> list[tuple[int, shared_buffer.StoredState, bool]]:
+        """Return the states for `root` in this node's memory (see `StagingBuffers.states`)."""
+        return self._buffers.states(root)
 
     def discard_after(self, order: tuple[int, int]) -> None:
         """Discard the states in memory that are newer than the loaded state, which has `order`."""
-        if self.copies_state:
+        if self.leads_node:
             self._buffers.discard_after(order)
         else:
             self._buffers.close()
@@ -213,7 +233,7 @@ class AsyncWriter:
 
     def _request(self, slot: int, request: dict[str, Any]) -> None:
         self._buffers.set_writing(slot, True)
-        self._pending.append(_Pending(slot, request["step"], request["stall_s"]))
+        self._pending.append(_Pending(slot, request))
         try:
             self._open_channel().send(request | {"slot": slot})
         except OSError:
@@ -236,7 +256,7 @@ class AsyncWriter:
             self._pending.remove(done)
             self._failed = self._failed or error_of(result)
             if result["error"] is None:
-                self.on_durable(done.stall_s + result["written_s"])
+                self.on_durable(done.request["stall_s"] + result["written_s"])
         return True
 
     def _lose_writer(self) -> None:
@@ -247,6 +267,8 @@ class AsyncWriter:
         if self._pending:
             error = CheckpointError(f"The process that wrote the checkpoint of step {steps} has ended.")
             self._failed = self._failed or error
+            for one in self._pending:
+                fail_part(one.request, error)
         self._pending.clear()
         if self._channel is not None and not self.has_agent:
             self._channel.close()

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.manifest import folder_name
+from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
@@ -29,7 +30,7 @@ from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
 from slurmddp.training.checkpointing.shard_copy import ShardCopy
-from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
+from slurmddp.training.checkpointing.snapshot_interval import Figures, SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.precision import LossScaler
 from slurmddp.training.process_group import collectives
@@ -39,6 +40,25 @@ log = logging.getLogger(__name__)
 
 NEWEST_STAMP = 1 << 62
 """Stamp of a checkpoint: no copy of the same step is newer."""
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """The state of all ranks, on the ranks that write or copy it."""
+
+    state: dict[str, Any]
+    stamp: int = field(default_factory=time.time_ns)
+    """Rank 0's time, in nanoseconds since the epoch."""
+    figures: Figures | None = None
+    """Rank 0's measurements."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Running averages and plain values of rank 0, which may differ between replicas."""
+
+    def completed(self) -> dict[str, Any]:
+        """Return the state with the values of rank 0, so that the states of all nodes are equal."""
+        if self.shared:
+            _overlay(self.state, self.shared)
+        return self.state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +95,27 @@ class Checkpointer:
         *,
         wait: bool,
     ) -> Path:
-        """Let rank 0 save; return the checkpoint's folder on all ranks. With `wait` it is durable then."""
+        """Save on all ranks; return the checkpoint's folder on all ranks. With `wait` it is durable then.
+
+        Rank 0 writes the state. Of a sharded state, each node writes its shards, and rank 0 publishes.
+        """
         began = time.monotonic()
         root = root.absolute()
         saves = self.saves
         self._leave_newer(root, step)
-        rank_states = self._gather_rank_states()
+        if _is_sharded(objects):
+            found = self._gather_state(step, objects)
+            shards = self._shards(root, folder_name(step), found)
+        else:
+            found, shards = _Gathered(self._state_on_zero(step, objects)), None
         saves.unfinished = not wait
-        state = self._collected(step, objects, rank_states)
-        shards = self._shards(state, objects)
-        if shards is None:
-            state = _whole(state, objects, keep=rank_states is not None)
         with collectives.agreed(), shards or nullcontext():
-            if rank_states is not None:
-                snapshot = Snapshot(root, step, time.time_ns(), state, self.facts() | _measured(metrics))
+            if saves.leads_node if shards is not None else collectives.rank() == 0:
+                state, stamp = found.completed(), found.stamp
+                snapshot = Snapshot(root, step, stamp, state, self.facts() | _measured(metrics))
                 saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
             elif shards is not None:
-                shards.follow(state)
+                saves.follow(shards)
         return root / folder_name(step)
 
     def _leave_newer(self, root: Path, step: int) -> None:
@@ -135,21 +159,15 @@ class Checkpointer:
         else:
             log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
 
-    def _collected(
-        self, step: int, objects: Mapping[str, Any], rank_states: list[Any] | None
-    ) -> dict[str, Any]:
-        """Return the state to save on rank 0, which has `rank_states`; on all ranks if it is sharded."""
-        state: dict[str, Any] = {}
+    def _state_on_zero(self, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state to save on rank 0, and {} elsewhere."""
+        rank_states = self._gather_rank_states()
         with collectives.agreed():
-            if rank_states is not None or any(map(has_shards, objects.values())):
-                state = self._state(step, objects, rank_states or [])
-        return state
+            return {} if rank_states is None else self._state(step, objects, rank_states)
 
-    def _shards(self, state: Mapping[str, Any], objects: Mapping[str, Any]) -> ShardCopy | None:
-        """Return the common copy of a sharded state by the ranks of one node, or None."""
-        if any(map(has_shards, objects.values())) and self.saves.is_on_one_node:
-            return ShardCopy(state)
-        return None
+    def _shards(self, root: Path, name: str, found: _Gathered, *, everywhere: bool = False) -> ShardCopy:
+        parts = Parts(root, name, found.stamp, collectives.world_size())
+        return ShardCopy(found.state, parts, self.saves.node_rank, everywhere=everywhere)
 
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
@@ -164,64 +182,81 @@ class Checkpointer:
             self.saves.finish()
 
     def check_can_save(self, root: Path, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> float:
-        """Let rank 0 write, verify and delete the files of a save; return the seconds on all ranks."""
+        """Write, verify and delete the files of a save; return the seconds, the same on all ranks."""
         started = time.perf_counter()
-        rank_states = self._gather_rank_states()
-        state = self._collected(0, objects, rank_states)
-        state = _whole(state, objects, keep=rank_states is not None)
+        root = root.absolute()
+        growth, parts = _growth(objects), None
+        if _is_sharded(objects):
+            found = self._gather_state(0, objects)
+            shards = self._shards(root, "test", found)
+            parts, share = shards.parts, sum(shards.sizes.values()) + growth // self.saves.nodes
+        else:
+            found, share = _Gathered(self._state_on_zero(0, objects)), growth
+        state = found.state
         with collectives.agreed():
-            if rank_states is not None:
-                growth = _growth(objects)
-                checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last)
-                self.saves.prepare(encoded_size(flatten(state).tensors) + growth, wait=wait)
+            if collectives.rank() == 0:
+                checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last, parts=parts)
+            elif parts is not None:
+                shards.write_file()
+            if state:
+                size = share + encoded_size(flatten(state, sharded=parts is not None).tensors)
+                self.prepare(objects, size, wait=wait)
         return collectives.from_zero(time.perf_counter() - started)
 
-    def copy_to_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
-        """Copy the state into the memory of each node.
+    def prepare(self, objects: Mapping[str, Any], size: int, *, wait: bool = True) -> None:
+        """Allocate memory for copies of `size` bytes on the ranks that copy the state of `objects`."""
+        if self._copies(objects):
+            self.saves.prepare(size, wait=wait)
 
-        All copies are equal: running averages and plain values, which may differ between replicas, come
-        from rank 0.
-        """
+    def _copies(self, objects: Mapping[str, Any]) -> bool:
+        """Return whether this rank copies the state of `objects`, or the shards of its node, into memory."""
+        return self.saves.leads_node if _is_sharded(objects) else self.saves.copies_state
+
+    def copy_to_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
+        """Copy the state into the memory of each node; of a sharded state, each node copies its shards."""
         began = time.perf_counter()
         root = root.absolute()
         self._leave_newer(root, step)
-        saves, is_zero = self.saves, collectives.rank() == 0
+        found = self._gather_state(step, objects)
+        shards = None
+        if _is_sharded(objects):
+            shards = self._shards(root, folder_name(step), found, everywhere=True)
+        with self.saves.optional(), shards or nullcontext():
+            if self._copies(objects):
+                snapshot = Snapshot(root, step, found.stamp, found.completed(), self.facts())
+                self.saves.copy_to_memory(snapshot, shards)
+            elif shards is not None:
+                shards.decline()
+        self.pace.copied(found.figures or self.pace.figures, time.perf_counter() - began)
+
+    def _gather_state(self, step: int, objects: Mapping[str, Any]) -> _Gathered:
+        """Return the state on the ranks that copy it; all ranks call it."""
+        saves, is_zero, is_sharded = self.saves, collectives.rank() == 0, _is_sharded(objects)
         state: dict[str, Any] = {}
         shared: dict[str, Any] = {}
         own = None
         error: Exception | None = None
         try:
             own = self._own_state()
-            if saves.copies_state or any(map(has_shards, objects.values())):
+            if is_sharded or saves.copies_state:
                 state = self._state(step, objects, [])
-                if is_zero and saves.has_copies_elsewhere:
+                if is_zero and (saves.nodes > 1 if is_sharded else saves.has_copies_elsewhere):
                     shared = _of_rank_zero(state, objects, self.unwrap)
         except Exception as caught:
             error = caught
         gathered = collectives.gather(
             (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
         )
-        figures, stamp, shared = gathered[0][1] or (self.pace.figures, 0, {})
-        shards = self._shards(state, objects)
-        if shards is None:
-            state = _whole(state, objects, keep=saves.copies_state)
-        with saves.optional(), shards or nullcontext():
-            if saves.copies_state:
-                state["rng"] = [part for part, _ in gathered]
-                if not is_zero:
-                    _overlay(state, shared)
-                saves.copy_to_memory(Snapshot(root, step, stamp, state, self.facts()), shards)
-            elif shards is not None:
-                shards.follow(state)
-        self.pace.copied(figures, time.perf_counter() - began)
+        if is_sharded:
+            state = with_whole_tensors(state, keep=saves.leads_node)
+        if state:
+            state["rng"] = [part for part, _ in gathered]
+        figures, stamp, shared = gathered[0][1] or (None, 0, {})
+        return _Gathered(state, stamp, figures, {} if is_zero else shared)
 
 
-def _whole(state: dict[str, Any], objects: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-    """Return the state with whole tensors; all ranks call it, and get it with `keep`."""
-    if not any(map(has_shards, objects.values())):
-        return state
-    found: dict[str, Any] = with_whole_tensors(state, keep=keep)
-    return found
+def _is_sharded(objects: Mapping[str, Any]) -> bool:
+    return any(map(has_shards, objects.values()))
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ does not fit, or a rank can't read it, the checkpoint is loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
 from slurmddp.checkpoint.files.best import Best
-from slurmddp.checkpoint.files.manifest import load_manifest, newest_step, step_of
+from slurmddp.checkpoint.files.manifest import Manifest, is_shard_file, load_manifest, newest_step, step_of
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.shards import mesh_of
@@ -100,6 +100,27 @@ def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) 
     return True
 
 
+def _newest(
+    offers: Sequence[Sequence[tuple[shared_buffer.StoredState, bool]]],
+) -> tuple[shared_buffer.StoredState | None, int, bool]:
+    """Return the newest state that can be loaded, the first rank that has it, and whether a rank lacks it.
+
+    Args:
+        offers: the states in the memory of each rank's node, and whether each is a node's part. A part is of
+            use only if all nodes have theirs.
+    """
+    orders = [{state.order for state, _ in offer} for offer in offers]
+    common = set.intersection(*orders)
+    usable = [
+        (state, rank)
+        for rank, offer in enumerate(offers)
+        for state, is_part in offer
+        if not is_part or state.order in common
+    ]
+    best, source = max(usable, key=lambda one: (one[0].order, -one[1]), default=(None, 0))
+    return best, source, best is not None and best.order not in common
+
+
 @dataclass(frozen=True)
 class _Load:
     """One load, on all ranks together."""
@@ -135,22 +156,25 @@ class _Load:
 
     def _find(self) -> tuple[_Offer, int | None]:
         """Return the states in the memory of all nodes, and the step of the newest checkpoint by its name."""
-        own: InMemory | None = None
+        held: list[tuple[int, shared_buffer.StoredState, bool]] = []
         on_disk: int | None = None
         error: Exception | None = None
         try:
-            own = self.checkpointer.saves.newest_in_memory(self.root)
+            held = self.checkpointer.saves.states_in_memory(self.root)
             if collectives.rank() == 0:
                 with suppress(OSError):  # `_choose` lists the checkpoints again and raises.
                     on_disk = newest_step(self.root)
         except Exception as caught:
             error = caught
-        offers = collectives.gather((None if own is None else astuple(own[1]), on_disk), error)
-        headers = [None if fields is None else shared_buffer.StoredState(*fields) for fields, _ in offers]
-        orders = [(-1, 0) if header is None else header.order for header in headers]
-        source = orders.index(max(orders))
-        own = own if orders[collectives.rank()] == orders[source] else None
-        return _Offer(headers[source], own, source, len(set(orders)) > 1), offers[0][1]
+        gathered = collectives.gather(([(astuple(one), is_part) for _, one, is_part in held], on_disk), error)
+        offers = [
+            [(shared_buffer.StoredState(*fields), is_part) for fields, is_part in one] for one, _ in gathered
+        ]
+        best, source, is_missing = _newest(offers)
+        own = next(
+            ((number, one) for number, one, _ in held if best is not None and one.order == best.order), None
+        )
+        return _Offer(best, own, source, is_missing), gathered[0][1]
 
     def _from_memory(self, offer: _Offer, best: shared_buffer.StoredState) -> bool:
         """Load the newest state in memory; return False on all ranks if any rank can't."""
@@ -166,7 +190,7 @@ class _Load:
         except Exception as error:  # The same on all ranks.
             log.warning("The state of step %d in memory is not used: %s", best.step, error)
             return False
-        self._apply(found, certain, best.end)
+        self._apply(found, certain, (best if offer.own is None else offer.own[1]).end)
         self._discard_after(best.order)
         return True
 
@@ -190,8 +214,16 @@ class _Load:
             visibility.wait_until_visible(folder, fingerprint)
             found = checkpoint.read(folder, mesh_of(self.objects.values()))
             certain = self._check(found)
-            size = sum(record.size for record in load_manifest(folder).files.values())
+            size = self._share(load_manifest(folder))
         self._apply(found, certain, size)
+
+    def _share(self, manifest: Manifest) -> int:
+        """Return about how many bytes of a checkpoint the memory of one node holds."""
+        shards = sum(record.size for name, record in manifest.files.items() if is_shard_file(name))
+        whole = sum(record.size for record in manifest.files.values()) - shards
+        return whole + (
+            shards // self.checkpointer.saves.nodes if mesh_of(self.objects.values()) is not None else shards
+        )
 
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
@@ -221,7 +253,7 @@ class _Load:
             saver.restore_strategy(found)
             restore_data(found, loaders)
             restore_randomness(found, saver.seed)
-            saver.saves.prepare(size)
+            saver.prepare(self.objects, size)
 
 
 def _read(

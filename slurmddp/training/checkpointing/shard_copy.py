@@ -1,35 +1,46 @@
-"""Lets the ranks of a node copy their shards of a state into the buffer of rank 0, each its own part.
+"""Lets the ranks of each node copy their shards of a state into the buffer of the node's first rank.
 
-Rank 0 sends the place of its buffer, and the other ranks write there. So no rank holds the state of another,
-and the checkpoint service sees one state, as of replicas.
+That rank sends the place of its buffer, and the other ranks of the node write there. So no rank holds the
+shards of another rank, and the checkpoint service of a node sees one state.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.state.safetensors_stream import layout
-from slurmddp.checkpoint.state.shards import with_whole_tensors
-from slurmddp.checkpoint.state.staging import MappedTensor
+from slurmddp.checkpoint.state.staging import MappedTensor, NoMemory
 from slurmddp.checkpoint.state.state_tree import flatten
+from slurmddp.checkpoint.state.writer import write_shards
 from slurmddp.errors import CheckpointError
 from slurmddp.training.process_group import collectives
 
-_WHOLE = "whole"
+_Place = tuple[int, int, dict[int, int]]
+"""Process and descriptor of a buffer, and where the file of each rank of the node begins."""
 
 
 class ShardCopy:
     """One copy of a sharded state. All ranks build it.
 
-    Rank 0 then calls `write` or `gather`, or neither, inside of the context; the other ranks call `follow`.
+    Inside of the context the first rank of each node then calls `write` or `decline`. The other ranks call
+    `decline`, in which they write their shards into the buffer of that rank.
+
+    Args:
+        state: the state, with this rank's shards.
+        parts: where ranks write that find no buffer on their node.
+        node_rank: the number of this rank's node.
+        everywhere: whether a copy is of use only if all nodes make one.
     """
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self, state: Mapping[str, Any], parts: Parts, node_rank: int, *, everywhere: bool = False
+    ) -> None:
         error: Exception | None = None
         size = 0
         try:
@@ -37,30 +48,35 @@ class ShardCopy:
             size = len(self._head) + sum(tensor.nbytes for tensor in self._tensors)
         except Exception as caught:
             error = caught
-        self.sizes: Sequence[int] = collectives.gather(size, error)
-        self._has_answered = False
+        found = collectives.gather((node_rank, size), error)
+        self.parts, self.ranks = parts, len(found)
+        self.sizes: Mapping[int, int] = {
+            rank: size for rank, (node, size) in enumerate(found) if node == node_rank
+        }
+        self.first = min(self.sizes)
+        """The first rank of this node."""
+        self._state, self._everywhere = state, everywhere
+        self._nodes = len({node for node, _ in found})
+        self._has_met = False
 
-    def write(self, descriptor: int, view: MappedTensor, starts: Sequence[int]) -> None:
-        """Let all ranks write their shards (see `ShardWriters`); raises on all ranks if one fails."""
-        self._answer([os.getpid(), descriptor, list(starts)])
-        with collectives.agreed():
-            self._write(view, starts[0])
+    @property
+    def part(self) -> int | None:
+        """As `StateBytes.part` of the copy."""
+        return self.first if len(self.sizes) < self.ranks else None
 
-    def gather(self, state: Any) -> Any:
-        """Return the state with whole tensors, to which all ranks send their shards."""
-        if self._has_answered:
+    def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
+        """Let the ranks of this node write their shards (see `ShardWriters`); raises on all if one fails."""
+        return self._meet((os.getpid(), descriptor, dict(starts)), view)
+
+    def decline(self) -> bool:
+        """Offer no buffer; return whether this rank's shards are in the buffer of its node's first rank."""
+        if self._has_met:
             raise CheckpointError("A rank could not write its shards into memory.")
-        self._answer(_WHOLE)
-        return with_whole_tensors(state, keep=True)
+        return self._meet(None, None)
 
-    def follow(self, state: Any) -> None:
-        """Do what rank 0 does, on another rank."""
-        place = collectives.from_zero(None)
-        if place == _WHOLE:
-            with_whole_tensors(state, keep=False)
-        elif place is not None:
-            with collectives.agreed():
-                self._write_into(*place)
+    def write_file(self) -> None:
+        """Write the shards of this rank to the disk, as a part of the checkpoint that rank 0 publishes."""
+        write_shards(self.parts, collectives.rank(), self._state)
 
     def __enter__(self) -> ShardCopy:
         return self
@@ -68,23 +84,41 @@ class ShardCopy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if collectives.rank() == 0 and not self._has_answered:
-            self._answer(None)
+        if self._has_met:
+            return
+        if isinstance(error, Exception) and not isinstance(error, NoMemory):
+            collectives.gather(None, error)
+        elif error is None or isinstance(error, NoMemory):
+            self.decline()
 
-    def _answer(self, answer: Any) -> None:
-        self._has_answered = True
-        collectives.from_zero(answer)
+    def _meet(self, place: _Place | None, view: MappedTensor | None) -> bool:
+        """Exchange the places, and write the shards of this rank; return whether they are in a buffer."""
+        self._has_met = True
+        places = collectives.gather(place)
+        count = sum(one is not None for one in places)
+        if count == 0 or (self._everywhere and count < self._nodes):
+            return False
+        own = places[self.first]
+        with collectives.agreed():
+            if own is not None and view is not None:
+                self._write(view, own[2])
+            elif own is not None:
+                self._write_into(*own)
+        return own is not None
 
-    def _write_into(self, process: int, descriptor: int, starts: Sequence[int]) -> None:
+    def _write_into(self, process: int, descriptor: int, starts: Mapping[int, int]) -> None:
         try:
             with Path(f"/proc/{process}/fd/{descriptor}").open("r+b", buffering=0) as memory:
                 view = MappedTensor(mmap.mmap(memory.fileno(), 0))
         except OSError as error:
-            raise CheckpointError(f"The memory of rank 0 can't be opened: {error.strerror}.") from error
+            raise CheckpointError(
+                f"The memory of rank {self.first} can't be opened: {error.strerror}."
+            ) from error
         view.is_pinned = False  # The map is too short-lived to be registered with CUDA.
-        self._write(view, starts[collectives.rank()])
+        self._write(view, starts)
         view.close()
 
-    def _write(self, view: MappedTensor, start: int) -> None:
+    def _write(self, view: MappedTensor, starts: Mapping[int, int]) -> None:
+        start = starts[collectives.rank()]
         view.area[start : start + len(self._head)] = self._head
         view.copy(self._tensors, start + len(self._head))

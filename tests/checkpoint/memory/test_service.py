@@ -15,11 +15,19 @@ import psutil
 import pytest
 
 from slurmddp.checkpoint.files import retention
-from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, checkpoint_folders, verify
+from slurmddp.checkpoint.files.manifest import (
+    TENSORS_FILE,
+    TREE_FILE,
+    checkpoint_folders,
+    folder_name,
+    shard_file,
+    verify,
+)
+from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
-from slurmddp.errors import EXIT_USAGE
+from slurmddp.errors import EXIT_USAGE, CheckpointError
 from support.distributed.trainer_runs import new_folder
 from support.fixtures import MakeService
 from support.runs.checkpoint_services import TENSORS, TREE, Rank, fill, request, wait_for, write, written
@@ -138,6 +146,16 @@ def test_a_killed_writer_is_an_error_for_its_rank(tmp_path: Path, make_service: 
     assert "the checkpoint of step 3 was killed by SIGKILL" in str(error)
     assert not shared_buffer.is_writing(service.memory_fds()[0])
     assert service.newest_step() == 3, "the state itself is whole"
+
+
+def test_a_writer_that_is_killed_within_a_part_ends_the_wait_of_the_publisher(
+    tmp_path: Path, make_service: MakeService
+) -> None:
+    service = make_service(lambda held, asked, answer: os.kill(os.getpid(), signal.SIGKILL))
+    rank = write(service, tmp_path, 3, part=2, stamp=7)
+    assert writer_process.error_of(rank.answer()) is not None
+    with pytest.raises(CheckpointError, match=r"Another node did not write its part.*killed by SIGKILL"):
+        Parts(tmp_path, folder_name(3), 7, 4).collect([shard_file(2)], tmp_path)
 
 
 def test_a_writer_that_exits_is_reported_with_its_exit_code(

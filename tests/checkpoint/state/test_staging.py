@@ -16,7 +16,7 @@ from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state.staging import MappedTensor, NoMemory, Snapshot, StagingBuffers, read_state
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
-from support.distributed.checkpoint_files import same
+from support.distributed.checkpoint_files import newest_copy, same
 
 LARGE = (300, 400)
 TENSORS = {
@@ -165,7 +165,7 @@ def test_a_failed_allocation_is_released(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_copy_holds_the_bytes_of_a_checkpoint(tmp_path: Path, buffers: StagingBuffers) -> None:
     state, meta = {**TENSORS, "step": 7, "pair": (1, [2.5, None])}, {"seed": 3}
     assert buffers.copy(Snapshot(tmp_path, 7, 1, state, meta)) == 0
-    found = buffers.newest(tmp_path)
+    found = newest_copy(buffers, tmp_path)
     assert found is not None
     written = checkpoint.write(tmp_path, 7, state, meta=meta)
     with shared_buffer.mapped(*found) as stored:
@@ -174,7 +174,7 @@ def test_a_copy_holds_the_bytes_of_a_checkpoint(tmp_path: Path, buffers: Staging
         again = read_state(7, stored)
     assert same(again.state, state | {name: tensor.detach() for name, tensor in TENSORS.items()})
     assert again.meta == meta
-    assert buffers.newest(tmp_path / "other") is None
+    assert newest_copy(buffers, tmp_path / "other") is None
 
 
 def test_an_interrupted_copy_leaves_the_state_before(
@@ -207,7 +207,7 @@ def test_copies_alternate_and_never_overwrite_a_state_that_is_being_written(
     assert (buffers.has_free(), copy(6)) == (True, 0)
     buffers.set_writing(1, False)
     buffers.discard_after((5, 5))
-    found = buffers.newest(tmp_path)
+    found = newest_copy(buffers, tmp_path)
     assert found is not None and found[1].step == 5
 
 
@@ -215,7 +215,7 @@ def test_a_state_that_grows_gets_more_memory(tmp_path: Path, buffers: StagingBuf
     for step, size in enumerate((10, 3_000_000, 20, 4_000_000)):
         state = {"w": torch.full((size,), step, dtype=torch.float32)}
         buffers.copy(Snapshot(tmp_path, step, 0, state, {}))
-        found = buffers.newest(tmp_path)
+        found = newest_copy(buffers, tmp_path)
         assert found is not None
         with shared_buffer.mapped(*found) as stored:
             assert same(read_state(step, stored).state, state)
@@ -241,5 +241,5 @@ def test_a_state_that_can_not_be_stored_leaves_the_copy_before(
     for state, meta in (({"w": {1}}, {}), ({"w": 1}, {"x": float("nan")})):
         with pytest.raises(CheckpointError):
             buffers.copy(Snapshot(tmp_path, 2, 2, state, meta))
-    found = buffers.newest(tmp_path)
+    found = newest_copy(buffers, tmp_path)
     assert found is not None and found[1].step == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,7 @@ class Script:
             handle=lambda: None,
             take_unhealthy=dict,
             expedite=lambda: self.done.append("expedite"),
-            flush_newest=lambda run_dir, attempt, claim: self.done.append("flush_newest"),
+            flush_newest=self.flush_newest,
             is_writing=lambda: writes and bool(self._messages),
             finish=lambda timeout_s: True,
         )
@@ -99,6 +100,10 @@ class Script:
             Limits(),
             is_over=lambda: False,
         )
+
+    def flush_newest(self, run_dir: Path, attempt: int, claim: Callable[[int, bool], bool]) -> None:
+        """Note whether this agent may write a state that it holds alone, and its part of a sharded one."""
+        self.done += [kind for kind, is_part in (("state", False), ("part", True)) if claim(3, is_part)]
 
     def handle_link(self) -> list[tuple[int, Any]]:
         self.done.append(type(self._messages[0]).__name__)
@@ -121,13 +126,13 @@ def test_what_an_attempt_has_ended_with_stands_though_node_0_is_lost_then(folder
 def test_an_agent_that_stays_for_a_checkpoint_has_it_written_urgently(folder: Path) -> None:
     script = Script(folder, START, Leave(code=75), Joined())
     assert script.loop.run() == 75
-    assert script.done == ["StartWorkers", "Leave", "expedite", "Joined"]
+    assert script.done == ["StartWorkers", "Leave", "part", "expedite", "Joined"]
 
 
 def test_an_agent_stays_as_long_as_node_0_which_may_have_a_state_to_write(folder: Path) -> None:
     script = Script(folder, START, Fail(code=1), Joined(), writes=False)
     assert script.loop.run() == 1
-    assert script.done == ["StartWorkers", "Fail", "expedite", "Joined"]
+    assert script.done == ["StartWorkers", "Fail", "part", "expedite", "Joined"]
 
 
 @pytest.mark.parametrize("agents", [(0, 1), (0, 2, 1)])
@@ -136,7 +141,7 @@ def test_every_agent_that_trains_may_save_what_memory_holds_when_the_first_is_lo
 ) -> None:
     script = Script(folder, replace(START, agents=agents), LOST)
     script.loop.run()
-    assert "flush_newest" in script.done
+    assert "state" in script.done and "part" not in script.done
 
 
 def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_off(folder: Path) -> None:
@@ -150,7 +155,7 @@ def test_an_agent_that_no_longer_hears_the_first_one_can_not_tell_which_was_cut_
 def test_a_spare_that_loses_the_first_agent_saves_nothing(folder: Path) -> None:
     script = Script(folder, replace(START, agents=(0, 2)), LOST)
     script.loop.run()
-    assert "flush_newest" not in script.done
+    assert not {"state", "part"} & set(script.done)
 
 
 def test_what_has_finished_stays_finished_whatever_another_node_has_recorded(folder: Path) -> None:
@@ -177,7 +182,7 @@ def test_what_has_finished_needs_no_other_save(folder: Path) -> None:
     script.workers.ended = [0]
     assert script.loop.run() == 0
     assert script.loop.lost_coordinator
-    assert "flush_newest" not in script.done
+    assert not {"state", "part"} & set(script.done)
 
 
 def test_a_state_is_still_written_when_slurm_is_about_to_kill(
@@ -189,4 +194,4 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     stops = script.loop._stops
     stops._limits, stops._terminated = Limits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
-    assert script.done == ["StartWorkers", "expedite", "Joined"]
+    assert script.done == ["StartWorkers", "part", "expedite", "Joined"]

@@ -173,3 +173,10 @@ def test_a_node_that_falls_silent_while_others_speak_is_named() -> None:
     attempt = Attempt().begin()
     attempt.orders(2, Lost, **SILENT, together=0)
     assert attempt.notes.done == [("failed", 2, None)]
+
+
+def test_without_a_node_its_part_of_a_sharded_state_is_missing() -> None:
+    attempt = Attempt().begin()
+    assert attempt.coordinator.has_all_nodes
+    attempt.orders(1, Lost, why="connection closed")
+    assert not attempt.coordinator.has_all_nodes

@@ -22,10 +22,10 @@ _PLACES: dict[str, tuple[Any, str, int]] = {
     "check_can_save, write": (checkpointer.checkpoint, "check_can_write", 0),
     "memory_save": (checkpointer, "of_this_rank", 1),
     "memory_save, collect": (checkpointer, "collect", 0),
-    "load, find": (AsyncWriter, "newest_in_memory", 1),
+    "load, find": (AsyncWriter, "states_in_memory", 1),
     "load, choose": (restore.checkpoint, "latest", 0),
     "load, apply": (restore, "restore_data", 1),
-    "load, after": (AsyncWriter, "prepare", 1),
+    "load, after": (checkpointer.Checkpointer, "prepare", 1),
     "load, discard": (AsyncWriter, "discard_after", 1),
 }
 
@@ -72,9 +72,9 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
         loop = Loop(d.launch())
         d.save(1, root=root, **loop.objects)
         copy_to_memory(d, root, 2, **loop.objects)
-        found = d._checkpointer.saves.newest_in_memory(Path(root))  # before the patch breaks the memory
+        found = d._checkpointer.saves.states_in_memory(Path(root))  # before the patch breaks the memory
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
-        with patch.object(StagingBuffers, "newest", lambda *_: found), failing:
+        with patch.object(StagingBuffers, "states", lambda *_: found), failing:
             step = d.load(root=root, **loop.objects)
         return step, d.resumed_from
 
@@ -87,7 +87,7 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
         saves.copies_state = saves.has_copies_elsewhere = True
         with patch.object(checkpointer, "_overlay", _raising(checkpointer._overlay, d.rank == 1, "overlay")):
             copy_to_memory(d, root, 1, **loop.objects)
-        return [saves.newest_in_memory(Path(root)) is not None, saves._copies_off]
+        return [bool(saves.states_in_memory(Path(root))), saves._copies_off]
 
 
 def leave_by_an_error(root: str) -> float:

@@ -30,6 +30,12 @@ def hidden_in(root):
     return [path.name for path in root.iterdir() if path.name.startswith(".")]
 
 
+def newest_copy(buffers, root):
+    """Return descriptor and header of the newest state in memory, or None."""
+    found = [(header.order, descriptor, header) for descriptor, header, _ in buffers.states(root)]
+    return max(found)[1:] if found else None
+
+
 def same(left, right):
     """Equal in values and in types, all the way down; NaN equals the same NaN."""
     if type(left) is not type(right):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.memory import writer_process
 from slurmddp.checkpoint.state import reader
 from slurmddp.checkpoint.state.shards import local, whole
+from slurmddp.errors import CheckpointError
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.process_group import collectives
 
 
 class Stack(nn.Module):
@@ -123,3 +131,81 @@ def save_and_wait(root: str) -> dict[str, torch.Tensor]:
         d.save(0, model=model, root=root)
         d.save(1, model=model, optimizer=optimizer, root=root)
         return whole_state(d.unwrap(model), optimizer)
+
+
+@contextmanager
+def watched(facts: dict[str, int]) -> Iterator[None]:
+    """Add the elements of tensors that are gathered, and the bytes of values from other ranks, to `facts`."""
+    unpack, full_tensor = collectives.unpack, DTensor.full_tensor
+
+    def counted(received: bytes) -> Any:
+        facts["received"] += len(received)
+        return unpack(received)
+
+    def gather(tensor: DTensor) -> torch.Tensor:
+        facts["gathered"] += tensor.numel()
+        return full_tensor(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "unpack", counted)
+        patch.setattr(DTensor, "full_tensor", gather)
+        yield
+
+
+def save_on_nodes(root: str, wait: bool) -> dict[str, Any]:
+    """Save steps 1 and 2; return the whole state, and what this rank has gathered and received meanwhile."""
+    facts = {"gathered": 0, "received": 0}
+    with Distributon(strategy="fsdp") as d:
+        d.launch()
+        model, optimizer = setup(d, width=600)
+        with watched(facts):
+            d.check_can_save(model=model, optimizer=optimizer, root=root)
+        for step in (1, 2):
+            take_steps(d, model, optimizer, step - 1, step)
+            with watched(facts):
+                d.save(step, model=model, optimizer=optimizer, root=root, wait=wait)
+        d.finish_saving()
+        held = d._checkpointer.saves.states_in_memory(Path(root))
+        return {
+            **facts,
+            "held": [header.tensors_bytes for _, header, _ in held],
+            "shards": sum(local(one.detach()).nbytes for one in model.parameters()),
+            "state": whole_state(model, optimizer),
+        }
+
+
+def load_wide(root: str) -> dict[str, torch.Tensor]:
+    """Load the newest checkpoint of `save_on_nodes`; return the whole state."""
+    with Distributon(strategy="fsdp") as d:
+        d.launch()
+        model, optimizer = setup(d, width=600)
+        assert d.load(model=model, optimizer=optimizer, root=root) == 2
+        return whole_state(model, optimizer)
+
+
+def save_while_a_writer_is_killed(root: str) -> str:
+    """Save steps 1, 2 and 3; kill the writer of node 1 within step 2, and return the error of that save."""
+    with Distributon(strategy="fsdp") as d, pytest.MonkeyPatch.context() as patch:
+        d.launch()
+        model, optimizer = setup(d)
+        d.save(1, model=model, optimizer=optimizer, root=root)
+        if d.rank == 1:
+            patch.setattr(writer_process, "command", lambda channel: ["sleep", "600"])
+        take_steps(d, model, optimizer, 1, 2)
+        d.save(2, model=model, optimizer=optimizer, root=root, wait=False)
+        patch.undo()
+        if d.rank == 1:
+            writer = d._checkpointer.saves._writer
+            assert writer is not None
+            writer.kill()
+        error = ""
+        try:
+            d.finish_saving()
+        except CheckpointError as caught:
+            error = caught.message
+        newest = checkpoint.latest(Path(root))
+        assert newest is not None and newest.name == "step-0000000001"
+        d.barrier()
+        d.save(3, model=model, optimizer=optimizer, root=root, wait=False)
+        d.finish_saving()
+        return error

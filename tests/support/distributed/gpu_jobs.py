@@ -20,6 +20,7 @@ from slurmddp.training.device.choice import choose_backend, choose_device
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight
 from slurmddp.training.process_group import setup
+from support.distributed.checkpoint_files import newest_copy
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
 
@@ -113,7 +114,7 @@ def copies_into_memory(root: str) -> dict[str, Any]:
         expected = {name: value.cpu().resolve_conj().clone() for name, value in state["model"].items()}
         snapshots.copy(Snapshot(Path(root), step, step, state, {}))
         state["model"]["wide"].add_(1)  # the next step, queued on the device right after the copy
-        newest = snapshots.newest(Path(root))
+        newest = newest_copy(snapshots, Path(root))
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
             read = staging.read_state(step, parts).state["model"]
@@ -136,7 +137,7 @@ def copies_what_another_stream_still_computes(root: str) -> list[bool]:
             torch.cuda._sleep(200_000_000)
             weight.fill_(step)
         snapshots.copy(Snapshot(Path(root), step, step, {"weight": weight}, {}))
-        newest = snapshots.newest(Path(root))
+        newest = newest_copy(snapshots, Path(root))
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
             found.append(bool((staging.read_state(step, parts).state["weight"] == step).all()))

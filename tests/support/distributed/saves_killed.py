@@ -1,6 +1,7 @@
 """Child program of test_killed_writer: forks savers, kills each at one moment, reports what is left.
 
     python saves_killed.py FOLDER steps            kill at every file operation in turn
+    python saves_killed.py FOLDER parts            the same, for a writer of a part, then for the publisher
     python saves_killed.py FOLDER random SEED N    kill at random moments until N saves were killed
 Prints one JSON line per kill: newest step that reads, whether its content is right, whether the save ended.
 """
@@ -12,11 +13,15 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files import parts
+from slurmddp.checkpoint.files.manifest import folder_name
+from slurmddp.checkpoint.state.writer import write_shards
 
 torch.set_num_threads(1)
 ELEMENTS = 1 << 19
@@ -92,6 +97,45 @@ def every_operation(root):
             return
 
 
+def every_operation_on_parts(root):
+    parts.PATIENCE_S = 0.3
+    for doomed in (0, 1):
+        for operation in range(1000):
+            shutil.rmtree(root, ignore_errors=True)
+            save_in_parts(root, 2)
+            actions = actions_of(root, 3)
+            killed = in_child(partial(do_until, operation, actions[doomed]))
+            other = in_child(actions[1 - doomed])
+            status = os.waitpid(killed, 0)[1]
+            os.waitpid(other, 0)
+            line = report(root, 3, status)
+            save_in_parts(root, 4)
+            if [path.name for path in root.iterdir() if path.name.startswith(".")]:
+                raise SystemExit("a later save left leftovers")
+            if line["ended"]:
+                break
+
+
+def do_until(operation, action):
+    kill_at(operation)
+    action()
+
+
+def actions_of(root, step):
+    """Return what the publisher does, and what the writer of the other part does."""
+    save = parts.Parts(root, folder_name(step), step, 2)
+    return (
+        lambda: checkpoint.write(root, step, state_of(step), meta={}, keep_last=2, parts=save),
+        lambda: write_shards(save, 1, state_of(step)),
+    )
+
+
+def save_in_parts(root, step):
+    publish, write_part = actions_of(root, step)
+    write_part()
+    publish()
+
+
 def random_moments(root, seed, times):
     chance = random.Random(seed)
     save(root, 0)
@@ -115,5 +159,7 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     if sys.argv[2] == "steps":
         every_operation(root)
+    elif sys.argv[2] == "parts":
+        every_operation_on_parts(root)
     else:
         random_moments(root, int(sys.argv[3]), int(sys.argv[4]))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.memory.shared_buffer import StoredState
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.config.identity import part_of
@@ -491,3 +492,23 @@ def test_only_checkpoints_of_the_run_give_events(request, tmp_path, monkeypatch,
         "another folder": [("first_step", 11, 3)],
     }
     assert events == wanted.get(where, [])
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        ([{}, {}], (None, 0, False)),
+        ([{4: False}, {5: False}], (5, 1, True)),
+        ([{4: False, 5: False}, {4: False, 5: False}], (5, 0, False)),
+        ([{4: True, 5: True}, {4: True}], (4, 0, False)),
+        ([{5: True}, {}], (None, 0, False)),
+        ([{5: True}, {4: False}], (4, 1, True)),
+    ],
+)
+def test_a_part_in_memory_is_used_if_all_nodes_have_theirs(
+    held: list[dict[int, bool]], expected: tuple[int | None, int, bool]
+) -> None:
+    """Each rank's node holds states of these steps, which are parts or not."""
+    offers = [[(StoredState(step, step, 0, 0, 0, 0), part) for step, part in one.items()] for one in held]
+    best, source, is_missing = restore._newest(offers)
+    assert (None if best is None else best.step, source, is_missing) == expected

@@ -15,7 +15,8 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.export import export_weights
 from slurmddp.checkpoint.files.manifest import shard_file, verify
 from support.distributed import fsdp_jobs
-from support.distributed.ranks import run_ranks
+from support.distributed.checkpoint_files import hidden_in, steps_in
+from support.distributed.ranks import node_environments, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
@@ -108,3 +109,42 @@ def test_a_bad_shard_is_found_and_the_checkpoint_before_it_loaded(
     found = run_ranks(fsdp_jobs.load_and_train, 2, str(root), 4)[0]
     assert found["step"] == 1
     assert_equal(found["last"], saved[2])
+
+
+@pytest.mark.parametrize(("each", "wait"), [(1, False), (2, True)])
+def test_each_node_writes_its_own_shards_and_no_rank_gathers_them(
+    each: int, wait: bool, tmp_path: Path
+) -> None:
+    root, run = tmp_path / "root", tmp_path / "run"
+    run.mkdir()
+    nodes = node_environments(2, each, run)
+    found = run_ranks(fsdp_jobs.save_on_nodes, 2 * each, str(root), wait, environments=nodes)
+    newest = root / "step-0000000002"
+    assert verify(newest).files.keys() > {shard_file(rank) for rank in range(2 * each)}
+    for one in found:
+        assert one["gathered"] == 0
+        assert one["received"] < one["shards"], "only facts are exchanged"
+        assert len(one["held"]) == (0 if wait else 2)
+        assert all(size < 4 * one["shards"] for size in one["held"]), "parameters and two moments of one rank"
+    assert_equal(objects(newest), found[0]["state"])
+    assert hidden_in(root) == []
+    output = tmp_path / "weights.safetensors"
+    export_weights(newest, output, model=None, facts={}, force=False)
+    weights = load_file(output)
+    assert_equal(weights, {name: found[0]["state"][name] for name in weights})
+    for ranks in (2, 1):
+        loaded = run_ranks(fsdp_jobs.load_wide, ranks, str(root))
+        assert_equal(loaded[0], found[0]["state"])
+    nodes = node_environments(2, 1, run)
+    assert_equal(run_ranks(fsdp_jobs.load_wide, 2, str(root), environments=nodes)[0], found[0]["state"])
+
+
+def test_a_killed_writer_of_one_node_costs_one_checkpoint(tmp_path: Path) -> None:
+    root, run = tmp_path / "root", tmp_path / "run"
+    run.mkdir()
+    nodes = node_environments(2, 1, run)
+    for error in run_ranks(fsdp_jobs.save_while_a_writer_is_killed, 2, str(root), environments=nodes):
+        assert "The process that wrote the checkpoint of step 2 has ended" in error
+    assert steps_in(root) == [3, 1]
+    verify(root / "step-0000000003")
+    assert hidden_in(root) == []

@@ -1,0 +1,63 @@
+"""Errors of a link in operations that run at once, in the thread, and after a send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import distributed
+
+from slurmddp.errors import RankFailure
+from slurmddp.training.rank_main import is_lost_rank
+from slurmddp.transports.link_group import LinkGroup
+
+
+class Broken:
+    """A link that fails in every call, or in the wait after a send."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, error: Exception, *, sends: bool = False) -> None:
+        self._error, self._sends = error, sends
+
+    def _fail(self, *_: object) -> None:
+        raise self._error
+
+    recv = _fail
+
+    def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
+        return self._fail if self._sends else self._fail()  # type: ignore[return-value,func-returns-value]
+
+
+def errors_of(link: Broken) -> list[Exception]:
+    """Return the error of a collective, a send and a receive."""
+    group, tensor = LinkGroup(link), torch.zeros(3)
+    calls: list[Callable[[], distributed.Work]] = [
+        group.barrier,
+        lambda: group.send([tensor], 1),
+        lambda: group.recv([tensor], 1),
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises((OSError, RankFailure, ValueError)) as caught:
+            call().wait()
+        found.append(caught.value)
+    group._queue.end()
+    return found
+
+
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "Connection reset by peer"), TimeoutError("no answer within 60 s")]
+)
+def test_a_broken_link_is_a_lost_rank(error: Exception, sends: bool) -> None:
+    for found in errors_of(Broken(error, sends=sends)):
+        assert is_lost_rank(found)
+        assert found.__cause__ is error
+        assert str(error) in str(found)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug of the transport"), OSError(28, "No space left")])
+def test_other_errors_of_a_link_are_raised_as_they_are(error: Exception) -> None:
+    assert errors_of(Broken(error)) == [error] * 3
