@@ -284,7 +284,7 @@ def lines(results: dict[str, Any]) -> Iterator[str]:
             cells = [f"{name} {value:.3f}" for name, value in row.items() if value is not None]
             yield f"  {method:20} {'  '.join(cells)}"
         for method, ratios in found["ratios"].items():
-            yield f"  {method}: {ratios}"
+            yield f"  {method}: {', '.join(f'{name} {value:g}' for name, value in ratios.items())}"
         yield from (f"  missed: {what}" for what in missed(found))
 
 

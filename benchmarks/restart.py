@@ -162,7 +162,8 @@ def measure_size(size: Size, folder: Path, rounds: int) -> dict[str, Any]:
     print(f"\n{size}: {size.nodes} node(s), {size.ranks} rank(s) on each ({rounds} rounds)")
     for way, values in times.items():
         print(f"  {way:<18}{statistics.median(values):8.3f} s   ({min(values):.3f} to {max(values):.3f})")
-    print(f"  slurmddp's time is {ratios} of theirs", flush=True)
+    shares = " and ".join(f"{share:g} of the time of {way}" for way, share in ratios.items())
+    print(f"  slurmddp takes {shares}", flush=True)
     return {**as_json(times), "slurmddp_to": ratios}
 
 

@@ -30,7 +30,7 @@ KILL_AT, DRAW_AT, STOP_AT = 130, 220, 260
 """Steps: when a rank is killed, when the terminal is drawn, when the training is stopped."""
 COMMAND = ["slurmddp", "train", "name=first", f"train.steps={STEPS}", "train.save_every=100"]
 TERMINAL_COLUMNS = 100
-PAGE_WIDTH, PAGE_HEIGHT = 1080, 1625
+PAGE_WIDTH, PAGE_HEIGHT = 1080, 1605
 """Pixels of the report from its top down to its table of attempts."""
 
 

@@ -58,7 +58,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
             queue.put(operation)
         return operation.get_future().then(lambda done: done.value()[0])
 
-    weakref.finalize(average, queue.finish)  # The thread ends with the hook.
+    weakref.finalize(average, queue.end)  # The thread ends with the hook, and before the interpreter.
     return average
 
 

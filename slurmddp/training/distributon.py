@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, overload
@@ -58,6 +59,7 @@ from slurmddp.training.stopping.controller import StopController
 Result = TypeVar("Result")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Shared = TypeVar("Shared")
+_SEED_HINT = "Give an integer, 0 or more."
 
 
 class Distributon:
@@ -90,7 +92,7 @@ class Distributon:
         collective_timeout_s: seconds that a collective may take.
 
     Raises:
-        ConfigError: `num_devices`, `strategy`, `precision`, `launcher` or `loggers` is not allowed.
+        ConfigError: an argument is not of the form above.
 
     Example:
         d = Distributon(num_devices=4, precision="bf16", seed=0)
@@ -112,11 +114,16 @@ class Distributon:
         rendezvous_timeout_s: float = 60.0,
         collective_timeout_s: float = 1800.0,
     ) -> None:
-        if num_devices != "auto" and (not isinstance(num_devices, int) or num_devices < 1):
-            raise ConfigError(
-                f"num_devices is {num_devices!r}.", hint='Give a number of ranks on this machine, or "auto".'
+        if num_devices != "auto":
+            _require_above(
+                0, "num_devices", num_devices, 'Give a number of ranks on this machine, or "auto".'
             )
+        if seed is not None:
+            _require_above(-1, "seed", seed, _SEED_HINT)
+        for name, seconds in (("rendezvous", rendezvous_timeout_s), ("collective", collective_timeout_s)):
+            _require_above(0, f"{name}_timeout_s", seconds, "Give seconds, more than 0.", Real)
         _require("config", (Mapping, type(None)), "Give a dict of plain values.", config)
+        _require("backend", str, "Give a name of docs/process-groups.md.", backend)
         self._group_settings: dict[str, Any] = {
             "backend": backend, "init_method": init_method, "rendezvous_timeout_s": rendezvous_timeout_s,
             "collective_timeout_s": collective_timeout_s,
@@ -196,6 +203,11 @@ class Distributon:
             loss = Distributon(2).launch(train, lr=0.1)
         """
         if function is not None:
+            if not callable(function):
+                raise ConfigError(
+                    f"launch was given {function!r:.80}, which is no function.",
+                    hint="Give a function that takes the Distributon first, or no argument.",
+                )
             if ranks := self._session.ranks_to_start(self._num_devices):
                 from slurmddp.launchers.local.function import call_on_ranks
 
@@ -231,11 +243,10 @@ class Distributon:
         Example:
             d.seed_everything(7, workers=False)
         """
-        if not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"seed is {seed!r}.", hint="Give an integer, 0 or more.")
+        _require_above(-1, "seed", seed, _SEED_HINT)
         self._session.context  # noqa: B018 - raises before launch.
-        self._seed, self._workers_differ = seed, workers
-        rng.seed_everything(seed)
+        self._seed, self._workers_differ = int(seed), workers
+        rng.seed_everything(self._seed)
 
     def close(self) -> None:
         """Wait until all saves are durable, and leave the process group.
@@ -458,7 +469,7 @@ class Distributon:
             The loader to iterate over; a tuple of them for several loaders.
 
         Raises:
-            ConfigError: `accumulate` is below 1, or a loader can't be distributed.
+            ConfigError: `accumulate` is no number from 1 on, or a loader can't be distributed.
 
         Example:
             train, test = d.setup_dataloader(train, test)
@@ -467,8 +478,7 @@ class Distributon:
                 for inputs, targets in loader:
                     ...
         """
-        if accumulate < 1:
-            raise ConfigError(f"accumulate is {accumulate}.", hint="Give a number of batches, 1 or more.")
+        _require_above(0, "accumulate", accumulate, "Give a number of batches, 1 or more.")
         context = self._session.context
         made = tuple(
             distribute(
@@ -476,7 +486,7 @@ class Distributon:
                 device=context.device,
                 info=context.info,
                 seed=self._seed or 0,
-                accumulate=accumulate,
+                accumulate=int(accumulate),
                 even=even,
                 keep_global_batch=keep_global_batch,
             )
@@ -498,7 +508,7 @@ class Distributon:
             accumulate: number of backward passes per optimizer step, which then uses their mean.
 
         Raises:
-            ConfigError: `accumulate` is below 1.
+            ConfigError: `loss` is no tensor, or `accumulate` is no number from 1 on.
 
         Example:
             d.backward(mse_loss(model(inputs), targets))
@@ -508,8 +518,8 @@ class Distributon:
         self._session.context  # noqa: B018 - raises before launch.
         StopController.note_leaving(False)
         self._session.heartbeat.backward_begins()
-        if accumulate < 1:
-            raise ConfigError(f"accumulate is {accumulate}.", hint="Give 1 or more backward passes.")
+        _require("backward", torch.Tensor, "Give the loss as a tensor.", loss)
+        _require_above(0, "accumulate", accumulate, "Give 1 or more backward passes.")
         part = loss / accumulate if accumulate != 1 else loss
         scaled = part if self._scaler is None else self._scaler.scale(part)
         scaled.backward()  # type: ignore[no-untyped-call]
@@ -617,15 +627,14 @@ class Distributon:
             The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
 
         Raises:
-            ConfigError: `max_norm` is not above 0. In fp16 also if a gradient belongs to no optimizer.
+            ConfigError: `max_norm` is no number above 0. In fp16 also if a gradient belongs to no optimizer.
 
         Example:
             d.backward(loss)
             norm = d.clip_gradients(model, max_norm=1.0)
             optimizer.step()
         """
-        if not max_norm > 0:
-            raise ConfigError(f"max_norm is {max_norm}.", hint="Give a number above 0.")
+        _require_above(0, "max_norm", max_norm, "Give a number above 0.", Real)
         if isinstance(owner, Optimizer):
             parameters = [one for group in owner.param_groups for one in group["params"]]
         else:
@@ -754,7 +763,8 @@ class Distributon:
             step: the number of completed optimizer steps.
 
         Raises:
-            ConfigError: on rank 0, if a value is not one number, or a name is `step`, `attempt` or `time`.
+            ConfigError: on rank 0, if `step` or a value is not one number, or a name is `step`, `attempt` or
+                `time`.
 
         Example:
             if step % 10 == 0:
@@ -762,7 +772,8 @@ class Distributon:
         """
         if self.is_global_zero:
             journal = RunLog(self._session.run, active=True, loggers=self._session.loggers)
-            journal.metrics(step, numbers(metrics))
+            _require_above(-1, "step", step, "Give the number of completed optimizer steps.")
+            journal.metrics(int(step), numbers(metrics))
 
     # Checkpoints.
 
@@ -888,6 +899,8 @@ class Distributon:
             if d.memory_save_is_due(every=50):
                 d.memory_save(step, root="checkpoints", model=model, optimizer=optimizer)
         """
+        if every != "auto":
+            _require_above(-1, "every", every, 'Give a number of steps, or "auto".')
         return self._checkpointer.pace.is_due(every)
 
     @shown_as("saving")
@@ -1018,6 +1031,7 @@ class Distributon:
     def _root(self, root: str | Path | None) -> Path:
         """Return `root`, or its default (see `save`)."""
         if root is not None:
+            _require("root", (str, os.PathLike), "Give the path of a folder.", root)
             return Path(root)
         folder = self._session.run.folder
         return folder.checkpoints_dir if folder else Path("checkpoints")
@@ -1028,6 +1042,12 @@ def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: objec
     for one in given:
         if not isinstance(one, kind):
             raise ConfigError(f"{where} was given a {type(one).__name__}.", hint=hint)
+
+
+def _require_above(least: int, name: str, value: Any, hint: str, kind: type[Any] = Integral) -> None:
+    """Raise ConfigError unless `value` is an integer, or another number of a kind, above `least`."""
+    if not isinstance(value, kind) or not value > least:
+        raise ConfigError(f"{name} is {value!r}.", hint=hint)
 
 
 def _as_rank(

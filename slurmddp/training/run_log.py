@@ -111,6 +111,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: a value is not one number, or a name is one that slurmddp writes itself.
     """
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise ConfigError(
+            f"{metrics!r:.80} is no mapping from names to numbers.", hint='Give a dict: {"loss": 0.5}.'
+        )
     return {name: _number(name, value) for name, value in metrics.items()}
 
 

@@ -74,7 +74,8 @@ class LinkGroup(distributed.ProcessGroup):
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
         """Receives that nobody waits for yet: a later send must not stand behind them."""
-        weakref.finalize(self, self._queue.finish)
+        # At exit too: the interpreter ends a thread within torch's code by aborting the process.
+        self._end = weakref.finalize(self, self._queue.end)
 
     def getBackendName(self) -> str:  # torch calls it by this name
         return type(self._link).__name__
@@ -260,7 +261,7 @@ class LinkGroup(distributed.ProcessGroup):
 
     def shutdown(self) -> None:
         """End the thread and the link; torch calls it in `destroy_process_group`."""
-        self._queue.end()
+        self._end()
         getattr(self._link, "close", lambda: None)()
 
     abort = shutdown

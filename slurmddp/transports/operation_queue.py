@@ -160,13 +160,9 @@ class OperationQueue:
             self._thread.start()
         self._queue.put(operation)
 
-    def finish(self) -> None:
-        """Let the thread end after the operations that wait."""
-        self._queue.put(None)
-
     def end(self) -> None:
-        """End the thread, and wait for it a moment."""
-        self.finish()
+        """Let the thread end after the operations that wait, and wait for it a moment."""
+        self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 

@@ -155,6 +155,23 @@ def test_a_step_is_compared_with_the_hand_written_one_of_its_round(benchmark):
     assert step.missed(found["again"]) == []
 
 
+def test_ratios_are_printed_as_sentences(benchmark, monkeypatch, tmp_path, capsys):
+    restart, stall = benchmark("restart"), benchmark("checkpoint_stall")
+    taken = {"torchrun": 4.0, "torchrun default": 8.0, "slurmddp": 0.5}
+    monkeypatch.setattr(restart, "seconds", lambda way, *_: taken[way])
+    found = restart.measure_size(restart.Size(1, 2), tmp_path, 1)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "  slurmddp takes 0.125 of the time of torchrun and 0.0625 of the time of torchrun default"
+    assert found["slurmddp_to"] == {"torchrun": 0.125, "torchrun default": 0.0625}
+    ratios = dict.fromkeys(
+        ["stall of async_save", "steps beside it", "steps beside async_save", *stall.LIMITS], 0.5
+    )
+    size = {"memory": {"share": 0.5}, "bytes": 1, "table": {}, "ratios": {"slurmddp": ratios}}
+    assert "  slurmddp: stall of async_save 0.5, steps beside it 0.5," in "\n".join(
+        stall.lines({"1 MB": size})
+    )
+
+
 def test_the_trace_of_faults_follows_from_the_seed_alone(benchmark):
     goodput = benchmark("goodput")
     faults = goodput.trace(3, 1200)

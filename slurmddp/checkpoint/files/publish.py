@@ -149,8 +149,8 @@ def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
     """Raise the error that `publish` raises for these arguments."""
     if step < 0:
         raise CheckpointError(f"A checkpoint can't be of step {step}.", hint="Steps count from 0.")
-    if keep_last < 1:
-        raise ConfigError(f"keep_last is {keep_last}.", hint="Keep at least 1 checkpoint (2 always stay).")
+    if not isinstance(keep_last, int) or keep_last < 1:
+        raise ConfigError(f"keep_last is {keep_last!r}.", hint="Keep at least 1 checkpoint (2 always stay).")
     try:
         text = json.dumps(dict(meta), allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +184,20 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
 def render(page: Page) -> str:
     """Return the page as HTML; every text in it is escaped."""
     return template("report.html.j2").render(
-        page=page, run=page.status, columns=_COLUMNS, coded=_coded, clock=clock, gib=gib
+        page=page,
+        run=page.status,
+        columns=_COLUMNS,
+        coded=_coded,
+        clock=clock,
+        gib=gib,
+        tiles_per_row=partial(_per_row, len(page.tiles)),
     )
+
+
+def _per_row(count: int, most: int) -> int:
+    """Return the tiles per row, `most` or fewer, that fill the rows as evenly as possible."""
+    rows = -(-count // most) or 1
+    return -(-count // rows)
 
 
 def _coded(text: str) -> Any:

@@ -215,7 +215,9 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
         ConfigError: there is no such operation, or the mean of a tensor of integers was asked for.
     """
     if operation not in OPERATIONS:
-        raise ConfigError(f"There is no operation {operation!r}.", hint=near_matches(operation, OPERATIONS))
+        raise ConfigError(
+            f"There is no operation {operation!r}.", hint=near_matches(str(operation), OPERATIONS)
+        )
     if operation == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
             f"The mean over ranks of a tensor of {tensor.dtype} was asked for.",

@@ -123,7 +123,7 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
     """
     if init_method in (None, "env://"):
         return environ
-    found = urlsplit(init_method)
+    found = urlsplit(str(init_method))
     with suppress(ValueError):  # The port is no number.
         if found.scheme == "tcp" and found.hostname and found.port:
             return {**environ, "MASTER_ADDR": found.hostname, "MASTER_PORT": str(found.port)}

@@ -16,7 +16,7 @@ from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import figures
-from slurmddp.runs.report.html import _coded, with_report, write_report
+from slurmddp.runs.report.html import _coded, _per_row, with_report, write_report
 from slurmddp.runs.status import metrics
 from slurmddp.runs.status.metrics import Curve
 from slurmddp.runs.status.run_status import status
@@ -484,3 +484,11 @@ def test_the_optimizer_the_devices_and_the_warnings(folder):
     found = metrics.read(folder)
     assert (found.lr.steps, found.grad_norm.values) == ((10, 20), (10.0, 5.0))
     assert found.own == {}
+
+
+@pytest.mark.parametrize("most", [4, 6])
+@pytest.mark.parametrize("count", range(13))
+def test_no_tile_stands_alone_in_the_last_row(count: int, most: int) -> None:
+    per_row = _per_row(count, most)
+    assert min(count, 1) <= per_row <= most
+    assert count <= 1 or count % per_row != 1
