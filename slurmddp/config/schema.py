@@ -246,6 +246,14 @@ class DiLoCo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterServer:
+    """All ranks send gradients to a server on rank 0, and take over its weights."""
+
+    name: Literal["parameter_server"] = key("parameter_server", "weights and optimizer on rank 0")
+    staleness: int = key(0, "steps by which a rank may be ahead of the slowest rank", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Single:
     """One rank."""
 
@@ -357,7 +365,7 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | Single | DataParallel | Node = group(
+    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | ParameterServer | Single | DataParallel | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)
