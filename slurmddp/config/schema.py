@@ -219,9 +219,9 @@ class Ring:
     """One replica per rank. An algorithm of slurmddp.collectives averages gradients after every step."""
 
     name: Literal["ring"] = key("ring", "gradients averaged by an algorithm that can be read and counted")
-    algorithm: Literal["ring", "halving_doubling", "tree", "central_server", "sharded_server"] = key(
-        "ring", "how the ranks add up gradients"
-    )
+    algorithm: Literal[
+        "ring", "halving_doubling", "tree", "central_server", "sharded_server", "all_gather"
+    ] = key("ring", "how the ranks add up gradients")
     find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
     bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
 
