@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from slurmddp.bench.figures import pictures
 from slurmddp.bench.results import Result, Row, slow_parts
 from slurmddp.bench.settings import size_label
+from slurmddp.bench.units import BYTES, SECONDS, scaled
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.text_format import counted, print_table
 from slurmddp.templates import template
@@ -32,8 +33,6 @@ _TITLES = {
     "strategies": "A training step",
     "scaling": "Scaling of a training step",
 }
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def cell(name: str, value: Any) -> str:
@@ -45,20 +44,14 @@ def cell(name: str, value: Any) -> str:
     if name == "bytes":
         return size_label(value)
     if name.endswith("bytes_per_s"):
-        return f"{_scaled(value, _BYTES)}/s"
+        return f"{scaled(value, BYTES)}/s"
     if name.endswith("_bytes") or name == "bytes_sent":
-        return _scaled(value, _BYTES)
+        return scaled(value, BYTES)
     if name.endswith("_s"):
-        return _scaled(value, _SECONDS)
+        return scaled(value, SECONDS)
     if isinstance(value, float):
         return f"{value:.3g}"
     return str(value)
-
-
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Return a value in the largest unit in which it is 1 or more."""
-    scale, unit = next((one for one in units if abs(value) >= one[0]), units[-1])
-    return f"{value / scale:.3g} {unit}"
 
 
 def _label(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from slurmddp.collectives.all_gather import all_gather_sum
 from slurmddp.collectives.halving_doubling import halving_doubling
 from slurmddp.collectives.link import CountedLink, GroupLink, Link, ThreadLink
 from slurmddp.collectives.ring import ring
@@ -25,6 +26,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "tree": tree,
     "central_server": central_server,
     "sharded_server": sharded_server,
+    "all_gather": all_gather_sum,
 }
 """Each replaces a contiguous tensor of one dimension by its sum over all ranks."""
 

@@ -66,12 +66,18 @@ def _central_server(ranks: int, size: float) -> Work:
     return Work(messages=2 * others, sent=2 * others * size, added=others * size)
 
 
+def _all_gather(ranks: int, size: float) -> Work:
+    others = ranks - 1
+    return Work(messages=others, sent=others * size, added=others * size)
+
+
 WORK: Mapping[str, Callable[[int, float], Work]] = {
     "ring": _ring,
     "halving_doubling": _halving_doubling,
     "tree": _tree,
     "central_server": _central_server,
     "sharded_server": _ring,
+    "all_gather": _all_gather,
 }
 """The work of each algorithm on a number of ranks, for a number of bytes."""
 

@@ -17,8 +17,8 @@ from slurmddp.errors import ConfigError
 class Measurement:
     """A measured time and the work that took it.
 
-    Every algorithm sends two bytes for each byte that it adds. So times of all-reduces alone don't tell
-    sending from adding; the times of additions without messages do (`addition`).
+    Nearly every algorithm sends two bytes for each byte that it adds. So times of all-reduces alone hardly
+    tell sending from adding; the times of additions without messages do (`addition`).
     """
 
     work: Work

@@ -219,9 +219,9 @@ class Ring:
     """One replica per rank. An algorithm of slurmddp.collectives averages gradients after every step."""
 
     name: Literal["ring"] = key("ring", "gradients averaged by an algorithm that can be read and counted")
-    algorithm: Literal["ring", "halving_doubling", "tree", "central_server", "sharded_server"] = key(
-        "ring", "how the ranks add up gradients"
-    )
+    algorithm: Literal[
+        "ring", "halving_doubling", "tree", "central_server", "sharded_server", "all_gather"
+    ] = key("ring", "how the ranks add up gradients")
     find_unused_parameters: bool | None = key(None, "look for parameters that a step leaves out")
     bucket_mb: float | None = key(None, "MiB of gradients per message", above=0)
 
@@ -243,6 +243,14 @@ class DiLoCo:
     every: int = key(50, "steps between two outer steps", minimum=1)
     outer_lr: float = key(0.7, "learning rate of the outer optimizer", above=0)
     outer_momentum: float = key(0.9, "momentum of the outer optimizer, below 1", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer:
+    """All ranks send gradients to a server on rank 0, and take over its weights."""
+
+    name: Literal["parameter_server"] = key("parameter_server", "weights and optimizer on rank 0")
+    staleness: int = key(0, "steps by which a rank may be ahead of the slowest rank", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +365,7 @@ class Config:
         later=True,
     )
     scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | Single | DataParallel | Node = group(
+    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | ParameterServer | Single | DataParallel | Node = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

@@ -16,6 +16,7 @@ from slurmddp.strategies.data_parallel import DataParallel
 from slurmddp.strategies.ddp import Ddp
 from slurmddp.strategies.fsdp import Fsdp
 from slurmddp.strategies.local_sgd import DiLoCo, LocalSgd
+from slurmddp.strategies.parameter_server import ParameterServer
 from slurmddp.strategies.ring import Ring
 from slurmddp.strategies.single import Single
 
@@ -25,10 +26,11 @@ class Strategy(Protocol):
 
     All ranks call `wrap` at the same place of the program, and so may talk to each other in it.
 
-    A strategy may have three further methods, which all ranks call together. `setup_optimizer(optimizer,
+    A strategy may have four further methods, which all ranks call together. `setup_optimizer(optimizer,
     model)` returns the optimizer to step. `state_dict()` returns this rank's state, plain values and tensors;
     each checkpoint keeps the states of all ranks. `load_state_dict(state)` restores it, after models and
-    optimizers have got their states; on another number of ranks it is not called.
+    optimizers have got their states; on another number of ranks it is not called. `close()` ends what the
+    strategy has started; it is called before a rank leaves the others in good order.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
@@ -47,6 +49,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "fsdp": Fsdp,
     "local_sgd": LocalSgd,
     "diloco": DiLoCo,
+    "parameter_server": ParameterServer,
     "single": Single,
     "data_parallel": DataParallel,
 }

@@ -67,7 +67,7 @@ class Ring(Ddp):
 
     Args:
         algorithm: a name of `slurmddp.collectives.ALGORITHMS`: "ring", "halving_doubling", "tree",
-            "central_server" or "sharded_server".
+            "central_server", "sharded_server" or "all_gather".
         find_unused_parameters: whether some parameters get no gradient in some steps.
         bucket_mb: size of a bucket in MB; None: torch's default.
 

@@ -144,7 +144,7 @@ class Distributon:
         self._wrapped: list[nn.Module] = []
         """The results of `wrap`, in the order of `_models`."""
         self._session = RankSession(
-            environment_with(os.environ, init_method), self._close_saves, environment, launcher
+            environment_with(os.environ, init_method), self._leave, environment, launcher
         )
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
@@ -1020,7 +1020,10 @@ class Distributon:
             self._opened.pace.step(seconds)
         self._session.milestones.step(step)
 
-    def _close_saves(self) -> None:
+    def _leave(self) -> None:
+        """End saves and the strategy, before this rank leaves the others in good order."""
+        if hasattr(self._strategy, "close"):
+            self._strategy.close()
         if self._opened is not None:
             try:
                 self.finish_saving()

@@ -47,7 +47,7 @@ class RankSession:
 
     Args:
         environ: the environment of the process.
-        finish_saving: waits until all saves are durable; called before the rank leaves the other ranks.
+        before_leaving: called before the rank leaves the other ranks in good order.
         environment: the source of the rank, as for `detect`.
         launcher: starts the ranks if no launcher has started this process.
     """
@@ -55,11 +55,11 @@ class RankSession:
     def __init__(
         self,
         environ: Mapping[str, str],
-        finish_saving: Callable[[], object],
+        before_leaving: Callable[[], object],
         environment: str | Environment | type[Environment] | None = None,
         launcher: str | Launcher | type[Launcher] = "local",
     ) -> None:
-        self._environ, self._finish_saving = environ, finish_saving
+        self._environ, self._before_leaving = environ, before_leaving
         self._environment, self.launcher = environment, build_launcher(launcher)
         self.run = RunContext.read(environ)
         self.stop = StopController(ExitGuard.standing, self.run)
@@ -123,7 +123,7 @@ class RankSession:
             return
         self.heartbeat.enter("ending")
         try:
-            self._finish_saving()
+            self._before_leaving()
         finally:
             self._leave(self._context)
         self.heartbeat.enter("ending", watched=False)

@@ -232,9 +232,17 @@ def test_collectives_side_by_side_are_counted_and_equal(tmp_path: Path) -> None:
         name: (int(count), int(sent))
         for name, count, sent in re.findall(r"^(\w+) +(\d+) +(\d+) ", output, re.M)
     }
-    assert rows.keys() == {"ring", "halving_doubling", "tree", "central_server", "sharded_server"}
+    assert rows.keys() == {
+        "ring",
+        "halving_doubling",
+        "tree",
+        "central_server",
+        "sharded_server",
+        "all_gather",
+    }
     assert rows["ring"] == (4, 160_000) and rows["central_server"] == (2, 240_000)
-    assert output.count("equal") == 5
+    assert rows["all_gather"] == (2, 240_000)
+    assert output.count("equal") == 6
 
 
 def test_d13_the_examples_of_the_api_import_no_torch_distributed() -> None:

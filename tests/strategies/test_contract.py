@@ -1,6 +1,8 @@
-"""Each strategy, shipped or of docs/extending.md, keeps the replicas equal."""
+"""Each strategy, shipped or of docs/extending.md, computes the steps of one process."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -9,16 +11,59 @@ from slurmddp.errors import ConfigError
 from slurmddp.plugins import methods
 from slurmddp.strategies import STRATEGIES, Strategy, build
 from slurmddp.training.distributon import Distributon
-from support.distributed import strategy_jobs
+from support.distributed import contract_jobs, strategy_jobs
+from support.distributed.contract_jobs import ALONE, CASES, OWN
 from support.distributed.ranks import run_ranks
 from support.own import strategy as own
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
-OWN = "support.own.strategy.MeanOfEachGradient"
+NAMES = [" ".join([name, *(f"{key}={one}" for key, one in options.items())]) for name, options in CASES]
+TOLERANCE = 1e-4
+"""Largest difference from one process, of weights below 1."""
 
 
-@pytest.mark.parametrize("name", ["ddp", "ring", OWN])
+@pytest.fixture(scope="module")
+def reference() -> dict[str, torch.Tensor]:
+    """The weights of one process."""
+    found: dict[str, torch.Tensor] = contract_jobs.trained(build("single"))["weights"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(rank_server: None) -> list[dict[str, Any]]:
+    """Of each rank, the trainings of all cases, with and without their reductions; one start for all."""
+    return [dict(zip(NAMES, found, strict=True)) for found in run_ranks(contract_jobs.contract, 2, CASES)]
+
+
+def difference(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+    assert weights.keys() == reference.keys(), "a strategy keeps the names of the parameters"
+    return max(float((weights[name] - value).abs().max()) for name, value in reference.items())
+
+
+def test_c5_no_registered_strategy_is_left_out() -> None:
+    assert {name for name, _ in (*CASES, *ALONE)} == {*STRATEGIES, OWN}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_c5_every_strategy_computes_the_steps_of_one_process(case: str, ranks, reference) -> None:
+    for rank in ranks:
+        found, without_reduction = rank[case]
+        assert difference(found["weights"], reference) <= TOLERANCE
+        assert difference(found["weights"], ranks[0][case][0]["weights"]) == 0, "replicas have equal bits"
+        assert difference(without_reduction["weights"], reference) > 10 * TOLERANCE, "the control"
+        assert found["unwrapped"], "`unwrap` returns the module that was given"
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, OWN])
+def test_c5_every_strategy_trains_one_process_without_a_group(name: str, reference) -> None:
+    found = contract_jobs.trained(build(name))
+    assert found["unwrapped"]
+    if name != "diloco":  # Its outer optimizer is another algorithm.
+        assert difference(found["weights"], reference) == 0
+
+
+@pytest.mark.parametrize("name", ["ddp", OWN])
 def test_d11_a_strategy_averages_gradients_and_keeps_replicas_equal(name: str) -> None:
     first, second = run_ranks(strategy_jobs.contract, 2, name)
     whole = run_ranks(strategy_jobs.contract, 1, "single")[0]

@@ -21,15 +21,21 @@ from slurmddp.training.trainer.utilization import peak_memory
 TOLERANCE = 1e-4
 """Largest difference of a final weight from the training in one process; rounding stays far below."""
 
-Contestant = Callable[[nn.Module, torch.device], tuple[nn.Module, Optimizer]]
+Built = tuple[nn.Module, Optimizer, Callable[[], object]]
+"""The model to call, the optimizer to step, and a function to call after the last step."""
+Contestant = Callable[[nn.Module, torch.device], Built]
 
 
-def _torch_ddp(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
+def _nothing() -> None:
+    """Do nothing after the last step."""
+
+
+def _torch_ddp(model: nn.Module, device: torch.device) -> Built:
     wrapped = steps.wrap_ddp(model, device)
-    return wrapped, steps.build_optimizer(wrapped)
+    return wrapped, steps.build_optimizer(wrapped), _nothing
 
 
-def _torch_fsdp(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
+def _torch_fsdp(model: nn.Module, device: torch.device) -> Built:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -38,25 +44,26 @@ def _torch_fsdp(model: nn.Module, device: torch.device) -> tuple[nn.Module, Opti
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return model, steps.build_optimizer(model)
+    return model, steps.build_optimizer(model), _nothing
 
 
-def _data_parallel(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
+def _data_parallel(model: nn.Module, device: torch.device) -> Built:
     wrapped = nn.DataParallel(model)
-    return wrapped, steps.build_optimizer(wrapped)
+    return wrapped, steps.build_optimizer(wrapped), _nothing
 
 
-def _single(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
-    return model, steps.build_optimizer(model)
+def _single(model: nn.Module, device: torch.device) -> Built:
+    return model, steps.build_optimizer(model), _nothing
 
 
 def _strategy(name: str) -> Contestant:
-    def build(model: nn.Module, device: torch.device) -> tuple[nn.Module, Optimizer]:
+    def build(model: nn.Module, device: torch.device) -> Built:
         strategy = strategies.build(name)
         wrapped = strategy.wrap(model, device)
         optimizer = steps.build_optimizer(wrapped)
         setup = getattr(strategy, "setup_optimizer", None)
-        return wrapped, setup(optimizer, wrapped) if setup else optimizer
+        optimizer = setup(optimizer, wrapped) if setup else optimizer
+        return wrapped, optimizer, getattr(strategy, "close", _nothing)
 
     return build
 
@@ -110,12 +117,13 @@ def _row(
         bare = steps.train(model, steps.build_optimizer(model), batches, share, count, d.device, before)
         steps.reset_peak(d.device)
         try:
-            wrapped, optimizer = build(steps.build_model(settings, d.device), d.device)
+            wrapped, optimizer, close = build(steps.build_model(settings, d.device), d.device)
         except SlurmddpError as error:
             return {"strategy": name, "note": error.message}
         times = steps.train(wrapped, optimizer, batches, share, count, d.device, before)
         peak = peak_memory(d.device)
         difference = float((_weights(wrapped) - expected).abs().max())
+        close()
     d.barrier()
     return {"strategy": name, **_columns(d, settings, times, bare, difference, peak)}
 

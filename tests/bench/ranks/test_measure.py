@@ -45,7 +45,7 @@ def test_c8_every_strategy_is_checked_against_one_process(results) -> None:
     rows = {row["strategy"]: row for row in found["tables"]["strategies"]}
     peers = {"torch DDP", "torch FSDP"}
     assert set(rows) >= {*STRATEGIES, *peers, "apart"}
-    same = ("single", "data_parallel", "ddp", "ring", "fsdp", *peers)
+    same = ("single", "data_parallel", "ddp", "ring", "fsdp", "parameter_server", *peers)
     assert [name for name in same if not rows[name]["equals_one_process"]] == []
     assert not rows["apart"]["equals_one_process"]
     for row in rows.values():

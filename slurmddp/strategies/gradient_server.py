@@ -1,0 +1,257 @@
+"""The server of strategy `parameter_server`: it applies the gradients of all ranks to one set of weights.
+
+A rank's clock is the number of its steps. The server answers a rank's step c once every rank has taken
+c - staleness steps.
+
+Source:
+    Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from slurmddp.collectives.link import Link
+from slurmddp.errors import RankFailure
+
+Values = Sequence[torch.Tensor | None]
+"""A value for each parameter, in the order of the optimizer; None: the parameter has no gradient."""
+
+LEFT = -1
+"""The word of the last message of a rank."""
+_WORD_BYTES = 8
+
+
+class MessageFormat:
+    """Values of all parameters in one message: tensors, a byte each that tells if there is one, a word.
+
+    Args:
+        like: the parameters, whose shapes and dtypes the values have.
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor]) -> None:
+        # Larger elements come first, so that each value lies at a multiple of its element size.
+        order = sorted(range(len(like)), key=lambda number: -like[number].element_size())
+        self._like, self._spans, begin = like, [(0, 0)] * len(like), 0
+        for number in order:
+            end = begin + like[number].numel() * like[number].element_size()
+            self._spans[number], begin = (begin, end), end
+        self._values_bytes = begin
+        self.bytes = begin + len(like) + _WORD_BYTES
+
+    def empty(self) -> torch.Tensor:
+        """Return memory for a message."""
+        return torch.empty(self.bytes, dtype=torch.uint8)
+
+    def pack(self, values: Values, word: int = 0) -> torch.Tensor:
+        """Return a message."""
+        message = self.empty()
+        for view, value in zip(self._views(message), values, strict=True):
+            if value is not None:
+                view.copy_(value.detach())
+        present = [value is not None for value in values]
+        message[self._values_bytes : -_WORD_BYTES] = torch.tensor(present, dtype=torch.uint8)
+        message[-_WORD_BYTES:] = torch.tensor([word]).view(torch.uint8)
+        return message
+
+    def unpack(self, message: torch.Tensor) -> Values:
+        """Return the values of a message, which lie in the message's memory."""
+        present = message[self._values_bytes : -_WORD_BYTES].tolist()
+        return [view if one else None for view, one in zip(self._views(message), present, strict=True)]
+
+    def word(self, message: torch.Tensor) -> int:
+        """Return the word of a message."""
+        return int(message[-_WORD_BYTES:].clone().view(torch.int64))
+
+    def _views(self, message: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            message[begin:end].view(like.dtype).view(like.shape)
+            for like, (begin, end) in zip(self._like, self._spans, strict=True)
+        ]
+
+
+class GradientServer:
+    """Weights and optimizer of all ranks, in the process of rank 0.
+
+    With `staleness` 0 it applies the mean of the gradients of one clock. Otherwise it applies each gradient
+    on arrival, with the learning rate divided by the number of ranks.
+
+    Args:
+        optimizer: steps the weights of the server from now on.
+        given: the optimizer that rank 0's program steps, with rank 0's parameters and current settings.
+        ranks: number of ranks.
+        staleness: most clocks by which a rank may be ahead of the slowest rank.
+        timeout_s: the longest wait for other ranks.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, given: Optimizer, ranks: int, staleness: int, timeout_s: float
+    ) -> None:
+        self._optimizer, self._given = optimizer, given
+        self._ranks, self._bound, self._timeout_s = ranks, staleness, timeout_s
+        parameters = [one for group in given.param_groups for one in group["params"]]
+        self._weights = {one: nn.Parameter(one.detach().clone(), one.requires_grad) for one in parameters}
+        self.format = MessageFormat(parameters)
+        self.staleness = Counter[int]()
+        """How many gradients were applied, by the number of clocks of the slowest rank that they missed."""
+        self._turn = threading.Condition()
+        self._is_open = False
+        self._clocks = dict.fromkeys(range(ranks), 0)
+        """The steps of each rank that has not left."""
+        self._seen = [0] * ranks
+        """Of each rank, the clock of the slowest rank when it got its weights."""
+        self._waiting: dict[int, Values] = {}
+        """Gradients of the current clock that wait for the gradients of other ranks."""
+        self._answer: torch.Tensor | None = None
+        """The message with the current weights; None: not packed yet."""
+        self._failed: tuple[int, str] | None = None
+        """A rank that failed, and the error."""
+
+    # On rank 0.
+
+    def open(self) -> None:
+        """Take over rank 0's weights, optimizer state and settings, unless the server has them."""
+        with self._turn, torch.no_grad():
+            if self._is_open:
+                return
+            for given, weight in self._weights.items():
+                weight.copy_(given)
+            self._optimizer.state.clear()
+            for key, state in self._given.state.items():
+                self._optimizer.state[self._weights.get(key, key)] = state
+            self._optimizer.param_groups = [
+                {**group, "params": [self._weights[one] for one in group["params"]]}
+                for group in self._given.param_groups
+            ]
+            self._settings = [dict(group) for group in self._given.param_groups]
+            self._clocks = dict.fromkeys(range(self._ranks), 0)
+            self._seen, self._answer, self._is_open = [0] * self._ranks, None, True
+            self._turn.notify_all()
+
+    def close(self) -> None:
+        """Give weights, optimizer state and settings back to rank 0; steps wait until the next `open`.
+
+        Call it while no rank is in a step.
+        """
+        with self._turn, torch.no_grad():
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._take_settings()
+            owners: dict[Any, Any] = {weight: given for given, weight in self._weights.items()}
+            for weight, given in owners.items():
+                given.copy_(weight)
+            self._given.state.clear()
+            for key, state in self._optimizer.state.items():
+                self._given.state[owners.get(key, key)] = state
+            for given, own in zip(self._given.param_groups, self._optimizer.param_groups, strict=True):
+                given.update({name: value for name, value in own.items() if name != "params"})
+
+    # Of each rank, in a thread of its own.
+
+    def serve(self, rank: int, link: Link) -> None:
+        """Answer the steps of a rank until it leaves or fails."""
+        message = self.format.empty()
+        while True:
+            try:
+                link.recv(message, rank)
+            except Exception as error:  # A link of a person's own raises its own errors.
+                self._fail(rank, f"Rank {rank} has left the training: {error}")
+                return
+            if self.format.word(message) == LEFT:
+                self.leave(rank)
+                return
+            try:
+                answer = self.exchange(rank, self.format.unpack(message))
+            except Exception as error:
+                failed = self._fail(0, str(error))
+                answer = self.format.pack([None] * len(self._weights), word=1 + failed)
+            try:
+                link.send(answer, rank)()
+            except Exception as error:
+                self._fail(rank, f"Rank {rank} has left the training: {error}")
+                return
+
+    def exchange(self, rank: int, gradients: Values) -> torch.Tensor:
+        """Apply the gradients of a rank's step; return a message with weights once the rank may go on.
+
+        Raises:
+            RankFailure: a rank has left, or ranks took no step within the time-out.
+        """
+        with self._turn:
+            self._wait_until(lambda: self._is_open)
+            self.staleness[self._clocks[rank] - self._seen[rank]] += 1
+            self._clocks[rank] += 1
+            self._waiting[rank] = gradients
+            if self._bound > 0 or len(self._waiting) == self._ranks:
+                self._apply([self._waiting[one] for one in sorted(self._waiting)])
+                self._waiting.clear()
+            self._turn.notify_all()
+            self._wait_until(lambda: rank not in self._waiting and self._lead(rank) <= self._bound)
+            self._seen[rank] = self._clocks[rank] - self._lead(rank)
+            if self._answer is None:
+                self._answer = self.format.pack(list(self._weights.values()))
+            return self._answer
+
+    def leave(self, rank: int) -> None:
+        """Let the other ranks go on without a rank that has taken its last step.
+
+        Without staleness, a later step of another rank fails: it needs the gradients of all ranks.
+        """
+        with self._turn:
+            if self._bound == 0:
+                self._fail(rank, f"Rank {rank} has left the training, and other ranks still take steps.")
+            else:
+                self._clocks.pop(rank)
+                self._turn.notify_all()
+
+    def _lead(self, rank: int) -> int:
+        """Return by how many clocks a rank is ahead of the slowest rank."""
+        return self._clocks[rank] - min(self._clocks.values())
+
+    def _apply(self, gradients: Sequence[Values]) -> None:
+        """Step on the mean of gradients; the learning rate is for their share of all ranks."""
+        for weight, *values in zip(self._weights.values(), *gradients, strict=True):
+            found = [value.to(weight.device) for value in values if value is not None]
+            # In the order of ranks, so that a repetition has equal bits.
+            weight.grad = sum(found[1:], found[0]) / len(gradients) if found else None
+        self._answer = None
+        self._take_settings()
+        groups = self._optimizer.param_groups
+        share = len(gradients) / self._ranks
+        rates = [group["lr"] for group in groups] if share != 1 else []
+        for group, rate in zip(groups, rates, strict=False):
+            group["lr"] = rate * share
+        self._optimizer.step()
+        for group, rate in zip(groups, rates, strict=False):
+            group["lr"] = rate
+
+    def _take_settings(self) -> None:
+        """Take over the settings that a scheduler has changed; the optimizer may have changed others."""
+        groups = zip(self._optimizer.param_groups, self._given.param_groups, self._settings, strict=True)
+        for group, given, last in groups:
+            changed = {name: value for name, value in given.items() if value is not last.get(name)}
+            last.update(changed)
+            group.update({name: value for name, value in changed.items() if name != "params"})
+
+    def _wait_until(self, is_met: Callable[[], bool]) -> None:
+        if not self._turn.wait_for(lambda: is_met() or self._failed is not None, self._timeout_s):
+            late = [rank for rank in self._clocks if self._lead(rank) == 0] if self._is_open else [0]
+            ranks = ", ".join(f"rank {rank}" for rank in late)
+            self._fail(late[0], f"In {self._timeout_s:g} s, no step came from {ranks}.")
+        if not is_met() and self._failed is not None:
+            raise RankFailure(self._failed[1])
+
+    def _fail(self, rank: int, error: str) -> int:
+        """End all steps by an error; return the rank of the first error."""
+        with self._turn:
+            self._failed = self._failed or (rank, error)
+            self._turn.notify_all()
+            return self._failed[0]

@@ -1,0 +1,260 @@
+"""A parameter server on rank 0, synchronous or with bounded staleness."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from slurmddp.collectives.link import CountedLink, GroupLink
+from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
+from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
+
+log = logging.getLogger(__name__)
+
+_IDLE = timedelta(days=365)
+"""Longest wait of the server for the next step of one rank; ranks that wait for others have a time-out."""
+_MARGIN = timedelta(seconds=10)
+"""Time for the server's error to reach a rank, before the rank's own wait ends."""
+
+
+class ParameterServer:
+    """All ranks send gradients to a server on rank 0, which owns the optimizer, and take over its weights.
+
+    Rank 0 trains as well. All ranks call `state_dict` together. It waits for all steps, and afterwards all
+    ranks have the weights, buffers and optimizer state of rank 0.
+
+    Args:
+        staleness: most steps by which a rank may be ahead of the slowest rank. 0: each step is one step on
+            the mean of all gradients. Above 0: the server steps on each gradient as it arrives, with the
+            learning rate divided by the number of ranks.
+
+    Raises:
+        ConfigError: `staleness` is below 0.
+
+    Source:
+        Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014.
+        Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013.
+
+    Example:
+        server = ParameterServer(staleness=2)
+        d = Distributon(4, strategy=server)
+        ...
+        print(server.counts())  # {"messages": 300, "bytes": 1203600, "staleness": [220, 120, 60]}
+    """
+
+    def __init__(self, *, staleness: int = 0) -> None:
+        if staleness < 0:
+            raise ConfigError(
+                f"strategy.staleness is {staleness}.", hint="Give 0 for a synchronous server, or more."
+            )
+        self._staleness = staleness
+        self._models: list[nn.Module] = []
+        self._served: list[ServedOptimizer] = []
+        self._counted: dict[str, Any] = {}
+        """The counts of a training that has ended."""
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if distributed.is_initialized():
+            require_trainable(model)
+            broadcast_from_rank_zero(model)
+            self._models.append(model)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context without effect: a backward pass exchanges nothing."""
+        return nullcontext()
+
+    def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
+        """Return an optimizer whose steps go to the server; rank 0's `optimizer` takes them there.
+
+        Raises:
+            ConfigError: the server can't step the optimizer.
+        """
+        if not distributed.is_initialized():
+            return optimizer
+        self._served.append(ServedOptimizer(optimizer, self._staleness))
+        return self._served[-1]
+
+    def counts(self) -> dict[str, Any]:
+        """Return the messages and bytes that this rank has sent, and on rank 0 the staleness of gradients.
+
+        Returns:
+            `messages`, `bytes`; `staleness`: the number of applied gradients that missed 0, 1, 2, ... steps
+            of the slowest rank.
+        """
+        links = [link for one in self._served for link in one.links]
+        return self._counted or {
+            "messages": sum(link.messages for link in links),
+            "bytes": sum(link.bytes for link in links),
+            "staleness": _as_list(sum((one.staleness for one in self._served), Counter[int]())),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Make all ranks equal, and return the counted staleness. All ranks call it, between two steps."""
+        if not self._served:
+            return {}
+        distributed.barrier()  # Afterwards the server has applied the last step of each rank.
+        for served in self._served:
+            served.settle()
+        for model in self._models:
+            broadcast_from_rank_zero(model)
+        for served in self._served:
+            served.share_state()
+        return {"staleness": [_as_list(one.staleness) for one in self._served]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counts of this rank's result of `state_dict`."""
+        for served, counts in zip(self._served, state["staleness"], strict=True):
+            served.staleness.clear()
+            served.staleness.update(dict(enumerate(counts)))
+
+    def close(self) -> None:
+        """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""
+        for served in self._served:
+            served.leave()
+        self._counted = self.counts()
+        if counts := self._counted["staleness"]:
+            log.info("parameter server: gradients by staleness: %s (bound %d)", counts, self._staleness)
+        self._served.clear()
+
+
+class ServedOptimizer(Optimizer):
+    """The optimizer that a rank's program steps: it sends gradients, and replaces weights by the server's.
+
+    Settings that a program or a scheduler changes on rank 0 reach the server with its next step. The state is
+    complete on all ranks after `share_state`.
+
+    Args:
+        optimizer: of rank 0's parameters; on rank 0 the server steps it from now on.
+        staleness: as for `ParameterServer`.
+
+    Raises:
+        ConfigError: the server can't step the optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer, staleness: int) -> None:
+        _check(optimizer, staleness)
+        super().__init__([dict(group) for group in optimizer.param_groups], dict(optimizer.defaults))
+        self.state.update(optimizer.state)
+        self._parameters = [one for group in self.param_groups for one in group["params"]]
+        self._format = MessageFormat(self._parameters)
+        self.staleness = Counter[int]()
+        store: Any = distributed.distributed_c10d._get_default_store()
+        timeout: timedelta = store.timeout
+        self._timeout_s = timeout.total_seconds()
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        # A group of its own: the program's collectives may run at the same time as the server's messages.
+        wait = _IDLE if rank == 0 else timeout + _MARGIN
+        group = distributed.new_group(backend="gloo", timeout=wait)
+        self._server: GradientServer | None = None
+        self._threads: list[threading.Thread] = []
+        if rank != 0:
+            self.links = [CountedLink(GroupLink(group))]
+            return
+        self._server = GradientServer(optimizer, self, ranks, staleness, self._timeout_s)
+        self.staleness = self._server.staleness
+        self.links = [CountedLink(GroupLink(group)) for _ in range(1, ranks)]
+        for other, link in enumerate(self.links, 1):
+            self._threads.append(_thread(self._server.serve, other, link))
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Send the gradients; return with the server's weights, once the slowest rank is near enough.
+
+        Raises:
+            ConfigError: there is a closure, or a sparse gradient.
+            RankFailure: a rank has left or is stuck, or the server has failed.
+        """
+        gradients = [one.grad for one in self._parameters]
+        if closure is not None or any(one is not None and one.is_sparse for one in gradients):
+            raise ConfigError(
+                "strategy=parameter_server can't send sparse gradients, and can't call a closure.",
+                hint="Use dense gradients and optimizer.step() without arguments, or strategy=ddp.",
+            )
+        weights = self._format.unpack(self._exchange(gradients))
+        with torch.no_grad():
+            for parameter, weight in zip(self._parameters, weights, strict=True):
+                parameter.copy_(weight)
+
+    def _exchange(self, gradients: Values) -> torch.Tensor:
+        """Return the server's message with weights."""
+        if self._server is not None:
+            self._server.open()
+            return self._server.exchange(0, gradients)
+        (link,), answer = self.links, self._format.empty()
+        try:
+            link.send(self._format.pack(gradients), 0)()
+            link.recv(answer, 0)
+        except RuntimeError as error:
+            raise RankFailure(f"Rank 0, which hosts the parameter server, has left: {error}") from error
+        if failed := self._format.word(answer):
+            raise RankFailure(f"The parameter server has stopped, because of rank {failed - 1}.")
+        return answer
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters before the server has begun; later they are refused with ConfigError."""
+        if hasattr(self, "_format"):
+            raise ConfigError(
+                "A group of parameters was added after setup_optimizer, and the server does not know it.",
+                hint="Add all groups before d.setup_optimizer(optimizer).",
+            )
+        super().add_param_group(param_group)
+
+    def settle(self) -> None:
+        """Give rank 0 the weights and the state of the server; do nothing on other ranks."""
+        if self._server is not None:
+            self._server.close()
+
+    def share_state(self) -> None:
+        """Give all ranks the state of rank 0."""
+        state: list[Any] = [self.state_dict() if self._server is not None else None]
+        distributed.broadcast_object_list(state, src=0)
+        if self._server is None:
+            self.load_state_dict(state[0])
+
+    def leave(self) -> None:
+        """Tell the server that this rank takes no further step; on rank 0, wait until all ranks have left."""
+        if self._server is None:
+            self.links[0].send(self._format.pack([None] * len(self._parameters), LEFT), 0)()
+            return
+        self._server.leave(0)
+        for thread in self._threads:
+            thread.join(self._timeout_s)
+
+
+def _check(optimizer: Optimizer, staleness: int) -> None:
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"strategy=parameter_server can't step a {kind}.",
+            hint="Give a subclass of torch.optim.Optimizer.",
+        )
+    if staleness and not all("lr" in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"strategy.staleness={staleness} divides learning rates by the number of ranks, and this {kind} "
+            "has none.",
+            hint="Use strategy.staleness=0, or an optimizer with a setting lr.",
+        )
+
+
+def _thread(serve: Callable[..., None], rank: int, link: CountedLink) -> threading.Thread:
+    name = f"slurmddp-server-of-rank-{rank}"
+    thread = threading.Thread(target=serve, args=(rank, link), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _as_list(counts: Counter[int]) -> list[int]:
+    return [counts[missed] for missed in range(max(counts, default=-1) + 1)]

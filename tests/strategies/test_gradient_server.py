@@ -1,0 +1,154 @@
+"""The server of gradients, with threads as ranks: what it applies, and whom it lets wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from slurmddp.errors import RankFailure
+from slurmddp.strategies.gradient_server import GradientServer, MessageFormat, Values
+
+
+def server_of(staleness: int, ranks: int, timeout_s: float = 60.0, **settings: float) -> GradientServer:
+    """Return an open server of one weight, 1.0, under SGD with a learning rate of 1."""
+    given = torch.optim.SGD([nn.Parameter(torch.ones(1))], **{"lr": 1.0, **settings})
+    server = GradientServer(
+        torch.optim.SGD(given.param_groups[0]["params"], **{"lr": 1.0, **settings}),
+        given,
+        ranks,
+        staleness,
+        timeout_s,
+    )
+    server.open()
+    return server
+
+
+def gradient(value: float) -> Values:
+    return [torch.tensor([value])]
+
+
+def weight_in(server: GradientServer, message: torch.Tensor) -> float:
+    (value,) = server.format.unpack(message)
+    assert value is not None
+    return value.item()
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def waits(answer: Future[torch.Tensor]) -> bool:
+    """Return whether a step still has no answer, long after it could have had one."""
+    time.sleep(0.05)
+    return not answer.done()
+
+
+def test_c4_without_staleness_one_step_on_the_mean_answers_all_ranks(threads) -> None:
+    server = server_of(0, 3)
+    early = [threads.submit(server.exchange, rank, gradient(value)) for rank, value in ((2, 0.6), (0, 0.3))]
+    assert all(map(waits, early))
+    answers = [server.exchange(1, gradient(0.0)), *(one.result() for one in early)]
+    assert [weight_in(server, one) for one in answers] == pytest.approx([0.7] * 3)
+    assert server.staleness == {0: 3}
+
+
+def test_c4_a_rank_is_never_more_steps_ahead_than_the_bound(threads) -> None:
+    server = server_of(2, 2)
+    # A gradient is applied at once, with its share of the learning rate.
+    assert weight_in(server, server.exchange(0, gradient(0.2))) == pytest.approx(0.9)
+    server.exchange(0, gradient(0.2))
+    third = threads.submit(server.exchange, 0, gradient(0.2))
+    assert waits(third), "two steps ahead of rank 1, a third one waits"
+    assert weight_in(server, server.exchange(1, gradient(1.0))) == pytest.approx(0.2)
+    assert weight_in(server, third.result()) == pytest.approx(0.2)
+    server.exchange(1, gradient(0.0))
+    assert server.staleness == {0: 3, 1: 1, 2: 1} and max(server.staleness) <= 2
+
+
+def test_a_rank_that_has_left_lets_the_others_go_on_if_gradients_may_be_stale(threads) -> None:
+    server = server_of(1, 2)
+    server.exchange(0, gradient(0.0))
+    second = threads.submit(server.exchange, 0, gradient(0.0))
+    assert waits(second)
+    server.leave(1)
+    second.result()
+    server.exchange(0, gradient(0.0))
+    synchronous = server_of(0, 2)
+    synchronous.leave(1)
+    with pytest.raises(RankFailure, match="Rank 1 has left the training, and other ranks still take steps"):
+        synchronous.exchange(0, gradient(0.0))
+
+
+def test_ranks_that_take_no_step_are_named() -> None:
+    server = server_of(0, 3, timeout_s=0.05)
+    with pytest.raises(RankFailure, match=r"In 0.05 s, no step came from rank 1, rank 2\."):
+        server.exchange(0, gradient(0.0))
+
+
+def test_weights_state_and_changed_settings_go_to_the_server_and_back() -> None:
+    server = server_of(0, 1, momentum=0.5)
+    given = server._given
+    server.exchange(0, gradient(0.2))
+    given.param_groups[0]["lr"] = 0.5  # As a scheduler does.
+    server.exchange(0, gradient(0.2))
+    server.close()
+    (parameter,) = given.param_groups[0]["params"]
+    assert parameter.item() == pytest.approx(1 - 0.2 - 0.5 * (0.2 + 0.5 * 0.2))
+    assert given.state[parameter]["momentum_buffer"].item() == pytest.approx(0.3)
+    with torch.no_grad():
+        parameter.fill_(7.0)  # As a load does.
+    server.open()
+    assert weight_in(server, server.exchange(0, gradient(0.0))) == pytest.approx(7 - 0.5 * 0.15)
+
+
+def test_a_step_waits_until_the_server_is_open(threads) -> None:
+    server = server_of(1, 2)
+    server.close()
+    answer = threads.submit(server.exchange, 1, gradient(0.0))
+    assert waits(answer)
+    server.open()
+    answer.result()
+
+
+def test_a_link_without_its_rank_stops_the_server() -> None:
+    class Gone:
+        rank, world_size = 0, 2
+
+        def send(self, tensor: torch.Tensor, to: int):
+            raise ConnectionError("closed")
+
+        recv = send
+
+    server = server_of(1, 2)
+    thread = threading.Thread(target=server.serve, args=(1, Gone()))
+    thread.start()
+    thread.join(60)
+    server.exchange(0, gradient(0.0))
+    with pytest.raises(RankFailure, match="Rank 1 has left the training: closed"):
+        server.exchange(0, gradient(0.0))
+
+
+def test_a_message_carries_every_dtype_shape_and_absent_value() -> None:
+    values = [
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.empty(0, 3),
+        torch.tensor([True]),
+        torch.tensor([1e300], dtype=torch.float64),
+        torch.tensor([1 + 2j]),
+    ]
+    form = MessageFormat(values)
+    message = form.pack([*values[:5], None], word=-3)
+    assert len(message) == form.bytes == 2 + 24 + 0 + 1 + 8 + 8 + 6 + 8
+    assert form.word(message) == -3
+    *found, absent = form.unpack(message)
+    assert absent is None
+    for value, one in zip(values, found, strict=False):
+        assert one is not None and torch.equal(one, value) and one.dtype == value.dtype

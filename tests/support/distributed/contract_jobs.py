@@ -1,0 +1,107 @@
+"""Rank programs of test_contract: one training under many strategies, with and without their reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmddp.collectives import ALGORITHMS
+from slurmddp.strategies import Strategy, build
+from slurmddp.strategies.ddp import Ddp
+from slurmddp.strategies.gradient_server import GradientServer
+from slurmddp.training.distributon import Distributon
+from support.distributed.rank_jobs import Net, batch_of
+
+Case = tuple[str, dict[str, Any]]
+
+OWN = "support.own.strategy.MeanOfEachGradient"
+ALONE: list[Case] = [("single", {}), ("data_parallel", {})]
+"""Strategies of one rank."""
+CASES: list[Case] = [
+    ("ddp", {}),
+    ("ddp", {"static_graph": True}),
+    ("ddp", {"find_unused_parameters": True, "bucket_mb": 0.001}),
+    ("ddp", {"zero_optimizer": True}),
+    *(("ring", {"algorithm": name}) for name in ALGORITHMS),
+    ("fsdp", {}),
+    ("parameter_server", {}),
+    ("local_sgd", {"every": 1}),
+    ("diloco", {"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}),
+    (OWN, {}),
+]
+"""Every strategy of several ranks, with the options under which it computes the steps of one process."""
+
+
+def trained(strategy: Strategy, removed: bool = False) -> dict[str, Any]:
+    """Train three steps of one or two backward passes on this rank's part of common batches.
+
+    Args:
+        strategy: wraps the model and the optimizer.
+        removed: whether to leave out the reduction of DistributedDataParallel.
+
+    Returns:
+        `weights`: whole parameters by name, and `unwrapped`: whether `unwrap` returned the model.
+    """
+    rank, size = (
+        (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+    )
+    torch.manual_seed(5)
+    net = Net(width=12)
+    model = strategy.wrap(net, torch.device("cpu"))
+    if removed and type(strategy) is Ddp and isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, _local)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = getattr(strategy, "setup_optimizer", lambda own, model: own)(optimizer, model)
+    for step, passes in enumerate((1, 2, 2)):
+        for part in range(passes):
+            x, y = (one.chunk(size)[rank] for one in batch_of(10 * step + part, 8))
+            with strategy.no_sync(model) if part + 1 < passes else nullcontext():
+                (nn.functional.cross_entropy(model(x), y) / passes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {
+        name: getattr(one, "full_tensor", one.clone)().detach() for name, one in net.named_parameters()
+    }
+    getattr(strategy, "close", lambda: None)()
+    return {"weights": weights, "unwrapped": strategy.unwrap(model) is net}
+
+
+def _local(state, bucket):
+    # Without annotations, which torch would compare with its own types.
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+@contextmanager
+def _without_reductions() -> Iterator[None]:
+    """Leave each rank with its own gradients or weights, where strategies would add up those of all ranks."""
+
+    def own_part(output: torch.Tensor, input: torch.Tensor, **_: Any) -> None:
+        output.copy_(input.chunk(distributed.get_world_size())[distributed.get_rank()])
+
+    apply = GradientServer._apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "all_reduce", lambda tensor, *_, **__: None)
+        patch.setattr(distributed, "reduce_scatter_single", own_part)
+        patch.setattr("slurmddp.strategies.ring.all_reduce", lambda tensor, link, **_: tensor)
+        patch.setattr(GradientServer, "_apply", lambda server, found: apply(server, found[:1] * len(found)))
+        yield
+
+
+def contract(cases: Sequence[Case]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the training of each case, and the same training without its reduction."""
+    with Distributon() as d:
+        d.launch()
+        found = []
+        for name, options in cases:
+            whole = trained(build(name, **options))
+            with _without_reductions():
+                found.append((whole, trained(build(name, **options), removed=True)))
+        return found
