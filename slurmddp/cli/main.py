@@ -42,6 +42,7 @@ COMMANDS = {
     "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
     "checkpoints": "List the checkpoints of a run, damaged ones too; --verify reads every byte.",
     "export": "Write the weights of a run to a plain safetensors file.",
+    "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
     "report": "Write the report of a run and print its path.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
