@@ -36,6 +36,7 @@ COMMANDS = {
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
     "list": "List the runs of this account, the newest activity first.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
+    "explain": "Explain why a run waits: SLURM's reason, its place in the queue, limits, expected start.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
     "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",
     "cancel": "End a run: its jobs leave the queue, and it is not requeued.",

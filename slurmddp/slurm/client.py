@@ -200,6 +200,19 @@ class SlurmClient:
             if _lies_in(script, folder)
         }
 
+    def jobs_ahead(self, job_id: str) -> int | None:
+        """Return how many waiting jobs of a job's partition have a higher priority.
+
+        None if squeue does not show the job among the waiting ones. A site may hide the jobs of others.
+        """
+        command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q"]
+        rows = [line.strip().split("|") for line in self._run(command).splitlines() if line.count("|") == 2]
+        own = next((row for row in rows if row[0] == job_id), None)
+        if own is None or not own[2].isdigit():
+            return None
+        others = [int(row[2]) for row in rows if row[1] == own[1] and row[2].isdigit()]
+        return sum(priority > int(own[2]) for priority in others)
+
     def cancel(self, job_id: str) -> None:
         """End a job for good; do nothing if it is over."""
         try:

@@ -17,6 +17,7 @@ FLAGS = {
     "exec": "--nodes --ranks",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
+    "explain": "--json run",
     "logs": "--all --attempt --follow --lines --rank run",
     "stop": "run",
     "cancel": "run",

@@ -33,3 +33,11 @@ def test_drafts_fit_the_site_and_checks_name_what_does_not(sandbox: FaultySandbo
     said = command("train", "+cluster=low", "+cluster.sbatch.mailtype=END", "--check", code=EXIT_CONFIG)
     assert "unrecognized option '--mailtype=END'" in said and "Did you mean mail-type" in said
     assert sandbox.jobs() == {} and not (tmp_path / "runs").exists()
+
+
+def test_a_waiting_job_is_explained(sandbox: FaultySandbox, tmp_path: Path) -> None:
+    command = Command(tmp_path, sandbox.environment())
+    command("train", "+cluster=sandbox", "+cluster.sbatch.begin=now+1hour", "name=later")
+    said = command("explain", "later")
+    assert "reason     BeginTime\n" in said and "start      expected at 20" in said
+    assert "queue      no jobs wait before it in its partition" in said and "limit" not in said

@@ -333,3 +333,14 @@ def test_an_unknown_option_is_told_with_near_options_of_the_sites_own_sbatch(
     assert (
         caught.value.hint == "Did you mean mail-type? Correct the option under `sbatch:` in the cluster file."
     )
+
+
+@pytest.mark.parametrize(("own", "ahead"), [("7", 1), ("9", 0), ("0", 2)])
+def test_jobs_ahead_have_a_higher_priority_in_the_same_partition(
+    programs: FakePrograms, slurm: SlurmClient, own: str, ahead: int
+) -> None:
+    for job_id, place in {"1": f"gpu|{own}", "2": "gpu|8", "3": "gpu|7", "4": "cpu|99"}.items():
+        programs.write(f"jobs/{job_id}", "PENDING||Priority|\n")
+        programs.write(f"place-{job_id}", place)
+    assert slurm.jobs_ahead("1") == ahead
+    assert slurm.jobs_ahead("77") is None
