@@ -31,6 +31,7 @@ from slurmddp.errors import EXIT_FINISHED, SlurmddpError, near_matches
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.
 COMMANDS = {
+    "init": "Write a project folder: configuration, an example model and, where SLURM is, cluster files.",
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",

@@ -12,6 +12,7 @@ from slurmddp.cli.main import COMMANDS
 from support import ROOT
 
 FLAGS = {
+    "init": "folder",
     "train": "--cfg --check --dry-run --fresh overrides",
     "run": "--cfg --check --dry-run --fresh --ranks --torchrun -m overrides",
     "exec": "--nodes --ranks",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.new_files import write_new
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError, near_matches
 from slurmddp.runs.text_format import counted
 
@@ -80,20 +81,9 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
         print("\n".join(f"# {path}\n{text}" for path, text in drafted.items()), end="")
         print("slurmddp: nothing was written; --write writes these files.", file=sys.stderr)
         return EXIT_FINISHED
-    for path, text in drafted.items():
-        print(write_new(path, text))
+    for line in write_new(Path(), drafted):
+        print(line)
     return EXIT_FINISHED
-
-
-def write_new(path: Path, text: str) -> str:
-    """Write a file unless it exists; return a line about it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return f"kept    {path} (exists; not changed)"
-    return f"wrote   {path}"
 
 
 def _check(args: argparse.Namespace) -> int:
