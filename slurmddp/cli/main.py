@@ -42,11 +42,15 @@ COMMANDS = {
     "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",
     "cancel": "End a run: its jobs leave the queue, and it is not requeued.",
     "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
+    "rerun": "Start a run's command once more, as a new run beside it.",
+    "diff": "Compare two runs: the settings in which they differ, and their results.",
+    "rm": "Remove the folder of a run for good: records, logs, checkpoints and report; needs --yes.",
     "checkpoints": "List the checkpoints of a run, damaged ones too; --verify reads every byte.",
     "export": "Write the weights of a run to a plain safetensors file.",
     "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
     "report": "Write the report of a run and print its path.",
+    "open": "Open the report of a run and print its path; --folder only prints the run's folder.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")

@@ -24,8 +24,12 @@ FLAGS = {
     "cancel": "run",
     "resume": "--check changes run",
     "checkpoints": "--json --verify run",
+    "rerun": "--cfg --check --dry-run --fresh changes run",
+    "diff": "--json first second",
+    "rm": "--yes run",
     "export": "--best --force --object --output --step run",
     "report": "run",
+    "open": "--folder run",
     "cluster": "action",
     "bench": "--batch --cfg --check --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup "
     "--width action words",

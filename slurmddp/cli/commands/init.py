@@ -58,7 +58,6 @@ def _cluster_files() -> dict[Path, str]:
     try:
         return drafts(client.SlurmClient().describe())
     except SlurmError as error:
-        print(
-            f"slurmddp: note: no cluster file is drafted: {' '.join(error.message.split())}", file=sys.stderr
-        )
+        words = " ".join(error.message.split())
+        print(f"slurmddp: note: no cluster file is drafted: {words}", file=sys.stderr)
         return {}
