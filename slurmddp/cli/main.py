@@ -51,6 +51,8 @@ COMMANDS = {
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
     "report": "Write the report of a run and print its path.",
     "open": "Open the report of a run and print its path; --folder only prints the run's folder.",
+    "completion": "Print the lines with which bash, zsh or fish completes commands, flags, runs, settings "
+    "and choices.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
@@ -72,6 +74,10 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:  # A shell asks for completions.
+        from slurmddp.cli.completion import answer
+
+        answer(COMMANDS, _module)
     # sbatch hands the umask on to the job, so that no file of a run is writable for everybody.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")

@@ -33,6 +33,7 @@ FLAGS = {
     "cluster": "action",
     "bench": "--batch --cfg --check --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup "
     "--width action words",
+    "completion": "shell",
     "sandbox": "action",
 }
 
