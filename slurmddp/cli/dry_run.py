@@ -62,7 +62,7 @@ def _limits(job: Job) -> list[str]:
         found = partitions.check(job, client.SlurmClient(timeout_s=10).partitions())
     except SlurmError:
         return ["SLURM does not answer here, so its limits are not checked."]
-    return [f"This SLURM would never start the job: {problem}" for problem in found]
+    return [f"This SLURM would never start the job: {finding}" for finding in found]
 
 
 def _local_commands(job: Job) -> str:

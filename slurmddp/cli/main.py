@@ -31,19 +31,28 @@ from slurmddp.errors import EXIT_FINISHED, SlurmddpError, near_matches
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.
 COMMANDS = {
+    "init": "Write a project folder: configuration, an example model and, where SLURM is, cluster files.",
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
     "list": "List the runs of this account, the newest activity first.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
+    "explain": "Explain why a run waits: SLURM's reason, its place in the queue, limits, expected start.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
     "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",
     "cancel": "End a run: its jobs leave the queue, and it is not requeued.",
     "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
+    "rerun": "Start a run's command once more, as a new run beside it.",
+    "diff": "Compare two runs: the settings in which they differ, and their results.",
+    "rm": "Remove the folder of a run for good: records, logs, checkpoints and report; needs --yes.",
     "checkpoints": "List the checkpoints of a run, damaged ones too; --verify reads every byte.",
     "export": "Write the weights of a run to a plain safetensors file.",
+    "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
     "report": "Write the report of a run and print its path.",
+    "open": "Open the report of a run and print its path; --folder only prints the run's folder.",
+    "completion": "Print the lines with which bash, zsh or fish completes commands, flags, runs, settings "
+    "and choices.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
@@ -65,6 +74,10 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:  # A shell asks for completions.
+        from slurmddp.cli.completion import answer
+
+        answer(COMMANDS, _module)
     # sbatch hands the umask on to the job, so that no file of a run is writable for everybody.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")

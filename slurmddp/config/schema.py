@@ -286,7 +286,7 @@ class Cluster:
     max_nodes: int | None = key(None, "most nodes that one job may have", minimum=1)
     cpus_per_node: int | None = key(None, "CPUs on each node", minimum=1)
     mem_gb: float | None = key(None, "host memory of each node in GiB; 0: all of it", minimum=0)
-    mem_request: Literal["mem", "mem-per-cpu", "none"] = key("mem", "how to ask for memory")
+    mem_request: Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"] = key("mem", "how to ask for memory")
     time_limit: int | str | None = key(None, "time limit of a job that names none")
     setup: tuple[str, ...] = key((), "shell lines before the training (module load, source venv)")
     env: Mapping[str, str] = key({}, "environment variables of the ranks")

@@ -8,20 +8,25 @@ An error of a query is an error, never a state.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from slurmddp.environments.scrub import scrub
-from slurmddp.errors import SlurmError
-from slurmddp.slurm.output import parse_job_id, parse_run
+from slurmddp.errors import SlurmError, near_matches
+from slurmddp.slurm import accounting
+from slurmddp.slurm.nodes import SINFO_FORMAT, parse_groups
+from slurmddp.slurm.output import parse_facts, parse_job_id, parse_run, parse_test_start
 from slurmddp.slurm.partitions import Partition, parse_partitions
 from slurmddp.slurm.rejections import hint_for, is_transient
+from slurmddp.slurm.site import Site
 from slurmddp.slurm.states import (
     PENDING,
     JobState,
@@ -99,6 +104,21 @@ class SlurmClient:
             self._say(f"{error.message} The job is submitted without {' '.join(options)}.")
             return False
         return True
+
+    def test(self, text: str) -> str:
+        """Ask SLURM whether it would queue the script `text`, without queueing it.
+
+        Returns:
+            SLURM's sentence about the expected start; empty if it gives none.
+
+        Raises:
+            SlurmError: SLURM refuses the job, or does not answer.
+        """
+        with tempfile.NamedTemporaryFile("w", prefix="slurmddp-", suffix=".sbatch", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            done = self._complete(["sbatch", "--test-only", file.name])
+        return parse_test_start(done.stderr)
 
     def _submit_once(self, command: list[str], token: str) -> str:
         stdout = self._run(command)
@@ -180,6 +200,19 @@ class SlurmClient:
             if _lies_in(script, folder)
         }
 
+    def jobs_ahead(self, job_id: str) -> int | None:
+        """Return how many waiting jobs of a job's partition have a higher priority.
+
+        None if squeue does not show the job among the waiting ones. A site may hide the jobs of others.
+        """
+        command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q"]
+        rows = [line.strip().split("|") for line in self._run(command).splitlines() if line.count("|") == 2]
+        own = next((row for row in rows if row[0] == job_id), None)
+        if own is None or not own[2].isdigit():
+            return None
+        others = [int(row[2]) for row in rows if row[1] == own[1] and row[2].isdigit()]
+        return sum(priority > int(own[2]) for priority in others)
+
     def cancel(self, job_id: str) -> None:
         """End a job for good; do nothing if it is over."""
         try:
@@ -192,8 +225,41 @@ class SlurmClient:
         """Return the partitions and their limits, by name."""
         return parse_partitions(self._run(["scontrol", "-o", "show", "partition"]))
 
+    def describe(self) -> Site:
+        """Return partitions, nodes, settings and accounting of this SLURM; raises SlurmError."""
+        config = parse_facts(self._run(["scontrol", "show", "config"]))
+        return Site(
+            partitions=self.partitions(),
+            groups=parse_groups(self._run(["sinfo", "--noheader", "--exact", "-o", SINFO_FORMAT])),
+            config=config,
+            accounting=self._accounting(config.get("AccountingStorageEnforce", "")),
+        )
+
+    def _accounting(self, enforce: str) -> accounting.Accounting | None:
+        enforced = accounting.parse_enforced(enforce)
+        if not enforced or shutil.which("sacctmgr") is None:
+            return None
+        ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
+        user = ["where", f"user={pwd.getpwuid(os.getuid()).pw_name}"]
+        try:
+            qualities = self._run([*ask, "qos", f"format={accounting.QOS_FIELDS}"])
+            own = self._run([*ask, "associations", *user, f"format={accounting.ASSOCIATION_FIELDS}"])
+            queued = self._run(["squeue", "--noheader", "--array", "--user", _user(), "-o", "%a|%q"])
+        except SlurmError as error:
+            self._say(f"{error.message} Limits of accounts and QOS are not compared.")
+            return None
+        return accounting.Accounting(
+            enforced=enforced,
+            qualities=accounting.parse_qualities(qualities),
+            associations=accounting.parse_associations(own),
+            queued=accounting.parse_queued(queued),
+        )
+
     def _run(self, command: list[str]) -> str:
         """Run one command and return its standard output; its error output is in the SlurmError otherwise."""
+        return self._complete(command).stdout
+
+    def _complete(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         limit_s = self._timeout_s if command[0] == "sbatch" else min(self._timeout_s, QUERY_TIMEOUT_S)
         try:
             done = self._answer(command, limit_s)
@@ -208,11 +274,23 @@ class SlurmClient:
                 hint=hint_for("unable to contact"),
             ) from None
         if done.returncode == 0:
-            return done.stdout
+            return done
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         words += "" if words.endswith((".", "!", "?")) else "."  # so that a sentence may follow
         kind = _NotAnswered if is_transient(words) else SlurmError
-        raise kind(f"{command[0]} failed: {words}", hint=hint_for(words))
+        hint = " ".join(filter(None, [self._near_options(command[0], words), hint_for(words)]))
+        raise kind(f"{command[0]} failed: {words}", hint=hint)
+
+    def _near_options(self, program: str, words: str) -> str:
+        """Return the options of `program` at this site that are near to the option it did not recognize."""
+        unknown = re.search(r"unrecognized option '--([\w-]+)", words)
+        if unknown is None:
+            return ""
+        try:
+            listed = self._run([program, "--help"])  # With the options of the site's own plugins.
+        except SlurmError:
+            return ""
+        return near_matches(unknown[1], set(re.findall(r"--([a-z][\w-]+)", listed)), else_all=False)
 
     def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         with subprocess.Popen(

@@ -19,10 +19,14 @@ _OWN_KEYS = {
     "nodes": "nodes=", "time": "time_limit=", "partition": "partition=", "account": "account=", "qos": "qos=",
     "constraint": "constraint", "reservation": "reservation", "cpus-per-task": "cpus_per_node=",
     "gpus-per-node": "gpus_per_node=", "mem": "mem_gb=", "mem-per-cpu": "mem_gb= and mem_request",
-    "job-name": "name=", "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
+    "mem-per-gpu": "mem_gb= and mem_request", "job-name": "name=",
+    "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
     "no-requeue": "policy.requeue=", "no-kill": "spare_nodes= or elastic=",
 }  # fmt: skip
 """sbatch options that slurmddp writes itself, and the setting of ours that a person wants instead."""
+
+_MEMORY_SHARES = {"mem-per-cpu": "cpus_per_node", "mem-per-gpu": "gpus_per_node"}
+"""Options that ask for memory by a part of the node, and the key with the number of parts."""
 
 _RESERVED = frozenset(
     {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "wrap", "wait"}
@@ -105,10 +109,11 @@ def _gpus(job: Job) -> dict[str, Option]:
 
 
 def _memory(job: Job) -> dict[str, Option]:
-    mem_gb, dialect, cpus = job.resources.mem_gb, job.cluster.mem_request, job.resources.cpus_per_node
-    if dialect not in {"mem", "mem-per-cpu", "none"}:
+    mem_gb, dialect = job.resources.mem_gb, job.cluster.mem_request
+    if dialect not in {"mem", "none", *_MEMORY_SHARES}:
         raise ConfigError(
-            f"cluster.mem_request={dialect!r} is not known.", hint="Use mem, mem-per-cpu or none."
+            f"cluster.mem_request={dialect!r} is not known.",
+            hint="Use mem, mem-per-cpu, mem-per-gpu or none.",
         )
     if mem_gb is None or dialect == "none":
         return {}
@@ -119,12 +124,14 @@ def _memory(job: Job) -> dict[str, Option]:
         return {"mem": f"{megabytes}M" if megabytes else "0"}
     if not megabytes:
         return {}
-    if not cpus:
+    key = _MEMORY_SHARES[dialect]
+    shares = getattr(job.resources, key)
+    if not shares:
         raise ConfigError(
-            f"mem_gb={mem_gb} can't be shared out among CPUs: cpus_per_node is not set.",
-            hint="Set cpus_per_node=, or mem_request: mem in the cluster file.",
+            f"mem_gb={mem_gb} can't be shared out by {dialect}: {key} is not set.",
+            hint=f"Set {key}=, or mem_request: mem in the cluster file.",
         )
-    return {"mem-per-cpu": f"{-(-megabytes // cpus)}M"}
+    return {dialect: f"{-(-megabytes // shares)}M"}
 
 
 def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:

@@ -39,3 +39,9 @@ def parse_run(comment: str) -> str:
     """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
     match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
     return match[1] if match else ""
+
+
+def parse_test_start(text: str) -> str:
+    """Return what `sbatch --test-only` says of the start of a job, as a clause; empty without such a line."""
+    match = re.search(r"to start at (\S+) using (\d+ processors on nodes \S+)", text)
+    return f"at {match[1].replace('T', ' ')} with {match[2]}" if match else ""

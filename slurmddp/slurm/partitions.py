@@ -6,10 +6,12 @@ allows. Such a job waits for ever, so that the request is compared before the su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
+from slurmddp.slurm import nodes
+from slurmddp.slurm.finding import Finding
 from slurmddp.slurm.output import parse_facts
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
@@ -25,6 +27,17 @@ class Partition:
     max_time_min: int | None = None
     max_nodes: int | None = None
     total_nodes: int | None = None
+    max_cpus_per_node: int | None = None
+    max_memory_mb: int | None = None
+    """Most memory of a job on each node."""
+    preempt_mode: str = "OFF"
+    grace_s: int = 0
+    """Seconds between the SIGTERM and the SIGKILL of a preempted job."""
+    qos: str = ""
+    """The quality of service whose limits hold for all jobs of the partition."""
+    accounts: str = "ALL"
+    qualities: str = "ALL"
+    root_only: bool = False
 
 
 def parse_partitions(text: str) -> dict[str, Partition]:
@@ -33,50 +46,132 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     return {facts["PartitionName"]: _partition(facts) for facts in found}
 
 
-def check(job: Job, partitions: Mapping[str, Partition]) -> list[str]:
-    """Return a sentence for each reason why this SLURM would never start `job`, with what to change."""
+def chosen(job: Job, partitions: Mapping[str, Partition]) -> list[Partition]:
+    """Return the partitions that a job may run in: those it names, else the default."""
+    asked = [name for name in (job.cluster.partition or "").split(",") if name]
+    return [one for one in partitions.values() if one.name in asked or (one.is_default and not asked)]
+
+
+def check(
+    job: Job,
+    partitions: Mapping[str, Partition],
+    groups: Sequence[nodes.NodeGroup] = (),
+    *,
+    nodes_key: str = "nodes",
+) -> list[Finding]:
+    """Return a finding for each reason why this SLURM would never start `job`.
+
+    Args:
+        job: the job; any of its partitions may start it.
+        partitions: the partitions of the site, by name; nothing is compared if it is empty.
+        groups: the nodes of the site; GPUs, CPUs and memory are compared if it is not empty.
+        nodes_key: the key that holds the job's number of nodes.
+    """
     if not partitions:
         return []
     asked = [name for name in (job.cluster.partition or "").split(",") if name]
     unknown = [name for name in asked if name not in partitions]
     if unknown:
         return [
-            f"There is no partition {name!r} here. {near_matches(name, partitions)} Set it with partition=."
+            Finding(
+                key="partition",
+                value=name,
+                site=f"there is no partition {name!r} here",
+                remedy=f"{near_matches(name, partitions)} Set it with partition=.",
+            )
             for name in unknown
         ]
-    candidates = [one for one in partitions.values() if one.name in asked or (one.is_default and not asked)]
+    candidates = chosen(job, partitions)
     if not candidates:
-        return ["SLURM has no default partition here. Name one with partition=."]
-    problems = [_misfits(job, partition) for partition in candidates]
-    return [] if any(not found for found in problems) else [text for found in problems for text in found]
+        return [
+            Finding(
+                key="partition",
+                value="null",
+                site="SLURM has no default partition here",
+                remedy="Name one with partition=.",
+            )
+        ]
+    problems = []
+    for partition in candidates:
+        own = [group for group in groups if group.partition == partition.name]
+        found = _misfits(job, partition, nodes_key)
+        told = {one.key for one in found}
+        further = nodes.misfits(job, own, partition.name, nodes_key) if own else []
+        problems.append([*found, *(one for one in further if one.key not in told)])
+    return [] if any(not found for found in problems) else [one for found in problems for one in found]
 
 
-def _misfits(job: Job, partition: Partition) -> list[str]:
-    nodes, minutes = job.resources.all_nodes, job.resources.time_limit_min
-    problems: list[str] = []
-    most = min(
-        (limit for limit in (partition.max_nodes, partition.total_nodes) if limit is not None), default=nodes
-    )
-    if nodes > most:
-        asked, fewer = f"nodes={nodes}", f"nodes={most} or fewer"
-        if job.resources.spare_nodes:
-            asked = f"nodes={job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
-            fewer = f"{most} nodes or fewer in all"
-        problems.append(
-            f"{asked} is more than partition {partition.name!r} gives a job ({most}). "
-            f"Use {fewer}, or another partition=."
-        )
+def _misfits(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
+    minutes = job.resources.time_limit_min
+    problems = _too_many_nodes(job, partition, nodes_key)
     if minutes is not None and partition.max_time_min is not None and minutes > partition.max_time_min:
         longest = render_minutes(partition.max_time_min)
         problems.append(
-            f"time_limit={render_minutes(minutes)} is longer than partition {partition.name!r} allows "
-            f"({longest}). Use time_limit={longest}: training goes on in the next job by itself."
+            Finding(
+                key="time_limit",
+                value=render_minutes(minutes),
+                site=f"partition {partition.name!r} allows at most {longest} (MaxTime)",
+                remedy=f"Use time_limit={longest}: training goes on in the next job by itself.",
+            )
         )
     if partition.state in {"INACTIVE", "DRAIN"}:
         problems.append(
-            f"Partition {partition.name!r} takes no jobs now ({partition.state}). Use another partition=."
+            Finding(
+                key="partition",
+                value=partition.name,
+                site=f"partition {partition.name!r} takes no jobs now ({partition.state})",
+                remedy="Use another partition=.",
+            )
         )
-    return problems
+    return [*problems, *_too_large_share(job, partition)]
+
+
+def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
+    asked = job.resources.all_nodes
+    limits = {"MaxNodes": partition.max_nodes, "TotalNodes": partition.total_nodes}
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    source = min(known, key=lambda name: known[name], default="")
+    if not source or asked <= known[source]:
+        return []
+    most, value, fewer = known[source], str(asked), f"{nodes_key}={known[source]} or fewer"
+    if job.resources.spare_nodes:
+        value = f"{job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
+        fewer = f"{most} nodes or fewer in all"
+    return [
+        Finding(
+            key=nodes_key,
+            value=value,
+            site=f"partition {partition.name!r} gives a job at most {most} ({source})",
+            remedy=f"Use {fewer}, or another partition=.",
+        )
+    ]
+
+
+def _too_large_share(job: Job, partition: Partition) -> list[Finding]:
+    """Return findings for more CPUs or memory than a job may have on each node."""
+    cpus, memory_gb = job.resources.cpus_per_node or 0, job.resources.mem_gb or 0
+    found = []
+    if partition.max_cpus_per_node is not None and cpus > partition.max_cpus_per_node:
+        found.append(
+            Finding(
+                key="cpus_per_node",
+                value=str(cpus),
+                site=f"partition {partition.name!r} gives {partition.max_cpus_per_node} (MaxCPUsPerNode)",
+                remedy=f"Use cpus_per_node={partition.max_cpus_per_node} or fewer.",
+            )
+        )
+    asks = job.cluster.mem_request != "none"
+    if asks and partition.max_memory_mb is not None and memory_gb * 1024 > partition.max_memory_mb:
+        most = nodes.gib(partition.max_memory_mb)
+        found.append(
+            Finding(
+                key="mem_gb",
+                value=f"{memory_gb:g}",
+                site=f"partition {partition.name!r} gives a job {most} GiB of each node (MaxMemPerNode)",
+                remedy=f"Use mem_gb={most} or less.",
+            )
+        )
+    return found
 
 
 def _partition(facts: Mapping[str, str]) -> Partition:
@@ -87,6 +182,14 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         max_time_min=parse_slurm_limit(facts.get("MaxTime", "")),
         max_nodes=_number(facts.get("MaxNodes", "")),
         total_nodes=_number(facts.get("TotalNodes", "")),
+        max_cpus_per_node=_number(facts.get("MaxCPUsPerNode", "")),
+        max_memory_mb=_number(facts.get("MaxMemPerNode", "")),
+        preempt_mode=facts.get("PreemptMode", "OFF"),
+        grace_s=_number(facts.get("GraceTime", "")) or 0,
+        qos=facts.get("QoS", "N/A").replace("N/A", ""),
+        accounts=facts.get("AllowAccounts", "ALL"),
+        qualities=facts.get("AllowQos", "ALL"),
+        root_only=facts.get("RootOnly") == "YES",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _PATIENCE = "Nothing to do: it starts when its turn comes."
 _SMALLER = _PATIENCE + " Fewer nodes or less time start sooner."
 _HELD = "Release it with `scontrol release {job}`, or ask the site why it holds it."
@@ -77,6 +79,15 @@ _REASONS: dict[str, tuple[str, str]] = {
         "its account may not use this partition",
         "Choose another `account=` or `partition=`.",
     ),
+    "QOSNotAllowed": (
+        "the partition does not take its quality of service",
+        "Cancel it and submit it again with another `qos=` or `partition=`.",
+    ),
+    "ReservationDeleted": (
+        "its reservation is gone",
+        "Cancel it and submit it again with another `reservation`, or without one.",
+    ),
+    "JobArrayTaskLimit": ("its array runs as many elements at once as it may", _PATIENCE),
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
     "Prolog": ("its nodes are being prepared", _PATIENCE),
@@ -99,6 +110,11 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
         return (
             f"SLURM requeued it and starts it again {f'at {start}' if start else 'after a delay'}",
             _PATIENCE,
+        )
+    if re.match(r"(?:QOS|Assoc)\w*PerJob", given):  # Limits of one job don't pass with time.
+        return (
+            "it asks for more than its account or quality of service gives one job",
+            f"As it is, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
         )
     for name in sorted(_REASONS, key=len, reverse=True):
         if given.startswith(name):

@@ -15,6 +15,7 @@ _TRANSIENT = re.compile(
 )
 
 _HINTS: tuple[tuple[str, str], ...] = (
+    (r"unrecognized option|invalid option", "Correct the option under `sbatch:` in the cluster file."),
     (
         r"invalid account|account.*partition combination|no account",
         "Name an account that you may use with account=; `sacctmgr show associations user=$USER` lists them.",
@@ -66,7 +67,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"job violates|policy|limit.*reached|maxsubmit",
         "A limit of your account or QOS is reached: wait for jobs to end, ask for less, or use another qos=.",
     ),
-    (r"unrecognized option|invalid option", "Correct the option under `sbatch:` in the cluster file."),
     (r"authentication|munge|protocol", "SLURM does not accept this machine: submit from a login node."),
     (
         r"unable to contact|socket timed out|connection refused",

@@ -6,26 +6,38 @@ import argparse
 import re
 from importlib import import_module
 
+import pytest
+
 from slurmddp.cli.main import COMMANDS
 from support import ROOT
 
 FLAGS = {
-    "train": "--cfg --dry-run --fresh overrides",
-    "run": "--cfg --dry-run --fresh --ranks --torchrun -m overrides",
+    "init": "folder",
+    "train": "--cfg --check --dry-run --fresh overrides",
+    "run": "--cfg --check --dry-run --fresh --ranks --torchrun -m overrides",
     "exec": "--nodes --ranks",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
+    "explain": "--json run",
     "logs": "--all --attempt --follow --lines --rank run",
     "stop": "run",
     "cancel": "run",
-    "resume": "changes run",
+    "resume": "--check changes run",
     "checkpoints": "--json --verify run",
+    "rerun": "--cfg --check --dry-run --fresh changes run",
+    "diff": "--json first second",
+    "rm": "--yes run",
     "export": "--best --force --object --output --step run",
     "report": "run",
-    "bench": "--batch --cfg --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup --width "
-    "action words",
+    "open": "--folder run",
+    "cluster": "action",
+    "bench": "--batch --cfg --check --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup "
+    "--width action words",
+    "completion": "shell",
     "sandbox": "action",
 }
+
+CLUSTER = {"detect": "--write partitions", "check": "--json names"}
 
 SANDBOX = {
     "up": "--accounting --cpus --dir --gpus --grace --link-mbit --name --no-namespaces --nodes "
@@ -65,9 +77,10 @@ def test_commands_and_their_flags() -> None:
     assert {command: names(parser_of(command)) for command in COMMANDS} == FLAGS
 
 
-def test_the_flags_of_the_sandbox() -> None:
-    (choices,) = [action.choices for action in parser_of("sandbox")._actions if action.choices]
-    assert {verb: names(parser) for verb, parser in choices.items()} == SANDBOX
+@pytest.mark.parametrize(("command", "flags"), [("sandbox", SANDBOX), ("cluster", CLUSTER)])
+def test_the_flags_of_actions(command: str, flags: dict[str, str]) -> None:
+    (choices,) = [action.choices for action in parser_of(command)._actions if action.choices]
+    assert {verb: names(parser) for verb, parser in choices.items()} == flags
 
 
 def test_one_table_names_the_environment_variables() -> None:

@@ -58,14 +58,14 @@ def test_a_submission_with_spares_tells_of_them(project, cluster, capsys):
     cluster.site = {"gpu": Partition(name="gpu", max_nodes=4)}
     assert main(["train", *BIG, "spare_nodes=2", "name=other"]) == EXIT_CONFIG
     error = capsys.readouterr().err
-    assert "nodes=3 with spare_nodes=2 is more than partition 'gpu' gives a job (4)" in error
+    assert "nodes=3 with spare_nodes=2: partition 'gpu' gives a job at most 4 (MaxNodes)" in error
     assert "Use 4 nodes or fewer in all" in error
 
 
 def test_what_would_never_start_is_refused_before_anything_is_written(project, cluster, capsys):
     cluster.site = {"gpu": Partition(name="gpu", max_nodes=2)}
     assert main(["train", *BIG]) == EXIT_CONFIG
-    assert "nodes=3 is more than partition 'gpu' gives" in capsys.readouterr().err
+    assert "nodes=3: partition 'gpu' gives a job at most 2" in capsys.readouterr().err
     assert not (project / "runs").exists() and not cluster.submissions
 
 

@@ -88,5 +88,5 @@ def test_what_a_person_writes_reaches_sbatch_as_it_is(
 
 def test_limits_are_read_and_hold(slurm: SlurmClient, start: Start) -> None:
     assert slurm.partitions()["low"].total_nodes == 3
-    with pytest.raises(Exception, match="nodes=9 is more than partition 'low' gives a job"):
+    with pytest.raises(Exception, match="nodes=9: partition 'low' gives a job"):
         start(goal=1, nodes=9)

@@ -9,6 +9,7 @@ import pytest
 from slurmddp.errors import SlurmError
 from slurmddp.slurm import client
 from slurmddp.slurm.client import RETRY_DELAYS_S, SlurmClient, parse_job_id
+from support.slurm import sites
 from support.slurm.slurm_jobs import PROGRAMS, FakePrograms
 
 
@@ -272,3 +273,74 @@ def test_common_rejections_come_with_advice(
         slurm.submit(script, token="t:1")
     assert f"{words}. " in str(caught.value)
     assert advice in caught.value.hint
+
+
+def write_site(programs: FakePrograms) -> None:
+    for name, text in {
+        "partitions": sites.PARTITIONS,
+        "nodes-of-partitions": sites.NODES,
+        "config": sites.CONFIG,
+        "qos": sites.QOS,
+        "associations": sites.ASSOCIATIONS,
+        "account-and-qos": "physics|tight",
+    }.items():
+        programs.write(name, text)
+
+
+def test_a_site_is_described_by_partitions_nodes_settings_and_accounting(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINFO_FORMAT", "%A")
+    write_site(programs)
+    slurm.submit(script, token="t:1")
+    assert slurm.describe() == sites.site(tight=1)
+
+
+def test_without_accounting_only_its_limits_are_not_known(
+    programs: FakePrograms, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_site(programs)
+    (programs.folder / "qos").unlink()
+    assert SlurmClient().describe().accounting is None
+    assert "Limits of accounts and QOS are not compared." in capsys.readouterr().err
+    programs.write("config", sites.CONFIG.replace("associations,limits,qos,safe", "none"))
+    assert SlurmClient().describe().accounting is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_test_of_a_script_queues_nothing_and_tells_the_start(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    words = (
+        "sbatch: Job 7 to start at 2026-11-25T07:49:25 using 8 processors on nodes n[1-2] in partition low"
+    )
+    programs.write("test-only", f'grep -q "nodes=2" "${{@: -1}}" && echo "{words}" >&2')
+    assert slurm.test("#SBATCH --nodes=2\n") == "at 2026-11-25 07:49:25 with 8 processors on nodes n[1-2]"
+    programs.write("test-only", "")
+    assert slurm.test("#SBATCH --nodes=2\n") == ""
+    programs.write("refusal", "allocation failure: Invalid license specification\n")
+    with pytest.raises(SlurmError, match="Invalid license"):
+        slurm.test("")
+    assert programs.calls("sbatch") == 0
+
+
+def test_an_unknown_option_is_told_with_near_options_of_the_sites_own_sbatch(
+    programs: FakePrograms, slurm: SlurmClient, script: Path
+) -> None:
+    programs.write("refusal", "sbatch: unrecognized option '--mailtype=END'\n")
+    with pytest.raises(SlurmError) as caught:
+        slurm.submit(script, token="t:1")
+    assert (
+        caught.value.hint == "Did you mean mail-type? Correct the option under `sbatch:` in the cluster file."
+    )
+
+
+@pytest.mark.parametrize(("own", "ahead"), [("7", 1), ("9", 0), ("0", 2)])
+def test_jobs_ahead_have_a_higher_priority_in_the_same_partition(
+    programs: FakePrograms, slurm: SlurmClient, own: str, ahead: int
+) -> None:
+    for job_id, place in {"1": f"gpu|{own}", "2": "gpu|8", "3": "gpu|7", "4": "cpu|99"}.items():
+        programs.write(f"jobs/{job_id}", "PENDING||Priority|\n")
+        programs.write(f"place-{job_id}", place)
+    assert slurm.jobs_ahead("1") == ahead
+    assert slurm.jobs_ahead("77") is None

@@ -29,7 +29,7 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "stop", "cancel", "resume", "report"):
+    for command in ("list", "status", "logs", "stop", "cancel", "resume", "report", "diff", "explain"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
     return fake
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from slurmddp.errors import SlurmddpError, plain
 from slurmddp.runs import index
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
@@ -20,15 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write `report.html` and `report.png` into the run folder."""
+    print(written(index.find(args.run)))
+    return 0
+
+
+def written(folder: RunFolder) -> Path:
+    """Write the report of a run, and return its path; raises SlurmddpError if it can't be written."""
     from slurmddp.runs.report.html import write_report
 
-    folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
     try:
-        print(write_report(folder, status(folder, SlurmClient())))
+        return write_report(folder, status(folder, SlurmClient()))
     except OSError as error:
         raise SlurmddpError(
             f"The report of {folder.name} can't be written: {plain(error)}.",
             hint="The run folder must be yours, and have free space.",
         ) from error
-    return 0

@@ -2,6 +2,7 @@
 
 slurmddp resume first                        from its last checkpoint
 slurmddp resume first time_limit=24:00:00    with another time limit
+slurmddp resume first time_limit=2h --check  does this SLURM take it? Nothing is submitted
 slurmddp resume first nodes=2                on 2 nodes; each optimizer step keeps its samples
 """
 
@@ -12,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from slurmddp.cli.commands.train import add_check
 from slurmddp.runs import index
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import status
@@ -31,11 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change of place, time limit or size: partition=high",
     )
+    add_check(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Start a run again in its folder, from its last checkpoint."""
-    from slurmddp.cli import start_run
+    from slurmddp.cli import check_job, start_run
     from slurmddp.cli.refusals import refuse_active, refuse_finished
     from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.resume import job_of_run
@@ -45,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
+    if args.check:
+        return check_job.show(job_of_run(folder, args.changes))
     with start_run.hold(folder) as lock:
         found = status(folder, SlurmClient())
         if not is_unanswered(folder):  # The submission below finds the job of an unanswered one.

@@ -36,11 +36,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
     )
+    add_check(parser)
     parser.add_argument("--cfg", action="store_true", help="print the resolved configuration; start nothing")
     parser.add_argument(
         "--fresh",
         action="store_true",
         help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
+    )
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """Add the flag `--check` of the commands that submit a job."""
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the job with the limits of this SLURM and ask sbatch; submit nothing",
     )
 
 
@@ -80,6 +90,10 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         if job.launcher == "local":
             start_run.fits_here(job)
         return show(job)
+    if args.check:
+        from slurmddp.cli import check_job
+
+        return check_job.show(job)
     return _begin(job, fresh=args.fresh)
 
 

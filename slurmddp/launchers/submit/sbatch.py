@@ -75,7 +75,7 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
     except SlurmError:
         return  # sbatch, which runs next, gives a better reason.
     if found:
-        reasons = " ".join(found)
+        reasons = " ".join(map(str, found))
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
 
 

@@ -1,0 +1,63 @@
+"""Write a project folder: configuration, an example model and, where SLURM is, cluster files.
+
+slurmddp init my-project     writes conf/, my_model.py and .gitignore; a file that exists is never changed
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from slurmddp import templates
+from slurmddp.cli.new_files import write_new
+from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument of `slurmddp init`."""
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="the project (default: here)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files of a project and print the next command."""
+    folder: Path = args.folder
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a folder.", hint="Give another name.")
+    clusters = _cluster_files()
+    for line in write_new(folder, {**_files(), **clusters}):
+        print(line)
+    place = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    print(f"next    {place}slurmddp train name=first")
+    if clusters:
+        print(f"        slurmddp train +cluster={next(iter(clusters)).stem} name=first --check")
+    return EXIT_FINISHED
+
+
+def _files() -> dict[Path, str]:
+    """Return the texts of the example project by their paths."""
+    root = Path(templates.__file__).with_name("project")
+    found = {
+        path.relative_to(root): path.read_text(encoding="utf-8")
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    return {Path(".gitignore") if name == Path("gitignore") else name: text for name, text in found.items()}
+
+
+def _cluster_files() -> dict[Path, str]:
+    """Return drafts of cluster files; none without a SLURM that answers."""
+    from slurmddp.cli.commands.cluster import drafts
+    from slurmddp.slurm import client
+
+    if not client.on_path():
+        return {}
+    try:
+        return drafts(client.SlurmClient().describe())
+    except SlurmError as error:
+        words = " ".join(error.message.split())
+        print(f"slurmddp: note: no cluster file is drafted: {words}", file=sys.stderr)
+        return {}

@@ -1,0 +1,187 @@
+"""Read the nodes of a site from sinfo, and compare a job with the nodes of a partition; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from slurmddp.errors import near_matches
+from slurmddp.slurm.finding import Finding
+from slurmddp.spec import Job
+
+SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
+"""Of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Equal nodes of one partition."""
+
+    partition: str
+    nodes: int
+    cpus: int
+    sockets: int = 1
+    cores_per_socket: int = 1
+    memory_mb: int
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Type and number of the GPUs of each node; an empty type if the site names none."""
+    features: tuple[str, ...] = ()
+    state: str = "idle"
+
+    def gpu_count(self, kind: str | None = None) -> int:
+        """Return the number of GPUs of each node, of one type or of all."""
+        return sum(count for name, count in self.gpus if kind in (None, name))
+
+    @property
+    def gres(self) -> str:
+        """The GPUs as SLURM writes them: `gpu:a100:8`."""
+        return ",".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in self.gpus)
+
+
+def parse_groups(text: str) -> tuple[NodeGroup, ...]:
+    """Return the groups of nodes in the output of sinfo in `SINFO_FORMAT`; other lines are ignored."""
+    rows = [line.split("|") for line in text.splitlines()]
+    return tuple(_group(row) for row in rows if len(row) == 8 and row[1].isdigit())
+
+
+def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
+    """Return type and number of each kind of GPU in generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
+    plain = re.sub(r"\([^)]*\)", "", gres)  # `(null)`, and the sockets and indices of devices
+    found = []
+    for name, *rest in (one.split(":") for one in plain.split(",")):
+        words = [word for word in rest if word != "no_consume"]
+        if name == "gpu":
+            count = int(words.pop()) if words and words[-1].isdigit() else 1
+            found.append((words[0] if words else "", count))
+    return tuple(found)
+
+
+def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str) -> list[Finding]:
+    """Return a finding for each thing that no node, or not enough nodes, of a partition have."""
+    found = [*_features(job, nodes, partition), *_gpus(job, nodes, partition), *_sizes(job, nodes, partition)]
+    if found:
+        return found
+    asked, enough = job.resources.all_nodes, sum(group.nodes for group in nodes if _holds(job, group))
+    if asked <= enough:
+        return []
+    return [
+        Finding(
+            key=nodes_key,
+            value=str(asked),
+            site=f"partition {partition!r} has {enough} nodes with the GPUs, CPUs, memory and features",
+            remedy=f"Use {nodes_key}={enough}, or ask for less on each node.",
+        )
+    ]
+
+
+def _group(row: Sequence[str]) -> NodeGroup:
+    partition, nodes, cpus, shape, memory, gres, features, state = (cell.strip() for cell in row)
+    sockets, cores, *_ = [*map(_number, shape.split(":")), 1, 1]
+    return NodeGroup(
+        partition=partition,
+        nodes=int(nodes),
+        cpus=_number(cpus),
+        sockets=sockets,
+        cores_per_socket=cores,
+        memory_mb=_number(memory),
+        gpus=parse_gpus(gres),
+        features=tuple(one for one in features.split(",") if one and one != "(null)"),
+        state=state,
+    )
+
+
+def _number(text: str) -> int:
+    """Return the number at the beginning of a text: sinfo appends `+` where nodes differ."""
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0
+
+
+def _wanted_gpus(job: Job) -> int:
+    return 0 if job.cluster.gpu_request == "none" else job.resources.gpus_per_node
+
+
+def _wanted_memory_mb(job: Job) -> int:
+    return 0 if job.cluster.mem_request == "none" else round((job.resources.mem_gb or 0) * 1024)
+
+
+def _required_features(job: Job) -> tuple[str, ...]:
+    """Return the features that each node must have; an empty tuple for a constraint with alternatives."""
+    text = job.cluster.constraint or ""
+    return tuple(re.findall(r"[\w.-]+", text)) if re.fullmatch(r"[\w.&,-]+", text) else ()
+
+
+def _holds(job: Job, group: NodeGroup) -> bool:
+    return (
+        group.gpu_count(job.cluster.gpu_type) >= _wanted_gpus(job)
+        and group.cpus >= (job.resources.cpus_per_node or 0)
+        and group.memory_mb >= _wanted_memory_mb(job)
+        and {*_required_features(job)} <= {*group.features}
+    )
+
+
+def _features(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
+    known = {feature for group in nodes for feature in group.features}
+    for name in re.findall(r"[A-Za-z_][\w.-]*", job.cluster.constraint or ""):
+        if name not in known:
+            yield Finding(
+                key="cluster.constraint",
+                value=job.cluster.constraint or "",
+                site=f"no node of partition {partition!r} has the feature {name!r}",
+                remedy=near_matches(name, known) or "Remove it: these nodes have no features.",
+            )
+
+
+def _gpus(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
+    wanted, kind = _wanted_gpus(job), job.cluster.gpu_type
+    if not wanted:
+        return
+    kinds = _in_order(name for group in nodes for name, _ in group.gpus)
+    if kind is not None and kinds and kind not in kinds:
+        named = [name for name in kinds if name]
+        untyped = f"the GPUs of partition {partition!r} have no type"
+        yield Finding(
+            key="cluster.gpu_type",
+            value=kind,
+            site=f"partition {partition!r} has the types {', '.join(named)}" if named else untyped,
+            remedy=near_matches(kind, named) or "Leave gpu_type out.",
+        )
+        return
+    most = max((group.gpu_count(kind) for group in nodes), default=0)
+    if wanted > most:
+        has = f"at most {most} GPUs on a node" if most else "no GPUs that SLURM hands out"
+        yield Finding(
+            key="gpus_per_node",
+            value=str(wanted),
+            site=f"partition {partition!r} has {has}",
+            remedy=f"Use gpus_per_node={most} or fewer, or another partition=."
+            if most
+            else "Choose another partition=. If its nodes have GPUs, set gpu_request: none there.",
+        )
+
+
+def _sizes(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
+    most_cpus, most_mb = max(group.cpus for group in nodes), max(group.memory_mb for group in nodes)
+    if (cpus := job.resources.cpus_per_node or 0) > most_cpus:
+        yield Finding(
+            key="cpus_per_node",
+            value=str(cpus),
+            site=f"the nodes of partition {partition!r} have at most {most_cpus} CPUs",
+            remedy=f"Use cpus_per_node={most_cpus} or fewer.",
+        )
+    if _wanted_memory_mb(job) > most_mb:
+        yield Finding(
+            key="mem_gb",
+            value=f"{job.resources.mem_gb:g}",
+            site=f"the nodes of partition {partition!r} have at most {gib(most_mb)} GiB ({most_mb} MB)",
+            remedy=f"Use mem_gb={gib(most_mb)} or less; 0 asks for all of a node.",
+        )
+
+
+def gib(megabytes: int) -> str:
+    """Return SLURM's megabytes as GiB, rounded down to a tenth."""
+    return f"{megabytes * 10 // 1024 / 10:g}"
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

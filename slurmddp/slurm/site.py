@@ -1,0 +1,71 @@
+"""A site as SLURM describes it, and the comparison of a job with all of it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from slurmddp.slurm import accounting, partitions
+from slurmddp.slurm.accounting import Accounting
+from slurmddp.slurm.finding import Finding
+from slurmddp.slurm.nodes import NodeGroup
+from slurmddp.slurm.partitions import Partition
+from slurmddp.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The facts of one SLURM, as `SlurmClient.describe` asks for them."""
+
+    partitions: Mapping[str, Partition]
+    groups: tuple[NodeGroup, ...] = ()
+    config: Mapping[str, str] = field(default_factory=dict)
+    """The facts of `scontrol show config`."""
+    accounting: Accounting | None = None
+    """None if the site has no accounting, or its accounting does not answer."""
+
+
+def check(job: Job, site: Site, *, nodes_key: str = "nodes") -> list[Finding]:
+    """Return a finding for each reason why `job` would not start at this site.
+
+    Args:
+        job: the job.
+        site: the site.
+        nodes_key: the key that holds the job's number of nodes.
+    """
+    found = partitions.check(job, site.partitions, site.groups, nodes_key=nodes_key)
+    found += _gpu_request(job, site)
+    if site.accounting is not None:
+        of_partitions = [one.qos for one in partitions.chosen(job, site.partitions) if one.qos]
+        found += accounting.check(job, site.accounting, of_partitions)
+    return found
+
+
+def check_cluster(job: Job, site: Site) -> list[Finding]:
+    """Return a finding for each key of a cluster file that does not fit the site.
+
+    Args:
+        job: a job with the file's cluster and no settings of its own.
+        site: the site.
+    """
+    most = job.cluster.max_nodes
+    if most is None:
+        return check(job, site)
+    largest = replace(job, resources=replace(job.resources, nodes=most, spare_nodes=0))
+    return check(largest, site, nodes_key="max_nodes")
+
+
+def _gpu_request(job: Job, site: Site) -> list[Finding]:
+    """Return a finding for `--gpus-per-node` at a site whose scheduler knows no such option."""
+    plugin = site.config.get("SelectType", "select/cons_tres")
+    asks = job.resources.gpus_per_node and job.cluster.gpu_request == "gpus-per-node"
+    if not asks or plugin.endswith("cons_tres"):
+        return []
+    return [
+        Finding(
+            key="cluster.gpu_request",
+            value="gpus-per-node",
+            site=f"this SLURM has SelectType={plugin}, which knows no --gpus-per-node",
+            remedy="Set gpu_request: gres in the cluster file.",
+        )
+    ]

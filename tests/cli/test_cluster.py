@@ -1,0 +1,125 @@
+"""`slurmddp cluster` and `--check`, with a site of fake programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
+from support.slurm import sites
+from support.slurm.slurm_jobs import FakePrograms
+
+START = "sbatch: Job 7 to start at 2026-11-25T07:49:25 using 8 processors on nodes n[1-2] in partition gpu"
+
+
+@pytest.fixture
+def site(programs: FakePrograms, project: Path) -> FakePrograms:
+    for name, text in {
+        "partitions": sites.PARTITIONS,
+        "nodes-of-partitions": sites.NODES,
+        "config": sites.CONFIG.replace("associations,limits,qos,safe", "none"),
+        "test-only": f'echo "{START}" >&2',
+    }.items():
+        programs.write(name, text)
+    return programs
+
+
+def test_detect_prints_drafts_and_writes_nothing(site, project, capsys):
+    assert main(["cluster", "detect"]) == 0
+    out, err = capsys.readouterr()
+    assert "# conf/cluster/gpu.yaml\n# Partition gpu of alpha" in out and "# conf/cluster/cpu.yaml\n" in out
+    assert "nothing was written" in err and not (project / "conf/cluster/gpu.yaml").exists()
+
+
+def test_detect_writes_files_that_check_accepts_and_changes_none(site, project, capsys):
+    kept = project / "conf/cluster/cpu.yaml"
+    kept.write_text("name: cpu\npartition: cpu\n")
+    assert main(["cluster", "detect", "--write"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote   conf/cluster/gpu.yaml",
+        "kept    conf/cluster/cpu.yaml (exists; not changed)",
+    ]
+    assert kept.read_text() == "name: cpu\npartition: cpu\n"
+    assert main(["cluster", "check", "gpu", "cpu"]) == 0
+    assert capsys.readouterr().out == "gpu: fits this site\ncpu: fits this site\n"
+
+
+def test_detect_names_a_near_partition(site, capsys):
+    assert main(["cluster", "detect", "gpuu", "--write"]) == EXIT_CONFIG
+    assert "no partition 'gpuu' here that takes your jobs. Did you mean gpu?" in capsys.readouterr().err
+
+
+def test_detect_says_when_nothing_can_be_used(site, capsys):
+    site.write("nodes-of-partitions", "")
+    assert main(["cluster", "detect"]) == EXIT_SLURM
+    assert "no partition with nodes that takes your jobs" in capsys.readouterr().err
+
+
+def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsys):
+    (project / "conf/cluster/far.yaml").write_text("partition: gpu\nmax_nodes: 9\ntime_limit: 90\n")
+    assert main(["cluster", "check"]) == EXIT_CONFIG
+    out = capsys.readouterr().out
+    assert "far: 1 finding\n  max_nodes=9: partition 'gpu' gives a job at most 4 (MaxNodes). Use max_n" in out
+    assert "small: fits this site" in out and "big: 1 finding\n  max_nodes=16" in out
+    assert main(["cluster", "check", "far", "--json"]) == EXIT_CONFIG
+    (found,) = json.loads(capsys.readouterr().out)["far"]
+    assert (found["key"], found["value"]) == ("max_nodes", "9")
+
+
+def test_check_shows_the_refusal_of_sbatch(site, project, capsys):
+    site.write("test-only", 'echo "allocation failure: Invalid license specification" >&2; exit 1')
+    assert main(["cluster", "check", "small"]) == EXIT_CONFIG
+    assert "cluster=small: sbatch failed: allocation failure: Invalid license" in capsys.readouterr().out
+
+
+def test_check_without_a_file_says_how_to_get_one(site, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["cluster", "check"]) == EXIT_CONFIG
+    assert "`slurmddp cluster detect --write`" in capsys.readouterr().err
+
+
+def test_a_checked_job_is_neither_queued_nor_written(site, project, capsys):
+    assert main(["train", "+cluster=small", "name=first", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "This SLURM would start first-" in out
+    assert "at 2026-11-25 07:49:25 with 8 processors on nodes n[1-2]. Nothing was queued or written." in out
+    assert site.calls("sbatch") == 0 and not (project / "runs").exists()
+
+
+def test_a_checked_job_names_every_limit(site, project, capsys):
+    asked = ["+cluster=small", "time_limit=9-0", "nodes=5", "--check", "gpu.py", "--lr", "1"]
+    (project / "gpu.py").write_text("")
+    assert main(["run", *asked]) == EXIT_CONFIG
+    out = capsys.readouterr().out
+    assert "nodes=5: partition 'gpu' gives a job at most 4 (MaxNodes)" in out
+    assert "time_limit=9-00:00:00: partition 'gpu' allows at most 2-00:00:00 (MaxTime)" in out
+    assert site.calls("sbatch") == 0
+
+
+def test_a_resumed_job_is_checked_with_its_changes(site, project, cluster_run, capsys):
+    assert main(["resume", cluster_run, "time_limit=9-0", "--check"]) == EXIT_CONFIG
+    assert "2-00:00:00 (MaxTime)" in capsys.readouterr().out
+
+
+def test_an_unanswered_check_is_no_refusal(site, project, capsys):
+    site.write("test-only", 'echo "Unable to contact slurm controller (connect failure)" >&2; exit 1')
+    assert main(["train", "+cluster=small", "--check"]) == EXIT_SLURM
+    assert "scontrol ping" in capsys.readouterr().err
+
+
+def test_a_local_run_can_not_be_checked(project, capsys):
+    assert main(["train", "--check"]) == EXIT_CONFIG
+    assert "+cluster=NAME" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cluster_run(site, project, monkeypatch) -> str:
+    """Submit a run to the fake programs and return its name."""
+    from slurmddp.slurm import client
+
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    assert main(["train", "+cluster=small", "name=first"]) == 0
+    return next((project / "runs").iterdir()).name

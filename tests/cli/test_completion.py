@@ -1,0 +1,90 @@
+"""Tab completion: what can stand next on a command line, and the shells that ask for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.completion import SHELLS, clusters, parser, runs, script, settings
+from slurmddp.cli.main import COMMANDS, _module, main
+
+BASH = """
+slurmddp() { "$PYTHON" -m slurmddp "$@"; }
+eval "$(slurmddp completion bash)"
+for line; do
+    COMP_LINE=$line COMP_POINT=${#line} COMP_TYPE=9 COMPREPLY=()
+    _python_argcomplete slurmddp
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "some"),
+    [
+        ("mod", {"model="}),
+        ("train.st", {"train.steps="}),
+        ("+clu", {"+cluster="}),
+        ("model=", {"model=gpt_small"}),
+        ("+cluster=b", {"+cluster=big"}),
+        ("train.compile=", {"train.compile=true", "train.compile=false"}),
+        ("train.precision=b", {"train.precision=bf16"}),
+        ("train.steps=", set()),
+        ("nothing", set()),
+        ("nothing=", set()),
+    ],
+)
+def test_settings_and_choices_of_the_project_are_completed(project: Path, typed: str, some: set[str]) -> None:
+    found = settings(typed)
+    assert (some <= set(found)) if some else found == []
+    assert all(one.startswith(typed) for one in found)
+
+
+def test_runs_and_clusters_are_completed(make_run, project: Path) -> None:
+    make_run("gpt-0a1b2c3d")
+    make_run("other-0a1b2c3d")
+    assert runs("gp") == ["gpt-0a1b2c3d"] and set(runs("")) == {"gpt-0a1b2c3d", "other-0a1b2c3d"}
+    assert clusters("b") == ["big"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_every_run_and_setting_of_a_command_has_a_completer(command: str) -> None:
+    (actions,) = [one.choices for one in parser(COMMANDS, _module, command)._actions if one.choices]
+    arguments = actions[command]._actions
+    named = {one.dest: one for one in arguments if "RUN" in str(one.metavar) or "=" in str(one.metavar)}
+    assert {name for name, one in named.items() if not hasattr(one, "completer")} == set()
+    others = [one for name, one in actions.items() if name != command]
+    assert all(len(one._actions) == 1 for one in others if isinstance(one, argparse.ArgumentParser))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_gets_its_lines(shell: str, capsys) -> None:
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert printed == script(shell) and "slurmddp" in printed
+
+
+def test_bash_completes_commands_flags_runs_and_choices(make_run, project: Path) -> None:
+    make_run("gpt-0a1b2c3d")
+    lines = {
+        "slurmddp st": "status stop",
+        "slurmddp status gp": "gpt-0a1b2c3d",
+        "slurmddp train --dry": "--dry-run",
+        "slurmddp train +cluster=": "big small",
+        "slurmddp cluster check bi": "big",
+    }
+    done = subprocess.run(
+        ["bash", "-c", BASH, "bash", *lines],
+        env={**os.environ, "PYTHON": sys.executable},
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = [set(line.split()) for line in done.stdout.splitlines()]
+    assert [set(words.split()) - one for one, words in zip(found, lines.values(), strict=True)] == [set()] * 5

@@ -1,0 +1,70 @@
+"""`slurmddp explain`: why a run waits, with a site of fake programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.slurm import client
+from support.runs.cli_runs import end, start
+from support.runs.train_runs import only_run
+from support.slurm import sites
+from support.slurm.slurm_jobs import FakePrograms
+
+
+@pytest.fixture
+def waiting(programs: FakePrograms, project, monkeypatch) -> FakePrograms:
+    """Submit a run that waits as job 1."""
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    assert main(["train", "+cluster=small", "name=first", "nodes=3"]) == 0
+    programs.write("partitions", sites.PARTITIONS.replace("MaxNodes=4", "MaxNodes=2"))
+    programs.write("nodes-of-partitions", sites.NODES)
+    programs.write("config", "ClusterName = alpha\n")
+    return programs
+
+
+def test_a_waiting_run_shows_reason_place_start_and_limits(waiting, capsys):
+    waiting.write("jobs/2", "PENDING||Priority|\n")
+    waiting.write("start", "2026-11-25T09:00:00")
+    waiting.write("place-2", "gpu|9")
+    capsys.readouterr()
+    assert main(["explain", "first"]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "state      queued: job 1 waits: other jobs stand before it in the queue",
+        "next       Nothing to do",
+        "reason     Priority",
+        "queue      1 job waits before it in its partition",
+        "start      expected at 2026-11-25 09:00:00",
+        "limit      nodes=3: partition 'gpu' gives a job at most 2 (MaxNodes).",
+    ):
+        assert f"\n  {line}" in out
+
+
+def test_programs_read_the_same(waiting, capsys):
+    capsys.readouterr()
+    assert main(["explain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["job_id"]) == ("queued", "1")
+    assert (found["wait"]["reason"], found["wait"]["start"]) == ("Priority", "")
+    assert [one["key"] for one in found["wait"]["limits"]] == ["nodes"]
+
+
+def test_a_run_that_ended_shows_its_end(waiting, project, capsys):
+    folder = only_run(project)
+    start(folder, job_id="1")
+    end(folder, "failed", code=1, job_id="1")
+    capsys.readouterr()
+    assert main(["explain", "first"]) == 0
+    out = capsys.readouterr().out
+    assert "\n  state      failed: " in out and "reason" not in out
+
+
+def test_a_silent_slurm_is_told_by_the_state(waiting, capsys):
+    waiting.write("silence", "Unable to contact slurm controller (connect failure)")
+    capsys.readouterr()
+    assert main(["explain", "first"]) == 0
+    out = capsys.readouterr().out
+    assert "state      unknown: " in out and "reason" not in out

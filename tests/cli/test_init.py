@@ -1,0 +1,76 @@
+"""`slurmddp init`: a project whose next command works at once."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_CONFIG
+from slurmddp.slurm import client
+from support.runs.train_runs import slurmddp
+from support.slurm import sites
+from support.slurm.slurm_jobs import FakePrograms
+
+CONF = {"conf/slurmddp.yaml", "conf/model/classifier.yaml", "conf/data/spirals.yaml"}
+FILES = {".gitignore", "my_model.py", *CONF}
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client, "on_path", lambda: False)
+    return tmp_path
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_printed_next_command_trains_the_example(laptop, capsys):
+    assert main(["init", "my project"]) == 0
+    out = capsys.readouterr().out
+    assert files(laptop / "my project") == FILES
+    (line,) = [line for line in out.splitlines() if line.startswith("next")]
+    cd, folder, also, command, *words = shlex.split(line.removeprefix("next"))
+    assert (cd, also, command) == ("cd", "&&", "slurmddp")
+    said = slurmddp(laptop / folder, *words, XDG_STATE_HOME=str(laptop / "state"))
+    assert "Finished: 300 steps, held-out loss 1." in said
+    assert " -> 0.0" in said, "the example learns"
+
+
+def test_no_file_is_changed(laptop, capsys):
+    (laptop / "my_model.py").write_text("mine")
+    assert main(["init"]) == 0
+    out = capsys.readouterr().out
+    assert "kept    my_model.py (exists; not changed)\n" in out
+    assert "next    slurmddp train name=first\n" in out
+    assert (laptop / "my_model.py").read_text() == "mine"
+    assert main(["init"]) == 0
+    assert "wrote" not in capsys.readouterr().out
+
+
+def test_a_login_node_gets_cluster_files_that_compose(programs: FakePrograms, laptop, monkeypatch, capsys):
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    for name, text in (("partitions", sites.PARTITIONS), ("nodes-of-partitions", sites.NODES)):
+        programs.write(name, text)
+    programs.write("config", sites.CONFIG.replace("associations,limits,qos,safe", "none"))
+    assert main(["init"]) == 0
+    assert "        slurmddp train +cluster=gpu name=first --check\n" in capsys.readouterr().out
+    assert main(["train", "+cluster=gpu", "name=first", "--check"]) == 0
+
+
+def test_a_silent_slurm_costs_only_the_cluster_files(programs: FakePrograms, laptop, monkeypatch, capsys):
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    programs.write("silence", "Unable to contact slurm controller")
+    assert main(["init", "new"]) == 0
+    assert files(laptop / "new") == FILES
+    assert "no cluster file is drafted: scontrol failed: Unable to contact" in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder(laptop, capsys):
+    (laptop / "taken").write_text("")
+    assert main(["init", "taken"]) == EXIT_CONFIG
+    assert "taken is a file" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""`slurmddp rm`: a run that has no job goes for good, and only with --yes."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_NO_RUN, EXIT_RUN_STATE, EXIT_SLURM, EXIT_USAGE
+from slurmddp.runs.folder.history import UNANSWERED
+from support.runs.cli_runs import end, local_process, start, submit
+from support.runs.train_runs import BIG, only_run
+
+
+@pytest.fixture
+def ended(make_run, cluster):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    (folder.checkpoints_dir / "step-9").mkdir(parents=True)
+    (folder.checkpoints_dir / "step-9" / "weights").write_bytes(b"x" * 5000)
+    end(folder, "finished")
+    return folder
+
+
+def test_without_yes_nothing_is_removed(ended, capsys):
+    assert main(["rm", "gpt"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "kB, 1 checkpoint) would be removed for good; nothing was removed." in error
+    assert f"`slurmddp rm {ended.name} --yes`" in error and ended.config_file.exists()
+
+
+def test_with_yes_nothing_is_left(ended, capsys):
+    beside = ended.path.with_name("gpt-ffffffff")
+    beside.mkdir()
+    assert main(["rm", "gpt", "--yes"]) == 0
+    assert f"{ended.name} is removed (" in capsys.readouterr().out
+    assert [*ended.path.parent.iterdir()] == [beside]
+    assert main(["rm", "gpt", "--yes"]) == EXIT_NO_RUN
+
+
+def test_links_in_a_run_are_not_followed(ended, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "kept").write_text("")
+    ended.code_dir.mkdir()
+    (ended.code_dir / "data").symlink_to(tmp_path / "data")
+    assert main(["rm", "gpt", "--yes"]) == 0
+    assert (tmp_path / "data" / "kept").exists()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_an_active_run_is_refused(project, cluster, state, capsys):
+    assert main(["train", *BIG]) == 0
+    folder = only_run(project)
+    cluster.set_state("1", state)
+    assert main(["rm", folder.name, "--yes"]) == EXIT_RUN_STATE
+    assert f"First `slurmddp cancel {folder.name}`" in capsys.readouterr().err
+    assert folder.config_file.exists()
+
+
+def test_a_local_run_at_work_is_refused(make_run, cluster, capsys):
+    folder = make_run()
+    with local_process(folder):
+        assert main(["rm", "gpt", "--yes"]) == EXIT_RUN_STATE
+    assert folder.config_file.exists()
+
+
+def test_a_run_that_slurm_may_still_start_is_refused(project, cluster, capsys):
+    assert main(["train", *BIG]) == 0
+    folder = only_run(project)
+    start(folder, job_id="1")
+    end(folder, "finished", job_id="1")
+    assert main(["rm", folder.name, "--yes"]) == EXIT_RUN_STATE
+    assert "SLURM may still start job 1" in capsys.readouterr().err
+    cluster.forget("1")
+    folder.add_event(UNANSWERED, submitter="sbatch")
+    assert main(["rm", folder.name, "--yes"]) == EXIT_SLURM
+    assert folder.config_file.exists()
+
+
+def test_a_damaged_run_can_be_removed(ended):
+    ended.config_file.write_text(": [")
+    assert main(["rm", ended.name, "--yes"]) == 0
+    assert not ended.path.exists()
