@@ -10,8 +10,10 @@ from slurmddp.cli.main import COMMANDS
 from support import ROOT
 
 FLAGS = {
-    "train": "--cfg --dry-run --fresh overrides",
-    "run": "--cfg --dry-run --fresh --ranks --torchrun -m overrides",
+    "train": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --package --resolve "
+    "overrides",
+    "run": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --package --ranks "
+    "--resolve --torchrun -m overrides",
     "exec": "--nodes --ranks",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
@@ -22,8 +24,8 @@ FLAGS = {
     "checkpoints": "--json --verify run",
     "export": "--best --force --object --output --step run",
     "report": "run",
-    "bench": "--batch --cfg --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup --width "
-    "action words",
+    "bench": "--batch --cfg --config-dir --config-name --config-path --dry-run --fresh --info --layers "
+    "--package --ranks --repetitions --resolve --seed --sizes --warmup --width action words",
     "sandbox": "action",
 }
 

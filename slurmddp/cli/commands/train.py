@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmddp.cli import start_run
+from slurmddp.cli import hydra_flags, start_run
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
@@ -36,12 +36,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
     )
-    parser.add_argument("--cfg", action="store_true", help="print the resolved configuration; start nothing")
     parser.add_argument(
         "--fresh",
         action="store_true",
         help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
     )
+    hydra_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: None) -> int:
@@ -57,23 +57,21 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.sbatch_environment import unused
 
-    project_dir = Path.cwd()
-    composed = compose(args.overrides, project_dir)
+    project_dir, sources = Path.cwd(), hydra_flags.sources(args)
+    if args.info:
+        return hydra_flags.show_info(args, project_dir, sources)
+    composed = compose(args.overrides, project_dir, sources)
     here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
     job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
     check(job)
     for note in [
-        *unread(composed, project_dir),
+        *unread(composed, project_dir, sources),
         *unused(composed, os.environ),
         *misspelled(composed, os.environ),
     ]:
         print(f"slurmddp: note: {note}", file=sys.stderr)
     if args.cfg:
-        import yaml
-
-        shown = relevant(job.program.config)
-        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-        return EXIT_FINISHED
+        return hydra_flags.show_config(args, relevant(job.program.config), sources)
     if args.dry_run:
         from slurmddp.cli.dry_run import show
 
