@@ -11,6 +11,7 @@ from slurmddp.errors import EXIT_FINISHED, ConfigError, near_matches
 
 if TYPE_CHECKING:
     from slurmddp.config.sources import Sources
+    from slurmddp.spec import Job
 
 _SHOWN = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -50,6 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-cd", "--config-dir", metavar="FOLDER", help="further folder of groups, searched after conf/")
 
 
+def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
+    """Add the flag of a sweep, with its short forms."""
+    parser.add_argument(
+        *short,
+        "--multirun",
+        action="store_true",
+        help="a sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4",
+    )
+
+
 def sources(args: argparse.Namespace) -> Sources:
     """Return the places of configuration files that the flags name, after taking overrides off `--cfg`."""
     from slurmddp.config.sources import DEFAULT, Sources
@@ -69,15 +80,19 @@ def sources(args: argparse.Namespace) -> Sources:
     )
 
 
-def show_config(args: argparse.Namespace, job: Mapping[str, Any], sources: Sources) -> int:
-    """Print the configuration of the job, Hydra's own, or both, as YAML."""
+def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: bool = False) -> int:
+    """Print the configuration of the job, Hydra's own, or both, as YAML; as one of `many` documents."""
     import yaml
 
-    shown = dict(job)
+    from slurmddp.config.identity import relevant
+
+    shown = relevant(job.program.config)
+    if many:
+        print(f"---\n# {job.run_name}")
     if args.cfg != "job":
         from slurmddp.config.inspect import hydra_node
 
-        hydra = {"hydra": hydra_node(args.overrides, Path.cwd(), sources)}
+        hydra = {"hydra": hydra_node(job.overrides, Path.cwd(), sources)}
         shown = hydra if args.cfg == "hydra" else {**hydra, **shown}
     if args.package:
         print(f"# @package {args.package}")

@@ -34,7 +34,7 @@ COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
-    "list": "List the runs of this account, the newest activity first.",
+    "list": "List the runs of this account, the newest activity first, or the runs of a sweep.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
     "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",

@@ -143,6 +143,6 @@ def _several(text: str) -> ConfigError:
     key, _, value = text.partition("=")
     return ConfigError(
         f"{text!r} asks for several runs, and one command starts one run.",
-        hint=f"For a list write {shlex.quote(f'{key}=[{value}]')}, for a text with commas "
-        f"{shlex.quote(f'{key}={chr(34)}{value}{chr(34)}')}; for several runs, one command each.",
+        hint=f"For several runs add -m (--multirun). For a list write {shlex.quote(f'{key}=[{value}]')}, "
+        f"for a text with commas {shlex.quote(f'{key}={chr(34)}{value}{chr(34)}')}.",
     )

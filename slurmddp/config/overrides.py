@@ -193,7 +193,7 @@ def _is_stored(group: str) -> bool:
 def _choose(draft: _Draft, given: Given) -> None:
     choice = "null" if given.sign == "~" else unquoted((given.value or "").strip()).removesuffix(".yaml")
     if "," in choice:
-        raise ConfigError(f"{given.text!r} names several choices.", hint="Start one run for each of them.")
+        raise ConfigError(f"{given.text!r} names several choices.", hint="For a run of each add --multirun.")
     draft.chosen.add(given.key)
     if choice in ("null", "None"):
         draft.choices[given.key] = None

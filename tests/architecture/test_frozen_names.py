@@ -10,12 +10,12 @@ from slurmddp.cli.main import COMMANDS
 from support import ROOT
 
 FLAGS = {
-    "train": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --package --resolve "
-    "overrides",
-    "run": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --package --ranks "
-    "--resolve --torchrun -m overrides",
+    "train": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --multirun --package "
+    "--resolve overrides",
+    "run": "--cfg --config-dir --config-name --config-path --dry-run --fresh --info --multirun --package "
+    "--ranks --resolve --torchrun -m overrides",
     "exec": "--nodes --ranks",
-    "list": "--all --json --limit",
+    "list": "--all --json --limit sweep",
     "status": "--json --verbose run",
     "logs": "--all --attempt --follow --lines --rank run",
     "stop": "run",

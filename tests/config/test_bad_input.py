@@ -109,7 +109,7 @@ CASES = {
     "model._target_=os.system('x')": "can't be read|not an import path",
     "~model._target_": "has no `_target_`",
     "model=null": "`model` is missing",
-    "train.steps=1,2": "asks for several runs.*one command each",
+    "train.steps=1,2": "asks for several runs.*add -m",
     "model=gpt_small,other": "several choices",
     "name=two words": "letters, digits.*name=two-words",
     "name=../x": "letters, digits",

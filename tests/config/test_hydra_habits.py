@@ -156,6 +156,24 @@ HABITS = {
     "`--shell-completion`, `-sc`": [Case("-sc install=bash", refused="'-sc'.*its own applications")],
     "`--hydra-help`": [Case("--hydra-help", refused="slurmddp train --help")],
     "`--experimental-rerun`": [Case("--experimental-rerun x", refused="slurmddp resume RUN")],
+    "`--multirun`, `-m`": [Case("-m seed=4,5", {"seed": 4}), Case("-m", {"seed": 0})],
+    "`choice`, `range`, `glob`": [
+        Case("-m seed=choice(2,3)", {"seed": 2}),
+        Case("-m seed=range(7,9)", {"seed": 7}),
+        Case("-m loss=glob(b*)", {"loss._target_": "torch.nn.BCELoss"}),
+        Case("seed=4,5", refused="asks for several runs.*-m"),
+    ],
+    "`interval`": [Case("-m seed=interval(1,2)", refused="learns from results")],
+    "`hydra/sweeper`": [
+        Case("-m seed=1,2 hydra/sweeper=optuna", refused="Optuna needs each result"),
+        Case("-m hydra.sweeper.params.seed=1,2", refused="basic sweeper"),
+    ],
+    "`hydra/launcher`": [Case("-m seed=1,2 hydra/launcher=joblib", refused=r"\+cluster=NAME submits")],
+    "`hydra.mode`": [Case("hydra.mode=MULTIRUN", refused="`-m` sweeps")],
+    "`hydra.sweep.dir`, `hydra.sweep.subdir`": [
+        Case("-m seed=1,2 hydra.sweep.dir=x", refused="runs_dir=FOLDER"),
+        Case("-m seed=1,2 hydra.sweep.subdir=x", refused="runs_dir=FOLDER"),
+    ],
     "`hydra.run.dir`": [
         Case("hydra.run.dir=x", refused="runs_dir=FOLDER"),
         Case("", refused="hydra.run.dir.*runs_dir", files={"conf/slurmddp.yaml": "hydra: {run: {dir: x}}\n"}),
@@ -223,7 +241,7 @@ def test_a_habit_of_hydra_works_or_is_refused(
             assert re.search(case.refused, err) and code != EXIT_FINISHED, case.words
         else:
             assert code == EXIT_FINISHED, err
-            found = yaml.safe_load(out)
+            found = next(yaml.safe_load_all(out))  # of a sweep the first point
             assert {key: at(found, key) for key in case.values} == case.values, case.words
     assert not (project / "runs").exists()
 

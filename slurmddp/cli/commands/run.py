@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torchrun", action="store_true", help="let one torchrun per node start the ranks (program.torchrun)"
     )
+    hydra_flags.add_multirun(parser)
     train.add_flags(parser)
     parser.epilog = EXIT_CODES
 
