@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from slurmddp.config.overrides import conf_roots, options
 from slurmddp.config.schema import GROUPS, every_key
 from slurmddp.runs import index
 
@@ -74,7 +73,14 @@ def runs(prefix: str, **_facts: Any) -> list[str]:
 
 def clusters(prefix: str, **_facts: Any) -> list[str]:
     """Return the names of cluster files."""
-    return [name for name in options(conf_roots(Path.cwd()), "cluster") if name.startswith(prefix)]
+    return [name for name in _choices("cluster") if name.startswith(prefix)]
+
+
+def _choices(group: str) -> Iterable[str]:
+    from slurmddp.config.overrides import options
+    from slurmddp.config.sources import conf_roots
+
+    return options(conf_roots(Path.cwd()), group)
 
 
 def settings(prefix: str, **_facts: Any) -> list[str]:
@@ -90,7 +96,7 @@ def _settings(prefix: str) -> Iterator[str]:
         return
     name = typed.lstrip("+")
     if name in GROUPS:
-        for choice in options(conf_roots(Path.cwd()), name):
+        for choice in _choices(name):
             yield f"{typed}={choice}"
     elif name in every_key():
         for kind in every_key()[name].types:

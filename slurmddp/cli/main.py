@@ -35,7 +35,7 @@ COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
-    "list": "List the runs of this account, the newest activity first.",
+    "list": "List the runs of this account, the newest activity first, or the runs of a sweep.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
     "explain": "Explain why a run waits: SLURM's reason, its place in the queue, limits, expected start.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
@@ -163,8 +163,11 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 
 def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
     """Return how to write a setting, or the arguments of a script, that was typed as a flag; may be empty."""
+    from slurmddp.cli import hydra_flags
     from slurmddp.config.schema import every_key
 
+    if flag.partition("=")[0] in hydra_flags.REFUSED:
+        return hydra_flags.REFUSED[flag.partition("=")[0]]
     script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
     if script:
         return f"A script runs as `slurmddp run [settings] {script} {flag} ...`, with its arguments after it."

@@ -120,6 +120,8 @@ def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
     hint = near_matches(key, known, prefix=prefix)
     if not hint.startswith("Did"):
         hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
+        if not prefix:
+            hint += f" A key of your own may stand here if another value refers to it: ${{{key}}}."
     return ConfigError(f"`{prefix}{key}` is not a key of the configuration.", hint=hint)
 
 

@@ -3,14 +3,15 @@
 Hydra searches groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own)
 in the project folder's `conf/` first, then in slurmddp's. The project's `conf/slurmddp.yaml` holds the
 project's defaults: keys with other values, and under `defaults:` the choices of groups. A project's
-`conf/config.yaml` belongs to another program and is not read.
+`conf/config.yaml` may belong to another program; it is read with `--config-name config`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,18 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config import check_paths, hydra_errors, sbatch_environment, script_arguments
+from slurmddp.config import check_paths, hydra_errors, hydra_keys, sbatch_environment, script_arguments
 from slurmddp.config.check_values import check
 from slurmddp.config.identity import relevant
-from slurmddp.config.overrides import PROJECT_DEFAULTS, Plan, conf_roots, options, plan_from
+from slurmddp.config.overrides import DEFAULTS_NODE, Plan, options, plan_from
+from slurmddp.config.schema import TOP
+from slurmddp.config.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
@@ -38,7 +43,7 @@ _LEFT_OUT = [
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
 """Parts of Hydra that run programs; without them Hydra composes in two thirds of the time."""
-_TROUBLE = (
+TROUBLE = (
     HydraException,
     OmegaConfBaseException,
     yaml.YAMLError,
@@ -49,13 +54,12 @@ _TROUBLE = (
 )
 
 
-def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
+def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> dict[str, Any]:
     """Return the whole configuration, resolved and checked; raises ConfigError."""
     project_dir = project_dir.absolute()
     check_paths.check_project(project_dir)
-    roots = conf_roots(project_dir)
-    plan = make_plan(overrides, roots)
-    composed = compose_plan(plan, roots, overrides)
+    plan = make_plan(overrides, project_dir, sources)
+    composed = compose_plan(plan, overrides)
     expressions = composed.pop(EXPRESSIONS)
     if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
         cluster["name"] = cluster.get("name") or plan.cluster
@@ -76,9 +80,9 @@ def compose(overrides: Sequence[str], project_dir: Path) -> dict[str, Any]:
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
 
 
-def unread(config: Mapping[str, Any], project_dir: Path) -> list[str]:
+def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFAULT) -> list[str]:
     """Return a note for each setting or file that has no effect."""
-    return [*_unread_file(config, project_dir), *_unasked_memory(config)]
+    return [*_unread_file(config, project_dir, sources), *_unasked_memory(config)]
 
 
 def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
@@ -88,13 +92,13 @@ def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
     return [f"mem_gb={memory} has no effect: with mem_request: none, the job requests no memory."]
 
 
-def _unread_file(config: Mapping[str, Any], project_dir: Path) -> list[str]:
-    other, own = (project_dir / "conf" / name for name in ("config.yaml", PROJECT_DEFAULTS))
-    has_conf = len(conf_roots(project_dir)) > 1  # the first is the project's
-    if config["program"].get("script") or not has_conf or not other.is_file() or own.is_file():
+def _unread_file(config: Mapping[str, Any], project_dir: Path, sources: Sources) -> list[str]:
+    other, own = project_dir / sources.path / "config.yaml", project_dir / sources.file
+    if config["program"].get("script") or not other.is_file() or own.is_file():
         return []
     return [
-        f"conf/config.yaml is not read: a project's defaults for slurmddp belong in conf/{PROJECT_DEFAULTS}."
+        f"{sources.path}/config.yaml is not read: a project's defaults for slurmddp belong in "
+        f"{sources.file}, or say --config-name config."
     ]
 
 
@@ -107,49 +111,106 @@ def _name(config: Mapping[str, Any]) -> str:
     return check_paths.as_name(last.removeprefix(MODULE)) or "script"
 
 
-def make_plan(overrides: Sequence[str], roots: Sequence[Path]) -> Plan:
+def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> Plan:
     """Return the plan for Hydra; raises ConfigError for a file that can't be right."""
-    own = roots[0] / PROJECT_DEFAULTS
-    has_own = len(roots) > 1 and own.is_file()
-    plan = plan_from(overrides, roots, _load_yaml(own) if has_own else {})
-    files = {"defaults": own} if has_own else {}
+    own = defaults_file(project_dir, sources)
+    content = _load_yaml(own) if own else {}
+    searched = hydra_keys.search_path(content["hydra"], sources.file) if "hydra" in content else []
+    if typed := [one for one in overrides if one.lstrip("+").startswith(f"{hydra_keys.SEARCH_PATH}=")]:
+        searched = hydra_keys.texts(_parsed(typed[-1]), typed[-1])
+        overrides = [one for one in overrides if one not in typed]
+    run_code(project_dir, sources)
+    roots = conf_roots(project_dir, sources, searched)
+    plan = plan_from(overrides, roots, content, sources.file)
+    files = {"defaults": own} if own else {}
     if (cluster := options(roots, "cluster").get(plan.cluster or "")) is not None:
         files["cluster"] = cluster
     check_paths.check_clocks(files)
     return plan
 
 
+def _parsed(override: str) -> Any:
+    """Return the value of a setting that Hydra itself reads."""
+    try:
+        return OverridesParser.create().parse_overrides([override])[0].value()
+    except HydraException as error:
+        raise hydra_errors.explain(error, [override]) from error
+
+
 def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except _TROUBLE as error:
+    except TROUBLE as error:
         raise ConfigError(f"{path} can't be read: {_flat(error)}.", hint="Correct the file.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")
     return {str(key): value for key, value in loaded.items()}
 
 
-def compose_plan(plan: Plan, roots: Sequence[Path], typed: Sequence[str]) -> dict[str, Any]:
+def compose_plan(plan: Plan, typed: Sequence[str]) -> dict[str, Any]:
     """Let Hydra compose a plan, and resolve the result without checking it; raises ConfigError."""
     try:
-        return _compose(plan, roots)
-    except _TROUBLE as error:
-        raise hydra_errors.explain(error, typed, roots) from error
+        return _resolved(with_hydra(plan))
+    except TROUBLE as error:
+        raise hydra_errors.explain(error, typed, plan.roots) from error
 
 
-def _compose(plan: Plan, roots: Sequence[Path]) -> dict[str, Any]:
+@contextmanager
+def initialized(plan: Plan) -> Iterator[str]:
+    """Initialize Hydra for a plan; yields the name of the primary configuration."""
     primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
-    if len(roots) > 1:
-        primary["hydra"] = {"searchpath": ["pkg://slurmddp.conf"]}
+    first, *others = plan.roots
+    if others:
+        primary["hydra"] = {"searchpath": [f"file://{root}" for root in others]}
+    ConfigStore.instance().store(DEFAULTS_NODE, plan.base)
     ConfigStore.instance().store(_PRIMARY, primary)
-    with initialize_config_dir(str(roots[0]), job_name="slurmddp", version_base="1.3"):
-        composed = hydra_compose(_PRIMARY, list(plan.overrides))
-    container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    raw: Any = OmegaConf.to_container(composed, resolve=False)
-    return {
-        **{str(key): value for key, value in container.items()},
-        EXPRESSIONS: config_secrets.expressions(raw, container),
-    }
+    with initialize_config_dir(str(first), job_name="slurmddp", version_base="1.3"):
+        yield _PRIMARY
+
+
+def with_hydra(plan: Plan) -> DictConfig:
+    """Compose a plan, Hydra's own node included; errors are Hydra's."""
+    with initialized(plan) as name:
+        return hydra_compose(name, list(plan.overrides), return_hydra_config=True)
+
+
+def _resolved(composed: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain values, without Hydra's node and the project's own keys."""
+    with open_dict(composed):
+        hydra = composed.pop("hydra")
+    raw: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
+    texts = "\n".join(_texts(raw))
+    if referred := re.findall(r"\$\{hydra:([\w.]+)", texts):
+        _let_refer(hydra, referred)
+    container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
+    expressions = config_secrets.expressions(raw, container)
+    kept = {str(key): value for key, value in container.items() if not _is_referred_to(str(key), texts)}
+    return {**kept, EXPRESSIONS: {key: one for key, one in expressions.items() if key in kept}}
+
+
+def _let_refer(hydra: DictConfig, keys: Sequence[str]) -> None:
+    """Let `${hydra:KEY}` find Hydra's node; raises ConfigError for a key that only a running job has."""
+    for key in keys:
+        if OmegaConf.select(hydra, key) is None:
+            raise ConfigError(
+                f"`${{hydra:{key}}}` has no value: slurmddp uses Hydra only to compose configurations.",
+                hint="See `slurmddp train --cfg hydra`.",
+            )
+    HydraConfig.instance().cfg = OmegaConf.create({"hydra": hydra})  # type: ignore[assignment]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of nested mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def _is_referred_to(key: str, texts: str) -> bool:
+    """Return whether a top-level key is the project's own, and the value of another key refers to it."""
+    reference = rf"\$\{{\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
+    return key not in TOP and re.search(reference, texts) is not None
 
 
 def _flat(error: Exception) -> str:

@@ -103,13 +103,14 @@ def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Itera
     known = [str(one) for one in error.options or ()]
     near = near_matches(choice, known)
     known_too = f"All: {', '.join(sorted(known))}." if near.startswith("Did") else ""
-    file = f"A file conf/{group}/{choice}.yaml in your project folder would be found."
+    file = f"A file conf/{error.missing_cfg_file}.yaml in your project folder would be found."
     places = " and ".join(str(root / group) for root in roots)
     in_file = re.match(r"In '((?!slurmddp_primary).+?)'", str(error))
     is_typed = any(choice in text for text in typed)
     where = in_file[1] if in_file else "" if is_typed else "slurmddp"
+    source = where and f" (from conf/{where}.yaml)"
     return ConfigError(
-        f"There is no {group} {choice!r}{where and f' (from conf/{where}.yaml)'}; looked in {places}.",
+        f"There is no {group or 'file'} {choice!r}{source}; looked in {places}.",
         hint=" ".join(filter(None, [near, known_too, file])),
     )
 
@@ -142,6 +143,6 @@ def _several(text: str) -> ConfigError:
     key, _, value = text.partition("=")
     return ConfigError(
         f"{text!r} asks for several runs, and one command starts one run.",
-        hint=f"For a list write {shlex.quote(f'{key}=[{value}]')}, for a text with commas "
-        f"{shlex.quote(f'{key}={chr(34)}{value}{chr(34)}')}; for several runs, one command each.",
+        hint=f"For several runs add -m (--multirun). For a list write {shlex.quote(f'{key}=[{value}]')}, "
+        f"for a text with commas {shlex.quote(f'{key}={chr(34)}{value}{chr(34)}')}.",
     )

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import slurmddp
+from hydra.core.config_store import ConfigStore
+
+from slurmddp.config import hydra_keys
 from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
 from slurmddp.config.script_arguments import quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
@@ -21,16 +23,19 @@ _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _PLAIN_CHOICE = re.compile(r"[\w./ ,-]+")
-PROJECT_DEFAULTS = "slurmddp.yaml"
-_WHERE = f"conf/{PROJECT_DEFAULTS}"
+DEFAULTS_NODE = "slurmddp_defaults"
+"""Name of slurmddp's defaults in Hydra's list of defaults; the project's values lie above them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request to Hydra: the primary configuration and the values on top of it."""
+    """A request to Hydra: slurmddp's defaults, the primary configuration and the values on top of it."""
 
+    base: dict[str, Any]
     primary: dict[str, Any]
     overrides: tuple[str, ...]
+    roots: tuple[Path, ...] = ()
+    """The folders of groups, the first of which wins."""
     cluster: str | None = None
     """The chosen file of the group `cluster`, if any."""
 
@@ -59,15 +64,12 @@ class Given:
 class _Draft:
     roots: Sequence[Path]
     choices: dict[str, str | None]
-    content: dict[str, Any]
+    base: dict[str, Any]
+    content: dict[str, Any] = field(default_factory=dict)
+    further: list[Any] = field(default_factory=list)
+    """Items of the project's `defaults` that are no plain choice: files, packages, optional ones."""
     chosen: set[str] = field(default_factory=set)
     overrides: list[str] = field(default_factory=list)
-
-
-def conf_roots(project_dir: Path) -> list[Path]:
-    """Return the folders with configuration groups, the project's `conf/` first."""
-    package, own = Path(slurmddp.__file__).parent / "conf", project_dir / "conf"
-    return [own, package] if own.is_dir() and own.resolve() != package.resolve() else [package]
 
 
 def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
@@ -86,18 +88,24 @@ def take_apart(text: str) -> Given:
     if match is None or not _KEY.fullmatch(match["key"]):
         raise ConfigError(f"{text!r} is not a setting.", hint="Settings are written key=value.")
     given = Given(text, match["sign"], match["key"], match["value"])
-    if given.first.partition("/")[0] == "hydra":
-        raise ConfigError(
-            f"{text!r} sets Hydra itself, which slurmddp uses only to compose configurations.",
-            hint="Leave it out; `runs_dir=` says where run folders are.",
-        )
+    if hydra_keys.is_hydras(given.key):
+        raise hydra_keys.refusal(text, given.key)
     return given
 
 
-def plan_from(overrides: Sequence[str], roots: Sequence[Path], project: Mapping[str, Any]) -> Plan:
-    """Return the plan that joins slurmddp's defaults, the project's defaults and the command line."""
+def plan_from(
+    overrides: Sequence[str], roots: Sequence[Path], project: Mapping[str, Any], where: str
+) -> Plan:
+    """Return the plan that joins slurmddp's defaults, the project's defaults and the command line.
+
+    Args:
+        overrides: the command line.
+        roots: the folders of groups.
+        project: the content of the project's file.
+        where: the name of this file, for errors.
+    """
     draft = _Draft(roots, dict(GROUPS), defaults())
-    _lay_over(draft, project)
+    _lay_over(draft, project, where)
     given = [_with_target(take_apart(text), roots) for text in overrides]
     for one in given:
         if _is_choice(one, roots):
@@ -109,49 +117,44 @@ def plan_from(overrides: Sequence[str], roots: Sequence[Path], project: Mapping[
     if draft.choices.get("cluster") is not None:
         draft.content.pop("cluster", None)
     listed = [{group: choice} for group, choice in draft.choices.items() if choice is not None]
-    primary = {"defaults": [*listed, "_self_"], **draft.content}
-    return Plan(primary, tuple(draft.overrides), draft.choices.get("cluster"))
+    primary = {"defaults": [DEFAULTS_NODE, *listed, *draft.further, "_self_"], **draft.content}
+    return Plan(draft.base, primary, tuple(draft.overrides), tuple(roots), draft.choices.get("cluster"))
 
 
-def _choices_in(defaults: Any) -> dict[str, str | None]:
-    """Return the choices in the `defaults` of a project."""
-    choices: dict[str, str | None] = {}
-    if not isinstance(defaults, list):
-        raise ConfigError(f"`defaults` in {_WHERE} is not a list.", hint="Write `- group: choice` lines.")
-    for item in defaults:
-        if isinstance(item, Mapping) and len(item) == 1:
-            (group, choice), *_ = item.items()
-            choices[str(group).split(" ")[-1].lstrip("/")] = None if choice is None else str(choice)
-        elif item != "_self_":
-            raise ConfigError(f"`defaults` in {_WHERE} holds {item!r}.", hint="Write `- group: choice`.")
-    return choices
+def _add_default(draft: _Draft, item: Any, where: str) -> None:
+    """Add one item of the `defaults` of a project: a choice, or an item that Hydra reads as it stands."""
+    if item == "_self_":
+        return
+    if not (isinstance(item, str) or (isinstance(item, Mapping) and len(item) == 1)):
+        raise ConfigError(f"`defaults` in {where} holds {item!r}.", hint="Write `- group: choice`.")
+    head, choice = next(iter(item.items())) if isinstance(item, Mapping) else (item, None)
+    *keywords, group = str(head).split(" ")
+    group = group.lstrip("/")
+    if hydra_keys.is_hydras(group):
+        raise hydra_keys.refusal(f"{head}: {choice} in {where}", group)
+    if isinstance(item, str) or "@" in group or "optional" in keywords or isinstance(choice, list):
+        draft.further.append(item)
+    else:
+        draft.choices[group] = None if choice is None else str(choice)
+        draft.chosen.add(group)
 
 
-def _lay_over(draft: _Draft, project: Mapping[str, Any]) -> None:
-    """Lay the project's `conf/slurmddp.yaml` over slurmddp's defaults."""
-    chosen = _choices_in(project.get("defaults", []))
-    draft.choices |= chosen
-    draft.chosen |= chosen.keys()
+def _lay_over(draft: _Draft, project: Mapping[str, Any], where: str) -> None:
+    """Lay the project's file over slurmddp's defaults."""
+    listed = project.get("defaults", [])
+    if not isinstance(listed, list):
+        raise ConfigError(f"`defaults` in {where} is not a list.", hint="Write `- group: choice` lines.")
+    for item in listed:
+        _add_default(draft, item, where)
     for key, value in project.items():
-        if key == "defaults":
+        if key in ("defaults", "hydra"):
             continue
-        if key == "hydra":
-            raise ConfigError(
-                f"{_WHERE} sets `hydra`, and slurmddp uses Hydra only to compose configurations.",
-                hint="Leave it out; groups of your own are folders of conf/.",
-            )
         own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
         if own and key not in draft.chosen:
             draft.choices.pop(key, None)
             draft.content[key] = dict(value)
         else:
-            draft.content[key] = _merged(draft.content.get(key), value)
-
-
-def _merged(below: Any, above: Any) -> Any:
-    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
-        return above
-    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+            draft.content[key] = value
 
 
 def _with_target(given: Given, roots: Sequence[Path]) -> Given:
@@ -173,14 +176,24 @@ def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
     if given.key in GROUPS:
         return True
     return (
-        "." not in given.key and given.key not in TOP and any((root / given.key).is_dir() for root in roots)
+        "." not in given.key
+        and given.key not in TOP
+        and (any((root / given.key).is_dir() for root in roots) or _is_stored(given.key))
     )
+
+
+def _is_stored(group: str) -> bool:
+    """Return whether the project's code has registered structured configs under a group."""
+    node: Any = ConfigStore.instance().repo
+    for part in group.split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return isinstance(node, dict)
 
 
 def _choose(draft: _Draft, given: Given) -> None:
     choice = "null" if given.sign == "~" else unquoted((given.value or "").strip()).removesuffix(".yaml")
     if "," in choice:
-        raise ConfigError(f"{given.text!r} names several choices.", hint="Start one run for each of them.")
+        raise ConfigError(f"{given.text!r} names several choices.", hint="For a run of each add --multirun.")
     draft.chosen.add(given.key)
     if choice in ("null", "None"):
         draft.choices[given.key] = None
@@ -197,6 +210,7 @@ def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
         names_class = one.key == f"{node}._target_" and one.sign != "~"
         if names_class and node in OPEN_NODES and node not in draft.chosen:
             draft.choices.pop(node, None)
+            draft.base.pop(node, None)
             draft.content[node] = {}
             draft.chosen.add(node)
 
@@ -210,10 +224,8 @@ def _with_sign(given: Given, draft: _Draft) -> str:
     if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
         known = near_matches(given.value, options(draft.roots, given.key))
         raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
-    if (
-        given.key in ("program.args", "program.resume_args")
-        and draft.content["program"].get("_target_") == OWN_TRAINER
-    ):
+    program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
+    if given.key in ("program.args", "program.resume_args") and program.get("_target_") == OWN_TRAINER:
         items = ",".join(quoted(one) for one in typed(given.value or ""))
         return f"++{given.key}=[{items}]"
     by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)
@@ -229,9 +241,6 @@ def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
             return ConfigError(
                 f"{given.text!r} is not a setting.", hint=f"Did you mean {sign}{group}={given.key}?"
             )
-    if given.key in ("job", "hydra", "all"):
-        hint = "`--cfg` takes no value: it prints the whole configuration."
-        return ConfigError(f"{given.text!r} has no value.", hint=hint)
     if given.key.endswith(".py"):
         hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
         return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)

@@ -15,7 +15,7 @@ from slurmddp.config import hydra_errors, sbatch_environment, sizes
 from slurmddp.config.check_values import check
 from slurmddp.config.compose import compose_plan, make_plan
 from slurmddp.config.job import build_job
-from slurmddp.config.overrides import conf_roots, take_apart
+from slurmddp.config.overrides import take_apart
 from slurmddp.config.schema import FREE, TOP, every_key
 from slurmddp.config.script_arguments import typed
 from slurmddp.errors import ConfigError
@@ -90,9 +90,7 @@ def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> 
 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
-    roots = conf_roots(project_dir)
-    plan = make_plan([f"+cluster={name}"], roots)
-    cluster = compose_plan(plan, roots, [])["cluster"]
+    cluster = compose_plan(make_plan([f"+cluster={name}"], project_dir), [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 
 

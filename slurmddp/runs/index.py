@@ -55,6 +55,15 @@ def all_runs(start: Path | None = None) -> list[RunFolder]:
     return [RunFolder(path) for _, path in sorted(alive, reverse=True)]
 
 
+def parents() -> list[Path]:
+    """Return the folders in which runs lie: `./runs`, and those of the index."""
+    try:
+        known = _indexed(index_file())
+    except OSError:
+        known = []
+    return list(dict.fromkeys([Path.cwd() / "runs", *(path.parent for path in known)]))
+
+
 def find(name: str | None, start: Path | None = None) -> RunFolder:
     """Return the run with this name, prefix of a name, or path, with None the run that was written last.
 

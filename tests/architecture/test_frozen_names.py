@@ -13,10 +13,12 @@ from support import ROOT
 
 FLAGS = {
     "init": "folder",
-    "train": "--cfg --check --dry-run --fresh overrides",
-    "run": "--cfg --check --dry-run --fresh --ranks --torchrun -m overrides",
+    "train": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
+    "--package --resolve overrides",
+    "run": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
+    "--package --ranks --resolve --torchrun -m overrides",
     "exec": "--nodes --ranks",
-    "list": "--all --json --limit",
+    "list": "--all --json --limit sweep",
     "status": "--json --verbose run",
     "explain": "--json run",
     "logs": "--all --attempt --follow --lines --rank run",
@@ -24,15 +26,16 @@ FLAGS = {
     "cancel": "run",
     "resume": "--check changes run",
     "checkpoints": "--json --verify run",
-    "rerun": "--cfg --check --dry-run --fresh changes run",
+    "rerun": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
+    "--resolve changes run",
     "diff": "--json first second",
     "rm": "--yes run",
     "export": "--best --force --object --output --step run",
     "report": "run",
     "open": "--folder run",
     "cluster": "action",
-    "bench": "--batch --cfg --check --dry-run --fresh --layers --ranks --repetitions --seed --sizes --warmup "
-    "--width action words",
+    "bench": "--batch --cfg --check --config-dir --config-name --config-path --dry-run --fresh --info "
+    "--layers --package --ranks --repetitions --resolve --seed --sizes --warmup --width action words",
     "completion": "shell",
     "sandbox": "action",
 }

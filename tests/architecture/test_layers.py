@@ -15,7 +15,7 @@ PACKAGE = ROOT / "slurmddp"
 _ABOVE = """
     errors plugins config.schema spec config.check_values config.identity config.script_arguments
     config.loggers environments host slurm.units slurm sandbox
-    runs runs.folder runs.index runs.failures runs.status runs.report bench
+    runs runs.folder runs.index runs.sweeps runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local

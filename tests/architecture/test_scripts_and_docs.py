@@ -14,6 +14,8 @@ from slurmddp.cli.commands import run
 from slurmddp.cli.main import COMMANDS
 from slurmddp.config.compose import compose
 from slurmddp.config.job import build_job
+from slurmddp.config.sources import DEFAULT
+from slurmddp.config.sweep import points
 from support import ROOT
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,8 +80,9 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     # A cluster or code of the reader's own is not here.
     known = [words for words in shown if not re.search(r"\+cluster=mine|my_|<", " ".join(words))]
     for words in known:
-        overrides = [word for word in words if not word.startswith("--")]
-        build_job(compose(overrides, tmp_path), project_dir=tmp_path, overrides=overrides)
+        settings = [word for word in words if not word.startswith("-")]
+        for overrides in points(settings, tmp_path, DEFAULT) if "-m" in words else [settings]:
+            build_job(compose(overrides, tmp_path), project_dir=tmp_path, overrides=overrides)
     assert len(known) >= 3, "the docs show how to train"
 
 

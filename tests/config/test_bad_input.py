@@ -59,7 +59,6 @@ CASES = {
     "++metrics={a-b:{_target_:torch.sum}}": "`metrics` has the name 'a-b'",
     "loss@loss=x": "no choice 'loss@loss'.*Say loss=NAME to choose",
     "model._target_=__main__.Net": "no module '__main__'",
-    "job": "'job' has no value.*`--cfg` takes no value",
     "program.script=": "`program.script` is empty, but must be a text",
     "launcher=moon": r"one of auto, local, slurm\.$",
     "launcher=slrum": "one of auto, local, slurm. Did you mean slurm",
@@ -110,7 +109,7 @@ CASES = {
     "model._target_=os.system('x')": "can't be read|not an import path",
     "~model._target_": "has no `_target_`",
     "model=null": "`model` is missing",
-    "train.steps=1,2": "asks for several runs.*one command each",
+    "train.steps=1,2": "asks for several runs.*add -m",
     "model=gpt_small,other": "several choices",
     "name=two words": "letters, digits.*name=two-words",
     "name=../x": "letters, digits",
@@ -257,8 +256,8 @@ FILES = [
     ("slurmddp", "- nodes\n", "nodes=1", "holds no mapping"),
     ("slurmddp", "defaults:\n  - model: gtp_small\n", "nodes=1", "Did you mean gpt"),
     ("slurmddp", "defaults: gpt\n", "nodes=1", "not a list"),
-    ("slurmddp", "defaults: [gpt]\n", "nodes=1", "holds 'gpt'"),
-    ("slurmddp", "hydra:\n  searchpath: [file:///x]\n", "nodes=1", "slurmddp.yaml sets `hydra`.*conf/"),
+    ("slurmddp", "defaults: [gpt]\n", "nodes=1", "no file 'gpt'"),
+    ("slurmddp", "hydra:\n  searchpath: [file:///x]\n", "nodes=1", "file:///x.*no folder /x"),
     ("slurmddp", "node: 3\n", "nodes=1", "Did you mean nodes"),
 ]
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Sequence
 
+from slurmddp.cli.each_run import for_each_run
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import leftovers, live_jobs
@@ -23,11 +24,15 @@ from slurmddp.slurm.states import TERMINAL
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp cancel`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancel one run."""
+    """Cancel one run, or each run of a sweep."""
+    return for_each_run(args, _run)
+
+
+def _run(args: argparse.Namespace) -> int:
     folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
     slurm = SlurmClient()

@@ -13,7 +13,8 @@ ranks run on its nodes. The command has no run folder and restarts nothing: `slu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from slurmddp.cli.messages import UsageError
 
@@ -21,17 +22,29 @@ _WITH_VALUE = ("-n", "--ranks", "--nodes")
 
 
 def split(
-    arguments: Sequence[str], begins: Callable[[str], bool] = lambda word: not word.startswith("-")
+    arguments: Sequence[str],
+    begins: Callable[[str], bool] = lambda word: not word.startswith("-"),
+    with_value: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[list[str], list[str]]:
-    """Return the words for slurmddp, and the words from the program on, of which `begins` knows the first."""
-    words = iter(enumerate(arguments))
-    for at, word in words:
+    """Return the words for slurmddp, and the words from the program on.
+
+    Args:
+        arguments: all words.
+        begins: whether a word is the first one of the program.
+        with_value: further flags whose value is the next word; a flag that may stand alone has its values.
+    """
+    at = 0
+    while at < len(arguments):
+        word, following = arguments[at], arguments[at + 1 : at + 2]
         if word == "--":
             return list(arguments[:at]), list(arguments[at + 1 :])
-        if word in _WITH_VALUE:
-            next(words, None)
+        if word in _WITH_VALUE or (word in with_value and not with_value[word]):
+            at += 1
+        elif word in with_value:
+            at += any(one in with_value[word] for one in following)
         elif begins(word):
             return list(arguments[:at]), list(arguments[at:])
+        at += 1
     return list(arguments), []
 
 

@@ -1,4 +1,4 @@
-"""List the runs of this account, the newest activity first."""
+"""List the runs of this account, the newest activity first, or the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmddp.config.script_arguments import as_typed
-from slurmddp.errors import ConfigError
-from slurmddp.runs import index
+from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
+from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
@@ -25,6 +25,7 @@ _SETTINGS_CHARS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp list`."""
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="only the runs of this sweep, all of them")
     parser.add_argument(
         "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
     )
@@ -36,10 +37,27 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
-    runs = index.all_runs()
-    shown = runs if args.all else runs[: args.limit]
+    runs = index.all_runs() if args.sweep is None else _runs_of(args.sweep)
+    shown = runs if args.all or args.sweep else runs[: args.limit]
+    return show(runs, shown, as_json=args.json)
+
+
+def _runs_of(name: str) -> list[RunFolder]:
+    sweep = sweeps.find(name)
+    if sweep is None:
+        raise RunNotFoundError(
+            f"There is no sweep {name!r}.",
+            hint=near_matches(name, sweeps.names()) or "`slurmddp train -m seed=1,2` starts one.",
+        )
+    if left := len(sweep.runs) - len(sweep.started):
+        print(f"{left} of {len(sweep.runs)} points have not been started.", file=sys.stderr)
+    return sweep.started
+
+
+def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool) -> int:
+    """Print a table of `shown`, some or all of `runs`."""
     found = statuses(shown, SlurmClient())
-    if args.json:
+    if as_json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
         return 0
     if not found:

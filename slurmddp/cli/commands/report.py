@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from slurmddp.cli.each_run import for_each_run
 from slurmddp.errors import SlurmddpError, plain
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
@@ -16,12 +17,19 @@ from slurmddp.slurm.client import SlurmClient
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp report`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name, its beginning, folder; or a sweep (default: newest run)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write `report.html` and `report.png` into the run folder."""
+    return for_each_run(args, _run)
+
+
+def _run(args: argparse.Namespace) -> int:
     print(written(index.find(args.run)))
     return 0
 

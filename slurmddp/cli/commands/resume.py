@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.commands.train import add_check
+from slurmddp.cli.each_run import for_each_run
 from slurmddp.runs import index
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import status
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp resume`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
     parser.add_argument(
         "changes",
         nargs="*",
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a run again in its folder, from its last checkpoint."""
+    """Start a run, or each run of a sweep, again from its last checkpoint."""
+    return for_each_run(args, _run)
+
+
+def _run(args: argparse.Namespace) -> int:
     from slurmddp.cli import check_job, start_run
     from slurmddp.cli.refusals import refuse_active, refuse_finished
     from slurmddp.config.nccl_variables import misspelled

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from slurmddp.cli import hydra_flags
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.messages import EXIT_CODES, UsageError
@@ -30,7 +31,7 @@ _OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words for slurmddp, and the words from the program on: `[-m] PROGRAM ARGUMENT...`."""
-    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word))
+    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word), hydra_flags.WITH_VALUE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torchrun", action="store_true", help="let one torchrun per node start the ranks (program.torchrun)"
     )
+    hydra_flags.add_multirun(parser)
     train.add_flags(parser)
     parser.epilog = EXIT_CODES
 

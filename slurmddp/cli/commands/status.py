@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
+from slurmddp.cli.commands.list import show as show_table
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs import index
+from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.history import how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder
@@ -34,7 +35,10 @@ _WAITING = "slurmddp agent: waiting for "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp status`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name, its beginning, folder; or a sweep (default: newest run)",
     )
     parser.add_argument(
         "-v",
@@ -46,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of one run."""
+    """Print the state of one run, or the table of a sweep."""
+    if (sweep := sweeps.find(args.run)) is not None:
+        return show_table(sweep.started, sweep.started, as_json=args.json)
     folder = index.find(args.run)
     from slurmddp.runs.report.html import with_report
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.cli.commands.cancel import cancel_jobs
+from slurmddp.cli.each_run import for_each_run
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import leftovers
@@ -24,11 +25,15 @@ from slurmddp.slurm.client import SlurmClient
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp stop`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask one run to stop, and print what happens next."""
+    """Ask one run, or each run of a sweep to stop, and print what happens next."""
+    return for_each_run(args, _run)
+
+
+def _run(args: argparse.Namespace) -> int:
     folder, slurm = index.find(args.run), SlurmClient()
     refuse_foreign(folder.path, READ_ONLY)
     found = status(folder, slurm)

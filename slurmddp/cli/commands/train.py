@@ -10,16 +10,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmddp.cli import start_run
+from slurmddp.cli import hydra_flags, start_run
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
 
 if TYPE_CHECKING:
+    from slurmddp.config.sources import Sources
     from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.spec import Job
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp train`, and list the settings in its help."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; see below")
+    hydra_flags.add_multirun(parser, "-m")
     add_flags(parser)
     parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
 
@@ -37,12 +40,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
     )
     add_check(parser)
-    parser.add_argument("--cfg", action="store_true", help="print the resolved configuration; start nothing")
     parser.add_argument(
         "--fresh",
         action="store_true",
         help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
     )
+    hydra_flags.add_arguments(parser)
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
@@ -61,40 +64,73 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line.
         check: raises ConfigError if the job can't be started.
     """
+    project_dir, sources = Path.cwd(), hydra_flags.sources(args)
+    if args.info:
+        return hydra_flags.show_info(args, project_dir, sources)
+    if not getattr(args, "multirun", False):
+        return _run_one(args, check, sources)
+    from slurmddp.cli import start_sweep
+    from slurmddp.config.sweep import points
+
+    jobs: list[Job] = []
+    notes: dict[str, None] = {}
+    for words in points(args.overrides, project_dir, sources):
+        job, found = _job_of(words, project_dir, sources)
+        check(job)
+        jobs.append(job)
+        notes |= dict.fromkeys(found)
+    _print_notes(notes)
+    if args.cfg:
+        return max(hydra_flags.show_config(args, job, sources, many=True) for job in jobs)
+    if args.dry_run:
+        return start_sweep.show(jobs, _show_script)
+    if args.check:
+        return max(_check(job) for job in jobs)
+    return start_sweep.start(jobs, lambda job: _begin(job, fresh=args.fresh))
+
+
+def _run_one(args: argparse.Namespace, check: Callable[[Job], object], sources: Sources) -> int:
+    job, notes = _job_of(args.overrides, Path.cwd(), sources)
+    check(job)
+    _print_notes(notes)
+    if args.cfg:
+        return hydra_flags.show_config(args, job, sources)
+    if args.dry_run:
+        return _show_script(job)
+    return _check(job) if args.check else _begin(job, fresh=args.fresh)
+
+
+def _job_of(words: Sequence[str], project_dir: Path, sources: Sources) -> tuple[Job, list[str]]:
+    """Return the job of a command line, and notes about settings without effect."""
     from slurmddp.config.compose import compose, unread
-    from slurmddp.config.identity import relevant
     from slurmddp.config.job import build_job
     from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.sbatch_environment import unused
 
-    project_dir = Path.cwd()
-    composed = compose(args.overrides, project_dir)
+    composed = compose(words, project_dir, sources)
     here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-    job = build_job(composed, project_dir=project_dir, overrides=args.overrides, gpus_here=here)
-    check(job)
-    for note in [
-        *unread(composed, project_dir),
-        *unused(composed, os.environ),
-        *misspelled(composed, os.environ),
-    ]:
+    job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+    notes = [unread(composed, project_dir, sources), unused(composed, os.environ)]
+    return job, [*chain(*notes), *misspelled(composed, os.environ)]
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
         print(f"slurmddp: note: {note}", file=sys.stderr)
-    if args.cfg:
-        import yaml
 
-        shown = relevant(job.program.config)
-        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-        return EXIT_FINISHED
-    if args.dry_run:
-        from slurmddp.cli.dry_run import show
 
-        if job.launcher == "local":
-            start_run.fits_here(job)
-        return show(job)
-    if args.check:
-        from slurmddp.cli import check_job
+def _show_script(job: Job) -> int:
+    from slurmddp.cli.dry_run import show
 
-        return check_job.show(job)
-    return _begin(job, fresh=args.fresh)
+    if job.launcher == "local":
+        start_run.fits_here(job)
+    return show(job)
+
+
+def _check(job: Job) -> int:
+    from slurmddp.cli import check_job
+
+    return check_job.show(job)
 
 
 def _settings() -> str:

@@ -1,0 +1,119 @@
+"""The flags of Hydra that `slurmddp train` and `slurmddp run` have: they name files and print the result."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurmddp.errors import EXIT_FINISHED, ConfigError, near_matches
+
+if TYPE_CHECKING:
+    from slurmddp.config.sources import Sources
+    from slurmddp.spec import Job
+
+_SHOWN = ("job", "hydra", "all")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+WITH_VALUE: Mapping[str, Collection[str]] = {
+    **dict.fromkeys(("-c", "--cfg"), _SHOWN),
+    "--info": _INFO,
+    **dict.fromkeys(("-p", "--package", "-cn", "--config-name", "-cp", "--config-path"), ()),
+    **dict.fromkeys(("-cd", "--config-dir"), ()),
+}
+"""Flags whose value is the next word, with the values of a flag that may stand alone."""
+REFUSED = {
+    "-sc": "Hydra completes words for its own applications only.",
+    "--shell-completion": "Hydra completes words for its own applications only.",
+    "--hydra-help": "`slurmddp train --help` describes flags and settings.",
+    "-r": "Leave it out: one command is one run.",
+    "--run": "Leave it out: one command is one run.",
+    "--experimental-rerun": "`slurmddp resume RUN` starts a run again.",
+}
+"""Flags of Hydra that slurmddp does not have, and the way to say the same."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to a parser."""
+    add = parser.add_argument
+    add(
+        "-c", "--cfg", nargs="?", const=_SHOWN[0], metavar="|".join(_SHOWN),
+        help="print the resolved configuration; start nothing",
+    )  # fmt: skip
+    add("--resolve", action="store_true", help="accepted as Hydra's; --cfg always resolves values")
+    add("-p", "--package", metavar="KEY", help="print only this part with --cfg, such as optimizer")
+    add(
+        "--info", nargs="?", const=_INFO[0], metavar="|".join(_INFO),
+        help="print how Hydra composes the configuration; start nothing",
+    )  # fmt: skip
+    add("-cn", "--config-name", metavar="FILE", help="file of conf/ in place of slurmddp.yaml")
+    add("-cp", "--config-path", metavar="FOLDER", help="folder in place of conf/")
+    add("-cd", "--config-dir", metavar="FOLDER", help="further folder of groups, searched after conf/")
+
+
+def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
+    """Add the flag of a sweep, with its short forms."""
+    parser.add_argument(
+        *short,
+        "--multirun",
+        action="store_true",
+        help="a sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4",
+    )
+
+
+def sources(args: argparse.Namespace) -> Sources:
+    """Return the places of configuration files that the flags name, after taking overrides off `--cfg`."""
+    from slurmddp.config.sources import DEFAULT, Sources
+
+    for flag, choices in (("cfg", _SHOWN), ("info", _INFO)):
+        value = getattr(args, flag)
+        if value and value not in choices:  # argparse takes the first setting for the flag's value.
+            if "=" not in value:
+                near = near_matches(value, choices)
+                raise ConfigError(f"--{flag} {value} is not known.", hint=near)
+            args.overrides.insert(0, value)
+            setattr(args, flag, choices[0])
+    return Sources(
+        path=args.config_path or DEFAULT.path,
+        name=args.config_name or DEFAULT.name,
+        folders=(args.config_dir,) if args.config_dir else (),
+    )
+
+
+def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: bool = False) -> int:
+    """Print the configuration of the job, Hydra's own, or both, as YAML; as one of `many` documents."""
+    import yaml
+
+    from slurmddp.config.identity import relevant
+
+    shown = relevant(job.program.config)
+    if many:
+        print(f"---\n# {job.run_name}")
+    if args.cfg != "job":
+        from slurmddp.config.inspect import hydra_node
+
+        hydra = {"hydra": hydra_node(job.overrides, Path.cwd(), sources)}
+        shown = hydra if args.cfg == "hydra" else {**hydra, **shown}
+    if args.package:
+        print(f"# @package {args.package}")
+        shown = _part(shown, args.package)
+    text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+    print(text.removesuffix("...\n"), end="")  # YAML ends a plain value with three dots.
+    return EXIT_FINISHED
+
+
+def _part(config: Any, package: str) -> Any:
+    for name in package.split("."):
+        if not isinstance(config, Mapping) or name not in config:
+            near = near_matches(name, map(str, config)) if isinstance(config, Mapping) else ""
+            raise ConfigError(f"The configuration has no {package!r} (--package).", hint=near)
+        config = config[name]
+    return config
+
+
+def show_info(args: argparse.Namespace, project_dir: Path, sources: Sources) -> int:
+    """Print what Hydra knows of the composition: plugins, search path, defaults, configuration."""
+    from slurmddp.config import inspect
+
+    inspect.show_info(args.info, args.overrides, project_dir, sources)
+    return EXIT_FINISHED

@@ -1,0 +1,34 @@
+"""Show how Hydra composes a configuration: its own node, its search path, its defaults tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from slurmddp.config import hydra_errors
+from slurmddp.config.compose import TROUBLE, initialized, make_plan, with_hydra
+from slurmddp.config.sources import Sources
+
+
+def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Any:
+    """Return Hydra's own node of a composed configuration as plain values, not resolved."""
+    plan = make_plan(overrides, project_dir, sources)
+    try:
+        return OmegaConf.to_container(with_hydra(plan)["hydra"], resolve=False, enum_to_str=True)
+    except TROUBLE as error:
+        raise hydra_errors.explain(error, overrides, plan.roots) from error
+
+
+def show_info(info: str, overrides: Sequence[str], project_dir: Path, sources: Sources) -> None:
+    """Let Hydra print what its `--info` prints."""
+    plan = make_plan(overrides, project_dir, sources)
+    try:
+        with initialized(plan) as name:
+            if (hydra := GlobalHydra.instance().hydra) is not None:
+                hydra.show_info(info, name, list(plan.overrides))
+    except TROUBLE as error:
+        raise hydra_errors.explain(error, overrides, plan.roots) from error

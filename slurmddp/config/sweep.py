@@ -1,0 +1,65 @@
+"""Expand a command line with sweeps to the settings of its points, in the order of Hydra's basic sweeper.
+
+The sweeps are Hydra's: `key=a,b`, `choice(...)`, `range(...)`, `glob(...)`, with `sort` and `shuffle`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+
+from slurmddp.config.compose import make_plan
+from slurmddp.config.overrides import options, take_apart
+from slurmddp.config.sources import Sources
+from slurmddp.errors import ConfigError
+
+_AS_TYPED = ("program.script", "program.args", "program.resume_args", "hydra.searchpath")
+"""Keys whose commas belong to their value."""
+_BASIC = "hydra/sweeper=basic"
+
+
+def points(words: Sequence[str], project_dir: Path, sources: Sources) -> list[list[str]]:
+    """Return the settings of each point.
+
+    Args:
+        words: the command line.
+        project_dir: the folder of the command, in which `glob(...)` looks for choices.
+        sources: the flags that name other places of files.
+
+    Raises:
+        ConfigError: a sweep has no values, or has no end.
+    """
+    alternatives = [_alternatives(word, project_dir, sources) for word in words if word != _BASIC]
+    return [list(point) for point in itertools.product(*alternatives)]
+
+
+def _alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
+    """Return the settings that one word stands for, the word itself if it is no sweep."""
+    if word.lstrip("+").partition("=")[0] in _AS_TYPED:
+        return [word]
+    given = take_apart(word)
+    try:
+        (override,) = OverridesParser.create().parse_overrides([word])
+    except HydraException:
+        return [word]  # Composing explains the error.
+    if not override.is_sweep_override():
+        return [word]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{word!r} has no number of values: an interval is for a sweeper that learns from results.",
+            hint=f"Say {given.key}=range(START,STOP,STEP) or {given.key}=A,B,C.",
+        )
+    found = override.value()
+    if isinstance(found, Glob):
+        roots = make_plan([], project_dir, sources).roots
+        values = found.filter(list(options(roots, given.key)))
+    else:
+        values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{word!r} has no values.", hint="Give at least one.")
+    return [f"{given.sign}{given.key}={value}" for value in values]

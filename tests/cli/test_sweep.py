@@ -1,0 +1,154 @@
+"""`slurmddp train -m`: a run for each point, a file that lists them, and commands that act on all of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_NO_RUN,
+    EXIT_SLURM,
+    EXIT_STOPPED,
+)
+from slurmddp.runs import sweeps
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.partitions import Partition
+from support.runs.train_runs import BIG
+
+SEEDS = ("-m", "seed=range(1,4)", "name=first")
+
+
+def sweep_of(project) -> sweeps.Sweep:
+    (file,) = (project / "runs").glob("*.sweep")
+    found = sweeps.find(file.stem)
+    assert found is not None
+    return found
+
+
+def test_points_train_one_after_another_and_never_twice(project, here, capsys):
+    assert main(["train", *SEEDS]) == EXIT_FINISHED
+    sweep, shown = sweep_of(project), capsys.readouterr().out
+    assert [run.config()["seed"] for run in sweep.runs] == [1, 2, 3]
+    assert sweep.name.startswith("first-sweep-") and f"slurmddp list {sweep.name}" in shown
+    assert "point   2 of 3  seed=2" in shown
+    assert main(["train", *SEEDS]) == EXIT_FINISHED
+    assert here.started == 3 and sweep_of(project).name == sweep.name
+    assert main(["train", "seed=2", "name=first"]) == EXIT_FINISHED
+    assert here.started == 3, "a point is the run of the same settings"
+    assert main(["train", *SEEDS, "--fresh"]) == EXIT_FINISHED
+    assert here.started == 6
+
+
+def test_a_failure_is_told_at_the_end_and_a_stop_ends_the_sweep(project, here):
+    codes = iter([EXIT_FAILED, 0, EXIT_STOPPED])
+    here.ends = staticmethod(lambda: next(codes))
+    assert main(["train", "-m", "seed=range(1,9)"]) == EXIT_FAILED
+    assert here.started == 3
+    assert len(sweep_of(project).started) == 3 and len(sweep_of(project).runs) == 8
+
+
+def test_each_point_is_a_job_and_one_command_acts_on_all(project, cluster, slurm, capsys, monkeypatch):
+    for command in ("list", "cancel", "report"):
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: cluster)
+    assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
+    sweep = sweep_of(project)
+    assert len(cluster.submissions) == 4
+    assert {one.script.split("--nodes=")[1][0] for one in cluster.submissions} == {"1", "2"}
+    monkeypatch.chdir(project.parent)
+    capsys.readouterr()
+    for command in ("list", "status"):
+        assert main([command, sweep.name]) == EXIT_FINISHED
+        rows = capsys.readouterr().out.splitlines()
+        assert len(rows) == 5 and all("queued" in row for row in rows[1:])
+        assert "seed=1 nodes=2" in rows[2]
+    assert main(["list", sweep.name[:-2], "--json"]) == EXIT_FINISHED
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [run.name for run in sweep.runs]
+    assert main(["cancel", sweep.name]) == EXIT_FINISHED
+    assert all(run.cancelled_file.exists() for run in sweep.runs)
+    for job in "1234":
+        cluster.set_state(job, "CANCELLED")
+    assert main(["resume", sweep.name, "time_limit=01:00:00"]) == EXIT_FINISHED
+    assert len(cluster.submissions) == 8 and "--time=01:00:00" in cluster.submissions[-1].script
+    capsys.readouterr()
+    assert main(["report", sweep.name]) == EXIT_FINISHED
+    assert capsys.readouterr().out.split() == [str(run.report_file) for run in sweep.runs]
+
+
+def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):
+    main(["train", *SEEDS])
+    assert main(["resume", sweep_of(project).name]) == EXIT_FINISHED
+    assert capsys.readouterr().err.count("has finished") == 3 and here.started == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["time_limit=1h,2h"], "Two points of the sweep are the same run.*time_limit=1h, and time_limit=2h"),
+        (["seed=1,x"], "`seed` is 'x'"),
+        (["seed=1,2", "runs_dir=r${seed}"], "lie in one folder"),
+        (["nodes=1,3"], "nodes=3.*partition 'gpu' gives a job at most 2"),
+    ],
+)
+def test_a_sweep_is_refused_before_anything_is_queued(project, cluster, capsys, words, reason):
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=2)}
+    assert main(["train", "+cluster=big", "-m", *words]) == EXIT_CONFIG
+    error = capsys.readouterr().err
+    assert all(part in error for part in reason.split(".*"))
+    assert not (project / "runs").exists() and not cluster.submissions
+
+
+def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(project, cluster, capsys):
+    really, words = cluster.submit, ["train", *BIG, "-m", "seed=1,2,3"]
+
+    def submit(*args, **options):
+        cluster.refusal = "Job violates accounting policy" if len(cluster.submissions) == 1 else ""
+        return really(*args, **options)
+
+    cluster.submit = submit
+    assert main(words) == EXIT_SLURM
+    sweep = sweep_of(project)
+    assert "2 points not started" in capsys.readouterr().err and len(sweep.started) == 1
+    cluster.submit = really
+    cluster.refusal = ""
+    assert main(["list", sweep.name]) == EXIT_FINISHED
+    assert "2 of 3 points have not been started" in capsys.readouterr().err
+    assert main(words) == EXIT_FINISHED
+    assert len(cluster.submissions) == 3 and len(sweep.started) == 3
+
+
+def test_a_dry_run_prints_the_points_and_a_script(project, capsys):
+    assert main(["train", *BIG, "-m", "seed=1,2", "--dry-run"]) == EXIT_FINISHED
+    shown = capsys.readouterr().out
+    assert "# 1" in shown and "seed=2" in shown and shown.count("#!/bin/bash") == 1
+    assert main(["train", *BIG, "-m", "seed=1,2", "--cfg", "-p", "seed"]) == EXIT_FINISHED
+    documents = capsys.readouterr().out.split("---\n")[1:]
+    assert [document.splitlines()[-1] for document in documents] == ["1", "2"]
+    assert not (project / "runs").exists()
+
+
+def test_the_settings_of_a_script_are_swept_and_its_arguments_stay(project, here, capsys):
+    (project / "fit.py").write_text("")
+    assert main(["run", "--multirun", "seed=1,2", "fit.py", "--lr", "1,2", "-m"]) == EXIT_FINISHED
+    assert [run.config()["program"]["args"] for run in sweep_of(project).runs] == [["--lr", "1,2", "-m"]] * 2
+
+
+def test_a_name_that_is_no_sweep_is_told_with_near_ones(project, here, capsys):
+    assert main(["list", "first-sweep"]) == EXIT_NO_RUN
+    assert "slurmddp train -m" in capsys.readouterr().err
+    main(["train", *SEEDS])
+    main(["train", "-m", "seed=7,8", "name=first"])
+    assert main(["list", "first-swep"]) == EXIT_NO_RUN
+    assert "Did you mean first-sweep-" in capsys.readouterr().err
+    assert main(["cancel", "first-sweep"]) == EXIT_NO_RUN
+    assert "fits 2 sweeps" in capsys.readouterr().err
+
+
+def test_a_sweep_of_several_names_has_none_of_them(project, here):
+    assert main(["train", "-m", "name=one,two"]) == EXIT_FINISHED
+    assert sweep_of(project).name.startswith("sweep-")
+    assert {RunFolder(run.path).name.partition("-")[0] for run in sweep_of(project).runs} == {"one", "two"}
