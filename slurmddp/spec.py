@@ -71,6 +71,8 @@ class Program:
         return self.target == OWN_TRAINER and is_own_trainer(self.config.get("program"))
 
 
+BACKENDS = ("auto", "gloo", "mpi", "nccl", "shm", "ucc", "xccl")
+"""The names for `backend`: torch's own, and slurmddp's `shm`. A class is given by its import path."""
 BEST_MODES = ("min", "max")
 """Whether the least or the greatest value of a metric is the best."""
 

@@ -12,9 +12,9 @@ from slurmddp.config import check_paths, sizes
 from slurmddp.config.check_training import check_training
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.schema import Cluster, Policy
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Job, Program
+from slurmddp.spec import BACKENDS, Job, Program
 
 
 def build_job(
@@ -40,6 +40,7 @@ def build_job(
     project_dir, cluster = project_dir.absolute(), _cluster(config)
     launcher = _launcher(config, cluster)
     check_training(config)
+    _check_backend(config["backend"])
     resources = sizes.resolve(config, cluster, launcher, gpus_here)
     sizes.check_global_batch(config, resources)
     final = {
@@ -82,6 +83,17 @@ def _cluster(config: Mapping[str, Any]) -> Cluster | None:
     for key in ("partition", "account", "qos"):
         fields[key] = config[key] if config[key] is not None else fields[key]
     return Cluster(**fields)
+
+
+def _check_backend(backend: str) -> None:
+    """Refuse an unknown name, also for one type of device; import paths are left to the ranks."""
+    for part in backend.split(","):
+        name = part.rpartition(":")[2].strip()
+        if "." not in name and name.lower() not in BACKENDS:
+            raise ConfigError(
+                f"`backend` can't be {name!r}.",
+                hint=f"{near_matches(name, BACKENDS)} One of your own is given as package.module.Class.",
+            )
 
 
 def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:

@@ -7,8 +7,9 @@ import torch
 from torch import distributed
 
 from slurmddp.errors import ConfigError
+from slurmddp.spec import BACKENDS
 from slurmddp.transports.device_group import DeviceGroup
-from slurmddp.transports.registry import register
+from slurmddp.transports.registry import known_backends, register
 from support.distributed import group_jobs
 from support.distributed.ranks import run_ranks
 
@@ -30,6 +31,11 @@ def test_g3_a_backend_that_cant_work_is_refused_by_name(backend: str, message: s
         register(backend)
     if backend == "gllo":
         assert "gloo" in caught.value.hint
+
+
+def test_the_names_that_a_submission_accepts_are_the_ones_of_the_ranks() -> None:
+    names = {name for name in known_backends() if "." not in name}
+    assert {"auto", *names} == set(BACKENDS)
 
 
 @pytest.mark.distributed
