@@ -118,7 +118,8 @@ class Checkpointer:
     def _own_state(self) -> dict[str, Any]:
         """Return this rank's part of the state. The strategy comes first, because it may use collectives."""
         of_strategy = self.strategy_state()
-        return of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
+        own = of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
+        return own if self.scaler is None else own | {"scaler": self.scaler.state_dict()}
 
     def strategy_state(self) -> dict[str, Any]:
         """Return this rank's state of the strategy; empty if the strategy has none."""
@@ -134,6 +135,13 @@ class Checkpointer:
             self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
         else:
             log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
+
+    def restore_scaler(self, found: checkpoint.Checkpoint) -> None:
+        """Restore this rank's loss scale; on another number of ranks, that of rank 0."""
+        saved = found.state["rng"]
+        own = saved[collectives.rank() if len(saved) == collectives.world_size() else 0]
+        if self.scaler is not None and "scaler" in own:
+            self.scaler.load_state_dict(own["scaler"])
 
     def _collected(
         self, step: int, objects: Mapping[str, Any], rank_states: list[Any] | None
@@ -154,8 +162,7 @@ class Checkpointer:
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
         require_finite(step, objects, self.unwrap)
-        state = collect(objects, self.loaders, rank_states, self.unwrap)
-        return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
+        return collect(objects, self.loaders, rank_states, self.unwrap)
 
     def finish(self) -> None:
         """Wait on all ranks until all saves are durable; raise the first error on all ranks."""
