@@ -77,6 +77,11 @@ class TestOnRanks:
         # On other numbers of ranks, all begin with rank 0's replica.
         assert len(run_ranks(strategy_jobs.resumed_with, 1, options, str(tmp_path))) == 1
 
+    def test_a_resume_keeps_each_ranks_loss_scale(self, tmp_path) -> None:
+        high, low = 2.0**16, 2.0**15
+        found = run_ranks(strategy_jobs.loss_scales, 2, str(tmp_path))
+        assert found == [[high, low, high], [low, low, low]]
+
     def test_averages_of_every_step_are_the_training_of_one_process(self, tmp_path) -> None:
         ranks = run_ranks(strategy_jobs.local_steps, 2, {"name": "local_sgd", "every": 1}, 5, WIDTH)
         own = torch.tensor(ranks[0]["weights"][0])

@@ -142,7 +142,8 @@ class Checkpointer:
     def _own_state(self) -> dict[str, Any]:
         """Return this rank's part of the state. The strategy comes first, because it may use collectives."""
         of_strategy = self.strategy_state()
-        return of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
+        own = of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
+        return own if self.scaler is None else own | {"scaler": self.scaler.state_dict()}
 
     def strategy_state(self) -> dict[str, Any]:
         """Return this rank's state of the strategy; empty if the strategy has none."""
@@ -159,6 +160,13 @@ class Checkpointer:
         else:
             log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
 
+    def restore_scaler(self, found: checkpoint.Checkpoint) -> None:
+        """Restore this rank's loss scale; on another number of ranks, that of rank 0."""
+        saved = found.state["rng"]
+        own = saved[collectives.rank() if len(saved) == collectives.world_size() else 0]
+        if self.scaler is not None and "scaler" in own:
+            self.scaler.load_state_dict(own["scaler"])
+
     def _state_on_zero(self, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to save on rank 0, and {} elsewhere."""
         rank_states = self._gather_rank_states()
@@ -172,8 +180,7 @@ class Checkpointer:
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
         require_finite(step, objects, self.unwrap)
-        state = collect(objects, self.loaders, rank_states, self.unwrap)
-        return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
+        return collect(objects, self.loaders, rank_states, self.unwrap)
 
     def finish(self) -> None:
         """Wait on all ranks until all saves are durable; raise the first error on all ranks."""

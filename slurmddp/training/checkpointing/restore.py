@@ -248,8 +248,7 @@ class _Load:
             saver.strategy_state()  # A shared optimizer needs its whole state to undo a load that fails.
             loaders = fitting(saver.loaders, found.state, None)
             apply(found.state, self.objects, loaders, saver.unwrap, certain, self.strict)
-            if saver.scaler is not None and "scaler" in found.state:
-                saver.scaler.load_state_dict(found.state["scaler"])
+            saver.restore_scaler(found)
             saver.restore_strategy(found)
             restore_data(found, loaders)
             restore_randomness(found, saver.seed)

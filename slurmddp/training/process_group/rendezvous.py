@@ -7,9 +7,11 @@ When all ranks have joined (`participants`), rank 0 stops answering.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -65,6 +67,7 @@ def open_store(
         stopped: returns whether this rank was asked to stop; polled while it waits.
 
     Raises:
+        ConfigError: the file of `init_method` is damaged.
         MismatchError: rank 0's host is wrong, or two processes have the same rank.
         StoppedAtCheckpoint: on all ranks that are here, if any of them was asked to stop.
         SlurmddpError: ranks are missing after `timeout_s`; the message names them.
@@ -156,14 +159,35 @@ def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Sto
 
 def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.Store:
     if init_method.startswith("file:"):
+        path = urlsplit(init_method).path
+        _refuse_damaged(path)
         # Without a number of ranks torch never deletes the file, which a rank of a later start may use.
-        return dist.FileStore(urlsplit(init_method).path, -1)
+        return dist.FileStore(path, -1)
     if init_method == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store: dist.Store = next(rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
         return store
     found = urlsplit(init_method)
     host, port = found.hostname or info.master_addr or "", found.port or info.master_port or 0
     return dist.TCPStore(host, port, is_master=info.rank == 0, wait_for_workers=False, timeout=timeout)
+
+
+def _refuse_damaged(path: str) -> None:
+    """Raise ConfigError if the file is no whole store, because torch would read it without end.
+
+    torch's FileStore writes keys and values in turn, each after its length in 4 bytes.
+    """
+    with suppress(OSError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # As torch does it: another rank may be writing.
+        size, at, parts = os.fstat(file.fileno()).st_size, 0, 0
+        while at < size:
+            at = file.seek(at + 4 + int.from_bytes(file.read(4), sys.byteorder))
+            parts += 1
+        if at != size or parts % 2:
+            raise ConfigError(
+                f"{path} (init_method) holds something else than a whole store of torch: a rank was killed "
+                "while it wrote the file, or the file is of another program.",
+                hint="Delete the file, or name one that does not exist.",
+            )
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:

@@ -326,3 +326,21 @@ def two_models(options: dict[str, Any]) -> list[bool]:
             flat = torch.cat([one.detach().flatten() for model in models for one in model.parameters()])
             agree.append(all(torch.equal(flat, other) for other in d.all_gather(flat)))
         return agree
+
+
+def loss_scales(root: str) -> list[float]:
+    """Return this rank's loss scales: at a save after an infinite gradient on rank 1, and after a load."""
+    with Distributon(strategy=build("local_sgd", every=8), precision="fp16").launch() as d:
+        model = d.setup_model(nn.Linear(1, 1))
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+        assert d._scaler is not None
+        scales = []
+        for overflows in (1, 0):
+            d.backward(model(torch.ones(1, 1)).sum() * (torch.inf if d.rank == overflows else 0.0))
+            optimizer.step()
+            optimizer.zero_grad()
+            scales.append(d._scaler.state_dict()["scale"])
+            if overflows:
+                d.save(1, root=root, model=model, optimizer=optimizer)
+        d.load(root=root, model=model, optimizer=optimizer)
+        return [*scales, d._scaler.state_dict()["scale"]]

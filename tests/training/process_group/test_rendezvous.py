@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from torch.distributed import FileStore
 
-from slurmddp.errors import MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host.address import LOOPBACK
 from slurmddp.host.ports import candidate_ports
 from slurmddp.training.process_group import port_discovery, rendezvous
@@ -203,3 +204,18 @@ def test_a_rank_zero_on_another_host_is_refused_at_once():
         open_store(info, 20.0)
     assert "203.0.113.9" in caught.value.message
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
+
+
+def test_a_file_that_is_no_whole_store_is_refused_at_once(tmp_path):
+    """torch would read it without end, whatever the time-out."""
+    file = tmp_path / "store"
+    FileStore(str(file), -1).set("key", "value")
+    whole, key = file.read_bytes(), b"\1" + bytes(3) + b"k"
+    for damaged in (whole[:-3], whole + key, whole + b"text", b"x" * 300):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"store \(init_method\) holds something else") as caught:
+            open_store(rank(1, 2), 0.1, f"file://{file}")
+        assert "Delete the file" in caught.value.hint
+    file.write_bytes(whole)
+    with pytest.raises(SlurmddpError, match="Rank 0 has not started with rank 1"):
+        open_store(rank(1, 2), 0.1, f"file://{file}")
