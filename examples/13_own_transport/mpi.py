@@ -1,4 +1,4 @@
-"""A transport over MPI, by mpi4py: mpiexec -n 2 python over_mpi.py"""
+"""A transport over MPI, by mpi4py, for ranks that mpiexec has started: backend=mpi.Mpi"""
 
 from collections.abc import Callable
 from datetime import timedelta
