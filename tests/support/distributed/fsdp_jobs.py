@@ -184,7 +184,10 @@ def load_wide(root: str) -> dict[str, torch.Tensor]:
 
 
 def save_while_a_writer_is_killed(root: str) -> str:
-    """Save steps 1, 2 and 3; kill the writer of node 1 within step 2, and return the error of that save."""
+    """Save steps 1 to 5; return the error of step 2, in which the writer of node 1 is killed.
+
+    Steps 4 and 5 are saved while one of the nodes has no memory for a copy.
+    """
     with Distributon(strategy="fsdp") as d, pytest.MonkeyPatch.context() as patch:
         d.launch()
         model, optimizer = setup(d)
@@ -206,6 +209,8 @@ def save_while_a_writer_is_killed(root: str) -> str:
         newest = checkpoint.latest(Path(root))
         assert newest is not None and newest.name == "step-0000000001"
         d.barrier()
-        d.save(3, model=model, optimizer=optimizer, root=root, wait=False)
+        for step, without_memory in ((3, None), (4, 1), (5, 0)):
+            d._checkpointer.saves._copies_off = d.rank == without_memory
+            d.save(step, model=model, optimizer=optimizer, root=root, wait=False)
         d.finish_saving()
         return error
