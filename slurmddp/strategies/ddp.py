@@ -96,6 +96,12 @@ class _StaticGraph(DistributedDataParallel):
         super().__init__(*args, **options)
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
+        self.knows_graph = False
+        """Whether a pass has begun in which torch learns the graph; it averages gradients in that pass."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        self.knows_graph |= torch.is_grad_enabled()
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -240,6 +246,16 @@ class Ddp:
             hook.load_state_dict(saved)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context whose backward passes do not average gradients.
+
+        Raises:
+            ConfigError: the first pass of a static graph would not average gradients.
+        """
+        if isinstance(model, _StaticGraph) and not model.knows_graph:
+            raise ConfigError(
+                "strategy.static_graph does not work with several batches per step.",
+                hint="Leave strategy.static_graph out, or set train.accumulate=1.",
+            )
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def unwrap(self, model: nn.Module) -> nn.Module:

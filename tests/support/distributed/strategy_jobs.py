@@ -6,11 +6,12 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
 from slurmddp.training.distributon import Distributon
@@ -272,6 +273,9 @@ def reused_layer(static_graph: bool) -> str:
         d.launch()
         model = d.setup_model(Reused())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        if static_graph:
+            with pytest.raises(ConfigError, match="several batches per step"):
+                d.accumulating(model, last=False)
         try:
             for step in range(3):
                 x, y = batch_of(100 * step + d.rank)
