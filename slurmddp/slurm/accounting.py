@@ -163,7 +163,7 @@ def _over(job: Job, limits: Limits, queued: Mapping[str, int]) -> Iterator[Findi
         yield Finding(
             key="qos" if limits.source.startswith("QOS") else "account",
             value=re.sub(r"^\w+ '|'$", "", limits.source),
-            site=f"{limits.source} takes at most {limits.max_submit} jobs of one user (MaxSubmitJobs), "
+            site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
             f"and you have {queued[limits.source]}",
             remedy="Wait until a job ends, or use another qos=.",
         )

@@ -145,7 +145,7 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         if name in _ONE_CLUSTER:
             raise ConfigError(
                 f"cluster.{tool} sets {name}: the job would go to another SLURM, where it can't be followed.",
-                hint="Submit from a login node of that cluster, with a cluster file for it.",
+                hint="Say `export SLURM_CLUSTERS=NAME`, so that all commands ask the SLURM of that cluster.",
             )
         if name == "array":
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,12 @@ class Site:
     """The facts of `scontrol show config`."""
     accounting: Accounting | None = None
     """None if the site has no accounting, or its accounting does not answer."""
+
+    def with_empty_queue(self) -> Site:
+        """Return the site without the person's jobs in the queue, to compare a job that is one of them."""
+        if self.accounting is None:
+            return self
+        return replace(self, accounting=replace(self.accounting, queued=Counter()))
 
 
 def check(job: Job, site: Site, *, nodes_key: str = "nodes") -> list[Finding]:

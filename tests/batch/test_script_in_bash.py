@@ -267,9 +267,10 @@ def test_the_agents_find_their_run_and_a_clean_environment(tmp_path: Path) -> No
 
 
 def test_a_job_that_asks_for_no_cpus_has_none_of_the_job_around_it(script: Script) -> None:
-    script.start(FINISH, SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_NODE="1024")
+    script.start(FINISH, SLURM_CPUS_PER_TASK="1", SLURM_MEM_PER_NODE="1024", SLURM_CLUSTERS="other")
     environ = script.programs.read("srun.env")
-    assert "SLURM_CPUS_PER_TASK" not in environ and "SLURM_MEM_PER_NODE" not in environ
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_CLUSTERS"):
+        assert name not in environ
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,18 @@ def test_a_silent_slurm_is_told_by_the_state(waiting, capsys):
     assert main(["explain", "first"]) == 0
     out = capsys.readouterr().out
     assert "state      unknown: " in out and "reason" not in out
+
+
+def test_a_job_in_the_queue_is_no_reason_for_itself(waiting, capsys):
+    for name, text in {
+        "config": sites.CONFIG,
+        "partitions": sites.PARTITIONS.replace("QoS=N/A", "QoS=tight"),
+        "qos": sites.QOS.replace("node=10|3", "node=2|1"),
+        "associations": sites.ASSOCIATIONS,
+        "account-and-qos": "physics|tight",
+    }.items():
+        waiting.write(name, text)
+    capsys.readouterr()
+    assert main(["explain", "--json"]) == 0
+    (limit,) = json.loads(capsys.readouterr().out)["wait"]["limits"]
+    assert limit["site"] == "QOS 'tight' gives a job at most 2 (MaxTRES node)"

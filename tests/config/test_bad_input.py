@@ -136,7 +136,7 @@ CASES = {
     "+data._recursive_=maybe": "`data._recursive_` is 'maybe'.*true or false",
     "+model._args_=3": "`model._args_` is 3.*a list",
     (BIG, "cluster.sbatch.clusters=other"): (
-        "sets clusters: the job would go to another SLURM.*login node of that cluster"
+        "sets clusters: the job would go to another SLURM.*export SLURM_CLUSTERS=NAME"
     ),
     (BIG, 'cluster.sbatch.comment="a\nb"'): "cluster.sbatch",
     (BIG, "cluster.sbatch.exclude=[n1,n2]"): (

@@ -65,7 +65,11 @@ def test_a_full_queue_is_told() -> None:
     job = make_job(partition="cpu", nodes=1)
     assert check(job, site(tight=2)) == []
     (full,) = check(job, site(tight=3))
-    assert "QOS 'tight' takes at most 3 jobs of one user (MaxSubmitJobs), and you have 3" in str(full)
+    assert "QOS 'tight' limits your jobs in the queue to 3 (MaxSubmitJobs), and you have 3" in str(full)
+
+
+def test_a_job_in_the_queue_does_not_count_against_itself() -> None:
+    assert check(make_job(partition="cpu", nodes=1), site(tight=3).with_empty_queue()) == []
 
 
 def test_limits_that_a_site_does_not_enforce_are_not_compared() -> None:

@@ -80,7 +80,7 @@ def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
     from slurmddp.slurm.site import check
 
     with suppress(SlurmddpError):  # A configuration of another version says nothing about the queue.
-        return tuple(check(job_of_run(folder), slurm.describe()))
+        return tuple(check(job_of_run(folder), slurm.describe().with_empty_queue()))
     return ()
 
 
