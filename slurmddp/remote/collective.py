@@ -7,12 +7,14 @@ leaves no other worker waiting, and no result lacks a part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
 
-_groups: dict[tuple[int, ...], distributed.ProcessGroup] = {}
+_TIMEOUT = timedelta(minutes=30)
+_groups: dict[tuple[int, ...], Any] = {}
 
 REDUCTIONS = {
     "sum": distributed.ReduceOp.SUM,
@@ -23,36 +25,51 @@ REDUCTIONS = {
 }
 
 
-def group_of(nodes: Sequence[int]) -> distributed.ProcessGroup:
-    """Return the process group of these workers, which alone make it at its first use."""
-    key = tuple(nodes)
-    if key not in _groups:
-        _groups[key] = distributed.new_group(list(key), use_local_synchronization=True)
-    return _groups[key]
-
-
-def _agree(failure: Exception | None, group: distributed.ProcessGroup) -> None:
-    """Raise on all workers if the operands of one of them have failed."""
-    failed = torch.zeros(1, dtype=torch.int64)
-    if failure is not None:
-        failed += distributed.get_rank() + 1
-    distributed.all_reduce(failed, op=distributed.ReduceOp.MAX, group=group)
+def _agreed_group(failure: Exception | None, nodes: list[int]) -> Any:
+    """Return the process group of these workers; raise on all of them if operands of one have failed."""
+    group, own = _group_of(tuple(nodes)), distributed.get_rank()
+    failed = torch.tensor([0 if failure is None else own + 1])
+    group.allreduce(
+        [failed], _options(distributed.AllreduceOptions, reduceOp=distributed.ReduceOp.MAX)
+    ).wait()
     if failure is not None:
         raise failure
     if failed:
         raise RuntimeError(f"worker {int(failed) - 1} has no tensor for this collective: it failed there")
+    return group
+
+
+def _group_of(nodes: tuple[int, ...]) -> Any:
+    """Return the group of all workers, or make one at its first use that needs no other workers.
+
+    `new_group` would do neither: it names a group by the number of earlier groups of each process, and so
+    waits without end if two workers have been in different groups before.
+    """
+    if len(nodes) == distributed.get_world_size():
+        return distributed.group.WORLD
+    if nodes not in _groups:
+        store = distributed.distributed_c10d._get_default_store()
+        named = distributed.PrefixStore(f"controller/group/{nodes}", store)
+        place = nodes.index(distributed.get_rank())
+        _groups[nodes] = distributed.ProcessGroupGloo(named, place, len(nodes), _TIMEOUT)
+    return _groups[nodes]
+
+
+def _options(kind: Any, **values: Any) -> Any:
+    made = kind()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
 
 
 def all_reduce(
     failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], reduction: str
 ) -> list[torch.Tensor]:
     """Reduce the tensors of all workers in place; the mean divides before it adds, as DDP does."""
-    group = group_of(nodes)
-    _agree(failure, group)
-    flat = _flat(tensors)
+    group, flat = _agreed_group(failure, nodes), _flat(tensors)
     if reduction == "mean":
         flat.mul_(1 / len(nodes))
-    distributed.all_reduce(flat, op=REDUCTIONS[reduction], group=group)
+    group.allreduce([flat], _options(distributed.AllreduceOptions, reduceOp=REDUCTIONS[reduction])).wait()
     return _fill(tensors, flat)
 
 
@@ -60,12 +77,12 @@ def reduce(
     failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], reduction: str, node: int
 ) -> list[torch.Tensor]:
     """Reduce the tensors of all workers into those of worker `node`."""
-    group = group_of(nodes)
-    _agree(failure, group)
-    flat = _flat(tensors).clone()
+    group, flat = _agreed_group(failure, nodes), _flat(tensors).clone()
     if reduction == "mean":
         flat.mul_(1 / len(nodes))
-    distributed.reduce(flat, node, op=REDUCTIONS[reduction], group=group)
+    root = nodes.index(node)
+    options = _options(distributed.ReduceOptions, reduceOp=REDUCTIONS[reduction], rootRank=root)
+    group.reduce([flat], options).wait()
     return _fill(tensors, flat) if distributed.get_rank() == node else tensors
 
 
@@ -73,10 +90,8 @@ def broadcast(
     failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], node: int
 ) -> list[torch.Tensor]:
     """Give the tensors of worker `node` to all workers."""
-    group = group_of(nodes)
-    _agree(failure, group)
-    flat = _flat(tensors)
-    distributed.broadcast(flat, node, group=group)
+    group, flat = _agreed_group(failure, nodes), _flat(tensors)
+    group.broadcast([flat], _options(distributed.BroadcastOptions, rootRank=nodes.index(node))).wait()
     return _fill(tensors, flat)
 
 
@@ -84,11 +99,10 @@ def all_gather(
     failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the tensors of all workers, in the order of the workers."""
-    group = group_of(nodes)
-    _agree(failure, group)
+    group = _agreed_group(failure, nodes)
     own = tensors[0].detach().contiguous()
     found = [torch.empty_like(own) for _ in nodes]
-    distributed.all_gather(found, own, group=group)
+    group.allgather([found], [own]).wait()
     return found
 
 

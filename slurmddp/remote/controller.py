@@ -198,17 +198,24 @@ class Workers:
         """
         self._collective("all_reduce", tensors, _known(op))
 
+    def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
+        """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
+        grads = [[one.grad for one in model.parameters() if one.grad is not None] for model in replicas]
+        self.all_reduce(grads, "mean")
+
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
         """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
-        self._collective("reduce", tensors, _known(op), node)
+        self._collective("reduce", tensors, _known(op), node=node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
         """Overwrite the tensors of all others with those of worker `node`, without waiting."""
-        self._collective("broadcast", tensors, node)
+        self._collective("broadcast", tensors, node=node)
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Return, for each worker that takes part, the tensors of all of them, without waiting."""
         parts, nodes = _parts_of(tensors)
+        if len(nodes) == 1:
+            return [[parts[0][0].clone()]]
         found: list[list[torch.Tensor]] = []
         for (own,) in parts:
             made = [
@@ -220,13 +227,20 @@ class Workers:
             found.append(list(made))
         return found
 
-    def _collective(self, name: str, tensors: Sequence[Tensors], *operands: Any) -> None:
+    def _collective(self, name: str, tensors: Sequence[Tensors], *more: Any, node: int | None = None) -> None:
         parts, nodes = _parts_of(tensors)
+        if node not in (None, *nodes):
+            raise ConfigError(
+                f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
+            )
+        if len(nodes) == 1:
+            return
         for own in parts:
             own[0].reference.node.check()
         for own in parts:
+            operands = [own, *more] if node is None else [own, *more, node]
             numbers = [one.reference.number for one in own]
-            own[0].reference.node.run("collective", numbers, name, nodes, own, *operands)
+            own[0].reference.node.run("collective", numbers, name, nodes, *operands)
             torch.autograd.graph.increment_version([one.detach() for one in own])
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +16,8 @@ from slurmddp.remote.connection import Node, Owned
 from slurmddp.remote.controller import Workers
 from slurmddp.remote.dispatch import RemoteTensor, aten, dispatch, move
 from slurmddp.remote.wire import without_dicts
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def _current(number: int) -> Node:
@@ -72,6 +75,38 @@ def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
     A tensor of another worker goes there directly, not through this process.
     """
     return move(tensor, _current(node))
+
+
+def module(model: Model, node: int) -> Model:
+    """Return a copy of a model on worker `node`, with the tensors that its forward pass creates.
+
+    Optimizers, hooks and `state_dict` work as on a local model. `model.load_state_dict(copy.state_dict())`
+    brings the weights back.
+
+    Example:
+        model = remote.module(torch.nn.Linear(8, 1), node=1)
+        model(torch.randn(4, 8).dist_send(node=1)).sum().backward()
+    """
+    where, placed = globals()["node"](node), copy.deepcopy(model)
+    made: dict[torch.Tensor, torch.Tensor] = {}  # Parameters that two parts share stay one.
+    part: Any
+    for part in placed.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and tensor not in made:
+                    there = send(tensor.detach(), node)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        there = torch.nn.Parameter(there, tensor.requires_grad)
+                    made[tensor] = there
+                held[name] = None if tensor is None else made[tensor]
+    forward = placed.forward
+
+    def forward_there(*args: Any, **kwargs: Any) -> Any:
+        with where:
+            return forward(*args, **kwargs)
+
+    placed.forward = forward_there
+    return placed
 
 
 class Result:

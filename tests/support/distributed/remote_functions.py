@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from slurmddp import Distributon
+
 
 def wait_for(path):
     """Return once the file is there."""
@@ -45,3 +47,24 @@ def unknown():
 
 def values():
     return [None, True, 1.5, float("inf"), "text", {"a": (1, 2)}, torch.bfloat16, 1j]
+
+
+def model_and_data():
+    """Return a model, and for each of three steps the batches of two replicas."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+    return model, torch.randn(3, 2, 4, 5)
+
+
+def trained_by_ddp():
+    """Return the weights of this rank after three steps under DistributedDataParallel."""
+    with Distributon() as d:
+        d.launch()
+        model, data = model_and_data()
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            optimizer.zero_grad()
+            (wrapped(data[step, d.rank]) ** 2).mean().backward()
+            optimizer.step()
+        return [one.tolist() for one in model.parameters()]
