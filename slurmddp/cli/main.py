@@ -34,6 +34,7 @@ COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
+    "controller": "Run one script that controls tensors on workers, here or on a cluster.",
     "list": "List the runs of this account, the newest activity first.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",

@@ -91,7 +91,7 @@ class Channel:
 def admit(end: socket.socket, secret: Secret) -> tuple[Channel, Greeting] | None:
     """Ask a caller for its proof and give ours; return None, with the connection closed, if it has none."""
     nonce = secrets.token_hex(16)
-    with suppress(OSError, ValueError, EOFError, TypeError):
+    with suppress(OSError, EOFError, ValueError, TypeError, LookupError, RecursionError):
         _prepare(end)
         _say(end, {"slurmddp": 1, "nonce": nonce})
         said, proof = _hear(end, "said", "proof")

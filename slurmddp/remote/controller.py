@@ -49,10 +49,11 @@ class Workers:
     """Processes that hold tensors and run operations on them; a context manager.
 
     Args:
-        count: the number of workers; None: those of the job (`slurmddp controller`).
+        count: the number of workers to start. Under `slurmddp controller` the job's ranks are the workers,
+            whatever their number.
 
     Raises:
-        ConfigError: other workers are open, or the job has another number of them.
+        ConfigError: other workers are open, or there is no number.
         RankFailure: a worker did not start.
 
     Example:
@@ -66,17 +67,17 @@ class Workers:
 
     def __init__(self, count: int | None = None) -> None:
         of_job = os.environ.get(CONTROLLER_VARIABLE)
-        given = int(of_job.partition(":")[2]) if of_job else count
-        if given is None or given < 1 or count not in (None, given):
+        count = int(of_job.partition(":")[2]) if of_job else count
+        if count is None or count < 1:
             raise ConfigError(
-                f"workers({count}) with {given or 'no'} worker(s) of a job.",
-                hint="Say workers(4) in a script of its own. Under `slurmddp controller` say workers().",
+                f"workers({'' if count is None else count}) has no number of workers.",
+                hint="Say workers(4), or start the script by `slurmddp controller -n 4`.",
             )
         if Workers.current is not None:
             raise ConfigError(
                 "Other workers are still open in this process.", hint="Close them first, or use them."
             )
-        self._count = given
+        self._count = count
         self._process: subprocess.Popen[bytes] | None = None
         self._admitted: dict[int, Node] = {}
         if of_job:
@@ -84,14 +85,14 @@ class Workers:
             self._secret = os.environ[SECRET_VARIABLE]
         else:
             self._secret = secrets.token_hex(32)
-            self._start(given)
+            self._start(count)
         Workers.current = self
         try:
             self._await_all()
         except BaseException:
             self.close()
             raise
-        self.nodes = [self._admitted[number] for number in range(given)]
+        self.nodes = [self._admitted[number] for number in range(count)]
 
     def _start(self, count: int) -> None:
         """Start the workers here, or by srun on the nodes of the allocation around this process."""

@@ -48,8 +48,8 @@ class Failure(Exception):
 class Worker:
     """Run the commands of one controller until it says goodbye."""
 
-    def __init__(self, controller: Channel, context: RankContext) -> None:
-        self._controller, self._context = controller, context
+    def __init__(self, controller: Channel, context: RankContext, lost: Callable[[], int]) -> None:
+        self._controller, self._context, self._lost = controller, context, lost
         self._held: dict[int, Any] = {}
         self._next_own = 0
         """Numbers of objects that the controller has not numbered are negative."""
@@ -83,7 +83,7 @@ class Worker:
                 if text.endswith(BYE):
                     return
         except (OSError, EOFError):
-            os._exit(0)
+            os._exit(self._lost())
 
     def _run(self, line: str, data: torch.Tensor | None) -> None:
         self._operand = None
@@ -207,15 +207,15 @@ def context_of(info: RankInfo) -> RankContext:
     return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
-def serve(end: socket.socket, context: RankContext) -> None:
-    """Serve the controller at `end` until it says goodbye or is gone."""
+def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
+    """Serve the controller at `end` until it says goodbye; if it is gone, exit with the code of `lost`."""
     info, secret = context.info, Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
     facts = {"rank": info.rank, "world_size": info.world_size, "pid": os.getpid()}
     try:
         controller = channel.join(end, secret, gpus=torch.cuda.device_count(), **facts)
     except (OSError, EOFError):
         return
-    Worker(controller, context).serve()
+    Worker(controller, context, lost).serve()
     finish(context)
     controller.close()
 

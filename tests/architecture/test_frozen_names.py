@@ -13,6 +13,7 @@ FLAGS = {
     "train": "--cfg --dry-run --fresh overrides",
     "run": "--cfg --dry-run --fresh --ranks --torchrun -m overrides",
     "exec": "--nodes --ranks",
+    "controller": "--cfg --dry-run --fresh --ranks overrides",
     "list": "--all --json --limit",
     "status": "--json --verbose run",
     "logs": "--all --attempt --follow --lines --rank run",
