@@ -35,6 +35,7 @@ COMMANDS = {
     "train": "Train here, or submit to a cluster with +cluster=NAME.",
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
+    "controller": "Run one script that controls tensors on workers, here or on a cluster.",
     "list": "List the runs of this account, the newest activity first, or the runs of a sweep.",
     "status": "Show the state of a run, where it runs, and what to do if it does not.",
     "explain": "Explain why a run waits: SLURM's reason, its place in the queue, limits, expected start.",

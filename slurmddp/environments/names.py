@@ -45,6 +45,8 @@ LAUNCH_ID_VARIABLE = "SLURMDDP_LAUNCH_ID"
 """An id that all processes of one launch share, and no others."""
 EMULATED_VARIABLE = "SLURMDDP_EMULATED"
 """`1` in a SLURM step that a local run emulates on this machine."""
+CONTROLLER_VARIABLE = "SLURMDDP_CONTROLLER"
+"""`FD:WORKERS` in a controller script: the listening socket to which the workers of its job connect."""
 
 # Facts of a rank. The agent gives them to the ranks that it forks.
 

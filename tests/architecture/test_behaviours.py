@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "behaviours.md"
 NUMBERS = [
     *(f"D{number}" for number in range(1, 14)),
     *(f"T{number}" for number in range(1, 16)),
-    *(f"G{number}" for number in range(1, 6)),
+    *(f"G{number}" for number in range(1, 13)),
     "C1",
     "C2",
     "C3",

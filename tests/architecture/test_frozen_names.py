@@ -18,6 +18,8 @@ FLAGS = {
     "run": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
     "--package --ranks --resolve --torchrun -m overrides",
     "exec": "--nodes --ranks",
+    "controller": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
+    "--ranks --resolve overrides",
     "list": "--all --json --limit sweep",
     "status": "--json --verbose run",
     "explain": "--json run",

@@ -27,7 +27,7 @@ _BELOW = """
     training training.rng training.instantiate training.startup_timer training.heartbeat training.loggers
     training.device training.process_group training.stopping training.run_log training.data
     training.checkpointing training.rank_session training.distributon training.builtin training.trainer
-    training.user_script training.preflight training.rank_main
+    training.user_script training.preflight training.rank_main remote
     bench.ranks
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
@@ -42,12 +42,16 @@ SHARED_WITH_TORCH |= {
 }
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
-# The one upward edge: a script's `launch()` starts processes, and imports the launcher's code when it does.
+# Upward edges: a script's `launch()` starts processes, and imports the launcher's code when it does. A
+# controller and its workers prove the secret of their job as the agents do.
 ALLOWED = {
     ("slurmddp.training.rank_session", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.rank_session", "slurmddp.launchers.local.launch"),
     ("slurmddp.training.distributon", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.distributon", "slurmddp.launchers.local.function"),
+    ("slurmddp.remote.channel", "slurmddp.launchers.link.connection"),
+    ("slurmddp.remote.worker", "slurmddp.launchers.link.connection"),
+    ("slurmddp.remote.controller", "slurmddp.launchers.link.connection"),
 }
 
 ONLY_IMPORTERS = {
@@ -55,6 +59,7 @@ ONLY_IMPORTERS = {
         "slurmddp.bench.ranks",
         "slurmddp.checkpoint.state",
         "slurmddp.collectives",
+        "slurmddp.remote",
         "slurmddp.strategies",
         "slurmddp.training",
         "slurmddp.transports",

@@ -258,7 +258,7 @@ def test_every_example_has_a_page_and_a_line_in_the_table() -> None:
     table = re.findall(
         r"^\| \[(\w+)\]\(\1/README\.md\) \| \S.*\. \|$", (EXAMPLES / "README.md").read_text(), re.M
     )
-    assert table == folders and len(folders) == 14
+    assert table == folders and len(folders) == 15
     for folder in folders:
         page = (EXAMPLES / folder / "README.md").read_text()
         assert "```bash\n" in page and "\nNext: [" in page, folder
@@ -305,3 +305,13 @@ def test_a_transport_over_mpi_trains_as_gloo_does(tmp_path: Path) -> None:
     assert len(losses[0]) == 4
     first, other = ([float(line.split()[3]) for line in lines] for lines in losses)
     assert first == pytest.approx(other, rel=1e-3)  # Sums of three ranks have several orders.
+
+
+def test_a_controller_trains_with_its_workers_and_walks_as_its_page_shows(tmp_path: Path) -> None:
+    folder = example("15_controller", tmp_path)
+    shown = re.findall(r"^```text\n(.*?)^```", (folder / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert run([sys.executable, "walkthrough.py"], folder) == shown[1]
+    output = run([sys.executable, "-m", "slurmddp", "controller", "-n", "2", "parameter_server.py"], folder)
+    losses = [float(one) for one in re.findall(r"step \d+: loss ([\d.]+)", output)]
+    assert len(losses) == 3 and losses[0] > losses[-1] < 0.5
+    assert float(re.findall(r"accuracy ([\d.]+) with 2 workers", output)[0]) > 0.9

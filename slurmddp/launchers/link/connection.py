@@ -63,7 +63,7 @@ class Secret:
         return bytes.fromhex(self.proof(f"frames {direction}", *nonces))
 
 
-class _Seal:
+class Seal:
     """The HMACs of one direction; each covers the number of its frame."""
 
     def __init__(self, key: bytes) -> None:
@@ -86,8 +86,8 @@ class Connection:
         self._awaited = select.EPOLLIN
         self._read_bytes = bytearray()
         self._unsent = bytearray()
-        self._sealing: _Seal | None = None
-        self._opening: _Seal | None = None
+        self._sealing: Seal | None = None
+        self._opening: Seal | None = None
         if end.family in (socket.AF_INET, socket.AF_INET6):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         poll.register(end, self._awaited)
@@ -97,7 +97,7 @@ class Connection:
 
     def secure(self, sending: bytes, receiving: bytes) -> None:
         """Authenticate all frames from now on, in both directions."""
-        self._sealing, self._opening = _Seal(sending), _Seal(receiving)
+        self._sealing, self._opening = Seal(sending), Seal(receiving)
 
     def put(self, value: Any) -> None:
         """Send one JSON value, now or when the network takes it."""

@@ -1,0 +1,52 @@
+"""A parameter server: workers compute gradients on stale weights, the controller applies each as it comes.
+
+python parameter_server.py
+slurmddp controller -n 4 parameter_server.py
+slurmddp controller +cluster=cpu nodes=2 parameter_server.py
+"""
+
+import torch
+
+from slurmddp import remote
+
+STEPS = 60
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return points of a ring (class 1) and of its middle (class 0)."""
+    points = torch.randn(64, 2, generator=torch.Generator().manual_seed(seed))
+    return points, (points.norm(dim=1, keepdim=True) > 1.2).float()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    server = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(server.parameters(), lr=0.02)
+    loss_of = torch.nn.functional.binary_cross_entropy_with_logits
+    with remote.workers(3) as w:
+        workers = [remote.module(server, node=node) for node in range(len(w))]
+
+        def begin(step: int, node: int) -> torch.Tensor:
+            """Let a worker compute a gradient with the newest weights; return its loss without waiting."""
+            workers[node].load_state_dict(server.state_dict())
+            workers[node].zero_grad()
+            x, y = (part.dist_send(node=node) for part in batch(step * len(w) + node))
+            loss = loss_of(workers[node](x), y)
+            loss.backward()
+            return loss
+
+        losses = [begin(0, node) for node in range(len(w))]
+        for step in range(1, STEPS + 1):
+            for node, worker in enumerate(workers):
+                for own, theirs in zip(server.parameters(), worker.parameters(), strict=True):
+                    own.grad = theirs.grad.fetch()  # The other workers compute meanwhile.
+                optimizer.step()
+                told, losses[node] = losses[node], begin(step, node)
+            if step % 20 == 0:
+                print(f"step {step}: loss {told.item():.3f}", flush=True)
+    points, wanted = batch(10_000)
+    print(f"accuracy {((server(points) > 0) == (wanted > 0)).float().mean():.2f} with {len(w)} workers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Run one script that controls tensors on workers, here or on a cluster.
+
+    slurmddp controller -n 4 script.py --lr 1e-3
+    slurmddp controller +cluster=a100x8 nodes=2 script.py --lr 1e-3
+
+The workers are ranks. The script runs once, on the first node, and reaches them by `remote.workers()`.
+Without settings the ranks start now and in this terminal, as by `slurmddp exec`. With settings they are a run
+with a run folder, as by `slurmddp run`. Settings and flags stand before the script; the script gets every
+word after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+
+from slurmddp.cli.commands import run as run_command
+from slurmddp.cli.commands import train
+from slurmddp.cli.messages import EXIT_CODES, UsageError
+from slurmddp.environments.names import SECRET_VARIABLE
+
+_WORKER = ["-m", "slurmddp.remote.job"]
+split = run_command.split
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `slurmddp controller`."""
+    parser.usage = "slurmddp controller [key=value ...] [flags] [--] (SCRIPT.py | -m MODULE) [argument ...]"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="workers in all; with settings: workers on each node"
+    )
+    train.add_flags(parser)
+    parser.set_defaults(torchrun=False)
+    parser.epilog = EXIT_CODES
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the workers and the script, or submit them; return the exit code."""
+    from slurmddp.launchers.local import exec as ranks  # torch-free, but not needed for --help
+
+    if not args.program:
+        raise UsageError("slurmddp controller needs a script: slurmddp controller -n 4 script.py")
+    if args.overrides:
+        args.program = [*_WORKER, *args.program]
+        return run_command.run(args)
+    if args.ranks is None:
+        raise UsageError("slurmddp controller needs the number of workers: slurmddp controller -n 4 ...")
+    os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
+    return ranks.run([sys.executable, *_WORKER, *args.program], args.ranks, None)

@@ -1,0 +1,55 @@
+"""One script controls, and workers hold the tensors: `remote.workers(4)`, `x.dist_send(node=1)`, `z.fetch()`.
+
+The room reads from top to bottom: `wire` and `channel` (messages), `node` (the controller's end of one
+worker), `tensor` (operations on remote tensors), `worker` and `collective` (the other end), `workers` (start
+and end, collectives), `place` (factories, send, call, events) and `module`.
+"""
+
+import torch
+
+from slurmddp.remote.connection import RemoteError, WorkerLostError
+from slurmddp.remote.controller import Workers as workers
+from slurmddp.remote.dispatch import RemoteTensor
+from slurmddp.remote.place import (
+    arange,
+    call,
+    empty,
+    eye,
+    full,
+    linspace,
+    module,
+    node,
+    ones,
+    rand,
+    randint,
+    randn,
+    record_event,
+    send,
+    tensor,
+    zeros,
+)
+
+torch.Tensor.dist_send = send  # type: ignore[attr-defined]
+
+__all__ = [
+    "RemoteError",
+    "RemoteTensor",
+    "WorkerLostError",
+    "arange",
+    "call",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "module",
+    "node",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "record_event",
+    "send",
+    "tensor",
+    "workers",
+    "zeros",
+]

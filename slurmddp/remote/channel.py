@@ -1,0 +1,159 @@
+"""One connection between the controller and a worker, which prove to each other that they know the secret.
+
+The proof is the link's (`launchers/link/connection.py`): an HMAC over a number that the other side has just
+drawn. Each frame then carries an HMAC over its number and its text. The bytes of a tensor follow a frame
+without an HMAC: they are data, never code.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+import socket
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from slurmddp.launchers.link.connection import Seal, Secret
+
+PURPOSE = "controller"
+"""Binds the proofs to connections of this kind."""
+_PROOF_S = 10.0
+"""Seconds that a caller may take to prove the secret."""
+_MAX_STRANGERS_BYTES = 2048
+_SIZE_BYTES, _MAC_BYTES = 8, 16
+_SILENT_S = 20
+"""Seconds without an answer of the other machine after which a connection counts as lost."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * _SILENT_S}
+
+
+class Greeting(NamedTuple):
+    """The facts that a worker tells about itself, with its proof."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    gpus: int
+    nonce: str
+
+
+class Channel:
+    """A connection whose other side has proved the secret; every method may raise OSError or EOFError."""
+
+    def __init__(self, end: socket.socket, sending: bytes, receiving: bytes) -> None:
+        self._end = end
+        self._sealing, self._opening = Seal(sending), Seal(receiving)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, text: str, data: memoryview | None = None) -> None:
+        """Send a text, and after it the bytes that it announces."""
+        body = text.encode()
+        mac = self._sealing.next(body)
+        self._end.sendall(len(body).to_bytes(_SIZE_BYTES, "big") + mac + body)
+        if data is not None and len(data):
+            self._end.sendall(data)
+
+    def receive(self) -> str:
+        """Wait for the next text and return it."""
+        select.select([self._end], [], [])  # Ctrl-C interrupts here, between two frames.
+        head = self._read(_SIZE_BYTES + _MAC_BYTES)
+        body = self._read(int.from_bytes(head[:_SIZE_BYTES], "big"))
+        if not secrets.compare_digest(bytes(head[_SIZE_BYTES:]), self._opening.next(body)):
+            raise ConnectionError("a frame with a wrong HMAC")
+        return body.decode()
+
+    def receive_into(self, data: memoryview) -> None:
+        """Fill `data` with the bytes that the last text has announced."""
+        while len(data):
+            data = data[_some(self._end.recv_into(data)) :]
+
+    def has_ended(self) -> bool:
+        """Return whether the other side has closed the connection or died; does not wait."""
+        try:
+            return not self._end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray(size)
+        self.receive_into(memoryview(found))
+        return bytes(found)
+
+
+def admit(end: socket.socket, secret: Secret) -> tuple[Channel, Greeting] | None:
+    """Ask a caller for its proof and give ours; return None, with the connection closed, if it has none."""
+    nonce = secrets.token_hex(16)
+    with suppress(OSError, EOFError, ValueError, TypeError, LookupError, RecursionError):
+        _prepare(end)
+        _say(end, {"slurmddp": 1, "nonce": nonce})
+        said, proof = _hear(end, "said", "proof")
+        if secret.proves(proof, "worker", nonce, *said):
+            greeting = Greeting(*said)
+            nonces = nonce, greeting.nonce
+            _say(end, {"proof": secret.proof("controller", *nonces)})
+            end.settimeout(None)
+            return Channel(end, *_keys(secret, *nonces)), greeting
+    end.close()
+    return None
+
+
+def join(end: socket.socket, secret: Secret, **facts: Any) -> Channel:
+    """Prove the secret to the controller, which may take its time to ask; return the channel to it.
+
+    Raises:
+        ConnectionError: the controller has closed the connection, or its proof is wrong.
+    """
+    nonce = secrets.token_hex(16)
+    greeting = Greeting(nonce=nonce, host=socket.gethostname(), **facts)
+    select.select([end], [], [])
+    _prepare(end)
+    (asked,) = _hear(end, "nonce")
+    _say(end, {"said": greeting, "proof": secret.proof("worker", asked, *greeting)})
+    (proof,) = _hear(end, "proof")
+    if not secret.proves(proof, "controller", asked, nonce):
+        end.close()
+        raise ConnectionError("the controller does not know the secret of this job")
+    end.settimeout(None)
+    return Channel(end, *reversed(_keys(secret, asked, nonce)))
+
+
+def _prepare(end: socket.socket) -> None:
+    end.settimeout(_PROOF_S)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _keys(secret: Secret, *nonces: str) -> tuple[bytes, bytes]:
+    return secret.frame_key("from controller", *nonces), secret.frame_key("from worker", *nonces)
+
+
+def _say(end: socket.socket, value: Any) -> None:
+    end.sendall(json.dumps(value).encode() + b"\n")
+
+
+def _hear(end: socket.socket, *names: str) -> list[Any]:
+    """Return the values of `names` in the next line; read no byte of the frames after it."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        line += _some(end.recv(1))
+        if len(line) > _MAX_STRANGERS_BYTES:
+            raise EOFError("a line that is too long for a proof")
+    found = json.loads(line)
+    return [found[name] for name in names]
+
+
+def _some(received: Any) -> Any:
+    """Return what was received; raise EOFError if nothing was."""
+    if not received:
+        raise EOFError("the other side has closed the connection")
+    return received

@@ -1,0 +1,205 @@
+"""The controller's end of one worker: commands go out in batches, and only a request waits for its answer."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+
+from slurmddp.errors import ConfigError, RankFailure, SlurmddpError
+from slurmddp.remote.channel import Channel, Greeting
+from slurmddp.remote.wire import BYE, Reference, Wire
+
+_BATCH = 512
+"""Most commands in one frame."""
+_SWITCH_S = 0.0005
+"""Seconds until Python gives another thread its turn: the default of 5 ms would delay the first batch."""
+_COPIED_BYTES = 1 << 16
+"""A smaller tensor is copied on its way out; a larger one is sent before `put` returns."""
+_CLOSED = "the workers were closed"
+
+
+class RemoteError(SlurmddpError):
+    """A command failed on a worker. The hint holds its traceback there.
+
+    The next point that waits for this worker raises the error, not the line that has failed.
+
+    Attributes:
+        node: the worker's number.
+        host: the name of its machine.
+    """
+
+    def __init__(self, node: int, host: str, text: str, traceback: str) -> None:
+        hint = f"\nOn worker {node}:\n{traceback.rstrip()}"
+        super().__init__(f"Worker {node} on {host}: {text}.", hint=hint)
+        self.node, self.host = node, host
+
+
+class WorkerLostError(RankFailure):
+    """A worker has died, or its machine does not answer. Its tensors are lost; other workers go on."""
+
+
+class Owned(Reference):
+    """An object of a worker, which drops the object when the last use here is gone."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        super().__init__(number)
+        self.node = node
+
+    def __del__(self) -> None:
+        self.node.drop(self.number)
+
+
+class Node:
+    """One worker, as the controller sees it.
+
+    Args:
+        channel: the connection.
+        greeting: the facts that the worker has told.
+        find: returns the tensor of this worker that a reply describes.
+    """
+
+    def __init__(self, channel: Channel, greeting: Greeting, find: Callable[[Node, str, Any], Any]) -> None:
+        self.number, _, self.host, self.pid, self.gpus, _ = greeting
+        self.was_told = False
+        """Whether an error has told that this worker is gone."""
+        self._wire = Wire(self._tell, partial(find, self))
+        self._channel = channel
+        self._gone = ""
+        self._numbers = itertools.count()
+        self._requests = threading.Lock()
+        self._unsent: queue.SimpleQueue[tuple[str, memoryview | None, threading.Event | None] | None]
+        self._unsent = queue.SimpleQueue()
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        self._sender = threading.Thread(target=self._send, daemon=True)
+        self._sender.start()
+
+    def new(self) -> Owned:
+        """Return a number for an object that a command is about to make."""
+        return Owned(self, next(self._numbers))
+
+    def run(self, kind: str, results: Any, *operands: Any) -> None:
+        """Put a command into the queue; the worker keeps what the command returns as `results`."""
+        self.check()
+        self._unsent.put((self._wire.encode([kind, results, *operands]), None, None))
+
+    def put(self, tensor: torch.Tensor) -> Owned:
+        """Send a tensor of this process; return once it may be changed."""
+        self.check()
+        made, flat = self.new(), tensor.detach().cpu().contiguous().reshape(-1)
+        data: memoryview = memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+        command = self._wire.encode(["put", [made.number], flat.dtype, list(tensor.shape)])
+        if data.nbytes < _COPIED_BYTES:
+            self._unsent.put((command, memoryview(bytes(data)), None))
+        else:
+            sent = threading.Event()
+            self._unsent.put((command, data, sent))
+            sent.wait()
+        return made
+
+    def ask(self, kind: str, asked: Reference | None = None) -> Any:
+        """Wait until the worker has run all commands so far; return its answer.
+
+        Raises:
+            RemoteError: a command has failed since the last request, or one on which `asked` depends.
+            WorkerLostError: the worker is gone.
+        """
+        with self._requests:
+            number, answered = next(self._numbers), None
+            self.run("reply", number, kind, asked)
+            try:
+                while answered != number:  # Ctrl-C may have left the answer to an earlier request.
+                    answered, failure, value, size = self._wire.decode(self._channel.receive())
+                    if size is not None:
+                        data = numpy.empty(size, numpy.uint8)  # torch.empty would follow `with remote.node`.
+                        self._channel.receive_into(memoryview(data))  # type: ignore[arg-type]
+                        value = torch.from_numpy(data).view(value[0]).view(value[1])
+            except (OSError, EOFError, ValueError) as error:
+                self._gone = self._gone or str(error)
+                self.check()
+        if failure is not None:
+            raise RemoteError(self.number, self.host, *failure)
+        return value
+
+    def drop(self, number: int) -> None:
+        """Let the worker drop an object; a collection of garbage calls it, so it takes no lock."""
+        if not self._gone:
+            self._unsent.put((f'["free",{number}]', None, None))
+
+    def check(self) -> None:
+        """Raise WorkerLostError if the worker is gone, SlurmddpError if it was closed."""
+        if self._gone == _CLOSED:
+            raise SlurmddpError(
+                f"The tensor of worker {self.number} is gone: the workers were closed.",
+                hint="Fetch results inside of `with remote.workers(...)`.",
+            )
+        if self._gone:
+            self.was_told = True
+            raise WorkerLostError(
+                f"Worker {self.number} (process {self.pid} on {self.host}) is gone: {self._gone}.",
+                hint="Its tensors are lost. Make them again on another worker, or start the workers again.",
+            )
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._gone = self._gone or _CLOSED
+        self._unsent.put(None)
+        self._sender.join()
+        self._channel.close()
+
+    def _send(self) -> None:
+        """Send commands as they come, all that have come meanwhile in one frame."""
+        item: Any = ()
+        while item is not None:
+            commands, data, sent = [], None, None
+            while (item := self._unsent.get()) is not None:
+                command, data, sent = item
+                commands.append(command)
+                if data is not None or len(commands) == _BATCH or self._unsent.empty():
+                    break
+            self._send_frame(commands if item else [*commands, BYE], data)
+            if sent is not None:
+                sent.set()
+
+    def _send_frame(self, commands: list[str], data: memoryview | None) -> None:
+        if self._gone not in ("", _CLOSED):
+            return
+        try:
+            if self._channel.has_ended():
+                raise EOFError("the worker has closed the connection")
+            self._channel.send(f"{data.nbytes if data else 0} " + "\n".join(commands), data)
+        except (OSError, EOFError) as error:
+            self._gone = self._gone or str(error)
+
+    def _tell(self, value: Any) -> Any:
+        """Return the text for an object of this worker, or for a local number in a tensor."""
+        reference = getattr(value, "reference", None)
+        if isinstance(reference, Owned) and reference.node is self:
+            return {"ref": reference.number}
+        if isinstance(reference, Owned) or (isinstance(value, torch.Tensor) and value.dim()):
+            raise misplaced("A command", value, f"others on node {self.number}")
+        return {"scalar": [value.item(), value.dtype]} if isinstance(value, torch.Tensor) else None
+
+
+def misplaced(what: str, *operands: Any) -> ConfigError:
+    """Return the error for two operands in different places, each a tensor or the name of a place."""
+    first, second = (one if isinstance(one, str) else _place(one) for one in operands)
+    return ConfigError(
+        f"{what} got {first} and {second}.",
+        hint="An operation runs where all of its operands are. Move one of them first: remote.send(x, NODE) "
+        "to a worker, x.fetch() to this process; create new ones inside of `with remote.node(NODE):`.",
+    )
+
+
+def _place(value: Any) -> str:
+    reference = getattr(value, "reference", None)
+    kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a result"
+    where = f"on node {reference.node.number}" if isinstance(reference, Owned) else "in this process"
+    return f"{kind} {where}"

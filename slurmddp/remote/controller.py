@@ -1,0 +1,270 @@
+"""The controller: it starts workers or finds those of its job, and lets them talk to each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from slurmddp.environments import slurm
+from slurmddp.environments.names import (
+    CONTROLLER_VARIABLE,
+    LAUNCH_ID_VARIABLE,
+    LAUNCHER_VARIABLE,
+    SECRET_VARIABLE,
+)
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.scrub import scrub
+from slurmddp.errors import ConfigError, RankFailure
+from slurmddp.host import process
+from slurmddp.host.ports import listen_as_rank_zero
+from slurmddp.launchers.link.connection import Secret
+from slurmddp.remote import channel
+from slurmddp.remote.channel import PURPOSE
+from slurmddp.remote.collective import REDUCTIONS
+from slurmddp.remote.connection import Node, misplaced
+from slurmddp.remote.dispatch import RemoteTensor, contiguous, describe
+
+_START_S = 120.0
+"""Most seconds until all workers have imported torch, met and connected."""
+_END_S = 10.0
+"""Seconds that workers may take to leave before they are killed."""
+
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+
+class Workers:
+    """Processes that hold tensors and run operations on them; a context manager.
+
+    Args:
+        count: the number of workers to start. Under `slurmddp controller` the job's ranks are the workers,
+            whatever their number.
+
+    Raises:
+        ConfigError: other workers are open, or there is no number.
+        RankFailure: a worker did not start.
+
+    Example:
+        with remote.workers(4) as w:
+            parts = [torch.randn(8).dist_send(node=n) for n in range(4)]
+            w.all_reduce(parts)
+            print(parts[0].fetch())
+    """
+
+    current: Workers | None = None
+
+    def __init__(self, count: int | None = None) -> None:
+        of_job = os.environ.get(CONTROLLER_VARIABLE)
+        count = int(of_job.partition(":")[2]) if of_job else count
+        if count is None or count < 1:
+            raise ConfigError(
+                f"workers({'' if count is None else count}) has no number of workers.",
+                hint="Say workers(4), or start the script by `slurmddp controller -n 4`.",
+            )
+        if Workers.current is not None:
+            raise ConfigError(
+                "Other workers are still open in this process.", hint="Close them first, or use them."
+            )
+        self._count = count
+        self._process: subprocess.Popen[bytes] | None = None
+        self._admitted: dict[int, Node] = {}
+        if of_job:
+            self._listener = socket.socket(fileno=os.dup(int(of_job.partition(":")[0])))
+            self._secret = os.environ[SECRET_VARIABLE]
+        else:
+            self._secret = secrets.token_hex(32)
+            self._start(count)
+        Workers.current = self
+        try:
+            self._await_all()
+        except BaseException:
+            self.close()
+            raise
+        self.nodes = [self._admitted[number] for number in range(count)]
+
+    def _start(self, count: int) -> None:
+        """Start the workers here, or by srun on the nodes of the allocation around this process."""
+        in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
+        here = RankInfo(environment="local")
+        if in_allocation and shutil.which("srun"):
+            here = RankInfo(environment="slurm", nodes=2, hosts=(socket.gethostname(),) * 2)
+        self._listener = listen_as_rank_zero(here, [0])
+        address, port = self._listener.getsockname()[:2]
+        command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(count)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(Path(one).absolute()) for one in sys.path),
+        }
+        if here.nodes > 1:
+            srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={count}", "--kill-on-bad-exit=0"]
+            command = [*srun, "--wait=0", "--unbuffered", *command]
+        else:
+            environment = scrub(environment) | {LAUNCHER_VARIABLE: "local"}
+            environment[LAUNCH_ID_VARIABLE] = secrets.token_hex(8)
+        environment[SECRET_VARIABLE] = self._secret
+        self._process = subprocess.Popen(
+            command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+        )
+
+    def _await_all(self) -> None:
+        """Admit callers that prove the secret until all workers are here."""
+        deadline, proof = time.monotonic() + _START_S, Secret(self._secret, PURPOSE)
+        self._listener.settimeout(0.1)
+        while len(self._admitted) < self._count:
+            try:
+                end, _ = self._listener.accept()
+                threading.Thread(target=self._admit, args=(end, proof), daemon=True).start()
+            except TimeoutError:
+                has_ended = self._process is not None and self._process.poll() is not None
+                if has_ended or time.monotonic() > deadline:
+                    missing = sorted(set(range(self._count)) - set(self._admitted))
+                    raise RankFailure(
+                        f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
+                        hint="Their last lines stand above, or in the logs of their ranks.",
+                    ) from None
+        self._listener.close()
+
+    def _admit(self, end: socket.socket, secret: Secret) -> None:
+        admitted = channel.admit(end, secret)
+        if admitted is not None and 0 <= admitted[1].rank < self._count:
+            self._admitted[admitted[1].rank] = Node(*admitted, describe)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+        try:
+            for node in self.nodes if kind is None else ():
+                if not node.was_told:
+                    node.ask("count")
+        finally:
+            self.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        """End the workers; they are killed if they don't leave."""
+        Workers.current = None
+        self._listener.close()
+        for node in self._admitted.values():
+            node.close()
+        if self._process is None:
+            return
+        deadline, leader = time.monotonic() + (_END_S if self._admitted else 0), self._process.pid
+        while time.monotonic() < deadline and (self._process.poll() is None or process.exists(-leader)):
+            time.sleep(0.01)
+        process.signal_group(leader, signal.SIGKILL)
+        self._process.wait()
+
+    def node(self, number: int) -> Node:
+        """Return a worker; raise ConfigError if there is none of this number."""
+        if isinstance(number, int) and 0 <= number < self._count:
+            return self.nodes[number]
+        raise ConfigError(
+            f"There is no node {number!r}.", hint=f"The workers are node 0 to node {self._count - 1}."
+        )
+
+    def synchronize(self) -> None:
+        """Wait until all workers have run all commands so far; raise the first error of each that failed."""
+        for node in self.nodes:
+            node.ask("count")
+
+    def live_objects(self, node: int) -> int:
+        """Wait for a worker, and return the number of tensors and other objects that it holds."""
+        found: int = self.node(node).ask("count")
+        return found
+
+    # --- collectives: one tensor, or one list of tensors, for each worker that takes part
+
+    def all_reduce(self, tensors: Sequence[Tensors], op: str = "sum") -> None:
+        """Reduce tensors of different workers in place, without waiting.
+
+        Args:
+            tensors: for each worker that takes part a tensor, or a list of tensors of one dtype; the shapes
+                are the same on all of them.
+            op: sum, mean, min, max or product. The mean divides before it adds, as DDP does.
+        """
+        self._collective("all_reduce", tensors, _known(op))
+
+    def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
+        """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
+        grads = [[one.grad for one in model.parameters() if one.grad is not None] for model in replicas]
+        self.all_reduce(grads, "mean")
+
+    def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
+        """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
+        self._collective("reduce", tensors, _known(op), node=node)
+
+    def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
+        """Overwrite the tensors of all others with those of worker `node`, without waiting."""
+        self._collective("broadcast", tensors, node=node)
+
+    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Return, for each worker that takes part, the tensors of all of them, without waiting."""
+        parts, nodes = _parts_of(tensors)
+        if len(nodes) == 1:
+            return [[parts[0][0].clone()]]
+        found: list[list[torch.Tensor]] = []
+        for (own,) in parts:
+            made = [
+                RemoteTensor(contiguous(own.shape, own.dtype, own.meta.device), own.reference.node.new())
+                for _ in nodes
+            ]
+            numbers = [one.reference.number for one in made]
+            own.reference.node.run("collective", numbers, "all_gather", nodes, [own])
+            found.append(list(made))
+        return found
+
+    def _collective(self, name: str, tensors: Sequence[Tensors], *more: Any, node: int | None = None) -> None:
+        parts, nodes = _parts_of(tensors)
+        if node not in (None, *nodes):
+            raise ConfigError(
+                f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
+            )
+        if len(nodes) == 1:
+            return
+        for own in parts:
+            own[0].reference.node.check()
+        for own in parts:
+            operands = [own, *more] if node is None else [own, *more, node]
+            numbers = [one.reference.number for one in own]
+            own[0].reference.node.run("collective", numbers, name, nodes, *operands)
+            torch.autograd.graph.increment_version([one.detach() for one in own])
+
+
+def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], list[int]]:
+    """Return the tensors of each worker and the workers, both in the order of the workers."""
+    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
+    for part in parts:
+        for one in part:
+            first = part[0]
+            if not isinstance(one, RemoteTensor) or one.reference.node is not first.reference.node:
+                raise misplaced("A collective", first, one)
+    parts.sort(key=lambda part: part[0].get_node())
+    nodes = [part[0].get_node() for part in parts]
+    kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
+    if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
+        raise ConfigError(
+            f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",
+            hint="Give one tensor or list of tensors per worker, with the same shapes and dtypes on all.",
+        )
+    return parts, nodes
+
+
+def _known(op: str) -> str:
+    if op in REDUCTIONS:
+        return op
+    raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(REDUCTIONS)}.")

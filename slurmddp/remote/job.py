@@ -1,0 +1,75 @@
+"""One rank of a job is a worker; rank 0 starts the controller's script beside it, on the first node.
+
+    slurmddp exec -n 4 -- python -m slurmddp.remote.job script.py --lr 0.1
+
+Rank 0 opens the listener to which the workers connect, on the address that leads to the job's nodes. The
+script inherits it (`SLURMDDP_CONTROLLER`). Rank 0 ends with the script's exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.names import CONTROLLER_VARIABLE, SECRET_VARIABLE
+from slurmddp.environments.scrub import scrub
+from slurmddp.errors import EXIT_FINISHED, RankFailure
+from slurmddp.host import process
+from slurmddp.host.ports import listen_as_rank_zero
+from slurmddp.remote import worker
+from slurmddp.training.process_group.setup import RankContext
+from slurmddp.training.process_group.signed_store import SignedStore
+
+_ADDRESS = "controller/address"
+_ADDRESS_S = 60.0
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve a controller that runs `words`, a script or `-m MODULE` with arguments; return its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
+    folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
+    sys.path.insert(0, str(folder))  # Calls name modules beside the script.
+    context = worker.context_of(detect(os.environ))
+    if context.info.rank == 0:
+        script, address = _start(words, context)
+        end = socket.create_connection(address)
+        worker.serve(end, context, script.wait)
+        return script.wait()
+    found = _store(context).wait([_ADDRESS], _ADDRESS_S)[0]
+    if found is None:
+        raise RankFailure("Rank 0 told no address of the controller.", hint="The log of rank 0 says why.")
+    worker.serve(socket.create_connection(json.loads(found)), context)
+    return EXIT_FINISHED
+
+
+def _start(words: Sequence[str], context: RankContext) -> tuple[subprocess.Popen[bytes], tuple[str, int]]:
+    """Start the script and tell the other ranks where it listens."""
+    with listen_as_rank_zero(context.info, [0]) as listener:
+        environment = {
+            **scrub(os.environ),
+            CONTROLLER_VARIABLE: f"{listener.fileno()}:{context.info.world_size}",
+            SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE, ""),
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [sys.executable, *words]
+        script = process.start_bound(command, signal.SIGTERM, env=environment, pass_fds=[listener.fileno()])
+        signal.signal(signal.SIGINT, lambda number, _: script.send_signal(number))
+        host, port = listener.getsockname()[:2]
+    if context.store is not None:
+        _store(context).set(_ADDRESS, json.dumps([host, port]))
+    return script, (host, port)
+
+
+def _store(context: RankContext) -> SignedStore:
+    return SignedStore(context.store, context.info.launch_id)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""Put things on a worker: factories of tensors, copies, calls of functions, and events to wait for."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from slurmddp.errors import ConfigError
+from slurmddp.remote.connection import Node, Owned
+from slurmddp.remote.controller import Workers
+from slurmddp.remote.dispatch import RemoteTensor, aten, dispatch, move
+from slurmddp.remote.wire import without_dicts
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def _current(number: int) -> Node:
+    if Workers.current is None:
+        raise ConfigError("There are no workers.", hint="Open them first: `with remote.workers(4) as w:`.")
+    return Workers.current.node(number)
+
+
+class node(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Create all tensors of a block on worker `number`; operations follow their operands as ever.
+
+    Example:
+        with remote.node(2):
+            a = torch.zeros(10)
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._node = _current(number)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, RemoteTensor) for kind in types):
+            return dispatch(func, args, kwargs or {})
+        if func is aten.lift_fresh.default:  # The data of torch.tensor([...]).
+            return move(args[0], self._node)
+        returns = func._schema.returns
+        has_tensors = any(isinstance(one, torch.Tensor) for one in tree_leaves((args, kwargs)))
+        if has_tensors or not returns or str(returns[0].type) != "Tensor":
+            return func(*args, **(kwargs or {}))
+        return dispatch(func, args, kwargs or {}, self._node)
+
+
+def _factory(make: Any) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
+        with globals()["node"](node):
+            found: torch.Tensor = make(*args, **kwargs)
+        return found if device is None else found.to(device)
+
+    made.__name__ = made.__qualname__ = make.__name__
+    made.__doc__ = f"Call `torch.{make.__name__}` on worker `node`; see there for the other arguments."
+    return made
+
+
+arange, empty, eye, full, linspace = map(
+    _factory, [torch.arange, torch.empty, torch.eye, torch.full, torch.linspace]
+)
+ones, rand, randint, randn, tensor, zeros = map(
+    _factory, [torch.ones, torch.rand, torch.randint, torch.randn, torch.tensor, torch.zeros]
+)
+
+
+def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
+    """Copy a tensor to worker `node`, also as `tensor.dist_send(node=1)`; gradients go back the same way.
+
+    A tensor of another worker goes there directly, not through this process.
+    """
+    return move(tensor, _current(node))
+
+
+def module(model: Model, node: int) -> Model:
+    """Return a copy of a model on worker `node`, with the tensors that its forward pass creates.
+
+    Optimizers, hooks and `state_dict` work as on a local model. `model.load_state_dict(copy.state_dict())`
+    brings the weights back.
+
+    Example:
+        model = remote.module(torch.nn.Linear(8, 1), node=1)
+        model(torch.randn(4, 8).dist_send(node=1)).sum().backward()
+    """
+    where, placed = globals()["node"](node), copy.deepcopy(model)
+    made: dict[torch.Tensor, torch.Tensor] = {}  # Parameters that two parts share stay one.
+    part: Any
+    for part in placed.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and tensor not in made:
+                    there = send(tensor.detach(), node)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        there = torch.nn.Parameter(there, tensor.requires_grad)
+                    made[tensor] = there
+                held[name] = None if tensor is None else made[tensor]
+    forward = placed.forward
+
+    def forward_there(*args: Any, **kwargs: Any) -> Any:
+        with where:
+            return forward(*args, **kwargs)
+
+    placed.forward = forward_there
+    return placed
+
+
+class Result:
+    """The result of a call on a worker: an operand of further calls there, or `fetch` it."""
+
+    def __init__(self, reference: Owned) -> None:
+        self.reference = reference
+
+    def fetch(self) -> Any:
+        """Wait for the call, and return its result: tensors stay on the worker, plain values come here.
+
+        Raises:
+            RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
+        """
+        return self.reference.node.ask("describe", self.reference)
+
+
+def call(function: str, *args: Any, node: int, **kwargs: Any) -> Result:
+    """Call a function on worker `node`, without waiting.
+
+    Args:
+        function: its import path; only the path goes to the worker, never code.
+        *args: numbers, texts, lists and dictionaries, tensors of this worker, and results of calls there.
+        node: the worker.
+        **kwargs: as `args`.
+
+    Example:
+        env = remote.call("my_project.environment.make", "maze", node=1)
+        steps = remote.call("my_project.environment.play", env, policy, node=1).fetch()
+    """
+    made = _current(node).new()
+    made.node.run("call", made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
+    return Result(made)
+
+
+class Event:
+    """A place in the order of one worker's commands."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._name = node, f"controller/event/{secrets.token_hex(8)}"
+        node.run("event", [], self._name)
+
+    def wait(self, node: int) -> None:
+        """Let worker `node` run nothing further until the event's worker has come to the event."""
+        other = _current(node)
+        if other is not self._node:
+            other.run("wait", [], self._name)
+
+    def synchronize(self) -> None:
+        """Wait here until the event's worker has come to it, and to whatever was put into its queue since."""
+        self._node.ask("count")
+
+
+def record_event(node: int) -> Event:
+    """Mark this place in the order of worker `node`'s commands."""
+    return Event(_current(node))

@@ -1,0 +1,81 @@
+"""The text of commands and replies: JSON, with tags for tensors, dtypes, devices and complex numbers.
+
+A value of any other type is refused. Nothing is pickled, so that a message can only name objects that its
+receiver knows: operations of torch, importable functions, and tensors by their number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slurmddp.errors import ConfigError
+
+BYE = "bye"
+"""The last command of the controller."""
+
+
+class Reference:
+    """An object in the table of a worker, by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Wire:
+    """Encode and decode the values of one end of a connection.
+
+    Args:
+        tell: returns the text for a tensor or another object; None if it has none.
+        find: returns the object that a `Reference` or a description of a tensor stands for.
+    """
+
+    def __init__(self, tell: Callable[[Any], Any], find: Callable[[str, Any], Any]) -> None:
+        self._tell = tell
+        self._find = find
+        self.encode = json.JSONEncoder(default=self._tagged, separators=(",", ":")).encode
+        self.decode = json.JSONDecoder(object_hook=self._untagged).decode
+
+    def _tagged(self, value: Any) -> Any:
+        """Return one tag and its content for a value that JSON does not have."""
+        if isinstance(value, Reference):
+            return {"ref": value.number}
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        if isinstance(value, complex):
+            return {"complex": [value.real, value.imag]}
+        told = self._tell(value)
+        if told is None:
+            raise ConfigError(
+                f"A value of type {type(value).__name__} can't go to a worker or back: {value!r:.80}.",
+                hint="Send tensors, numbers, texts, lists and dictionaries; create other objects on the "
+                "worker by remote.call().",
+            )
+        return told
+
+    def _untagged(self, tagged: dict[str, Any]) -> Any:
+        ((tag, content),) = tagged.items()
+        match tag:
+            case "torch":
+                return getattr(torch, content)
+            case "device":
+                return torch.device(content)
+            case "complex":
+                return complex(*content)
+            case "dict":
+                return {key: value for key, value in content}
+            case "scalar":
+                return torch.tensor(content[0], dtype=content[1])
+        return self._find(tag, content)
+
+
+def without_dicts(value: Any) -> Any:
+    """Return `value` with tags in place of dictionaries, and lists in place of tuples."""
+    if isinstance(value, dict):
+        return {"dict": [[key, without_dicts(one)] for key, one in value.items()]}
+    return [without_dicts(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,237 @@
+"""A worker: it holds tensors by number and runs the controller's commands in their order.
+
+    python -m slurmddp.remote.worker ADDRESS PORT WORLD_SIZE
+
+A command that fails puts its failure in the place of its results. Commands on such results fail alike. The
+next request, for which the controller waits, reports the failure, and the worker goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurmddp import plugins
+from slurmddp.environments.detect import detect
+from slurmddp.environments.emit import rank_environment
+from slurmddp.environments.names import LAUNCHER_VARIABLE, SECRET_VARIABLE
+from slurmddp.environments.rank_info import RankInfo
+from slurmddp.launchers.link.connection import Secret
+from slurmddp.remote import channel, collective
+from slurmddp.remote.channel import PURPOSE, Channel
+from slurmddp.remote.wire import BYE, Wire, without_dicts
+from slurmddp.training.process_group.setup import RankContext, finish, start
+from slurmddp.training.process_group.signed_store import SignedStore
+
+_EVENT_S = 1800.0
+"""Seconds to wait for an event of another worker, as long as for a collective."""
+
+
+@dataclass
+class Failure(Exception):
+    """The failure of a command, which takes the place of its results."""
+
+    text: str
+    traceback: str
+
+
+class Worker:
+    """Run the commands of one controller until it says goodbye."""
+
+    def __init__(self, controller: Channel, context: RankContext, lost: Callable[[], int]) -> None:
+        self._controller, self._context, self._lost = controller, context, lost
+        self._held: dict[int, Any] = {}
+        self._next_own = 0
+        """Numbers of objects that the controller has not numbered are negative."""
+        self._unreported: Failure | None = None
+        self._operand: Failure | None = None
+        """A failure among the operands of the command that is being read."""
+        self._wire = Wire(self._tell, self._find)
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._received: queue.SimpleQueue[tuple[str, torch.Tensor | None]] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Run commands until the end."""
+        threading.Thread(target=self._receive, daemon=True).start()
+        while True:
+            text, data = self._received.get()
+            for line in text.split("\n"):
+                if line == BYE:
+                    return
+                self._run(line, data)
+
+    def _receive(self) -> None:
+        """Read the connection all the time, so that a dead controller ends this process, whatever it runs."""
+        try:
+            while True:
+                text = self._controller.receive()
+                size = int(text[: text.index(" ")])
+                data = torch.empty(size, dtype=torch.uint8) if size else None
+                if data is not None:
+                    self._controller.receive_into(memoryview(data.numpy()))  # type: ignore[arg-type]
+                self._received.put((text[text.index(" ") + 1 :], data))
+                if text.endswith(BYE):
+                    return
+        except (OSError, EOFError):
+            os._exit(self._lost())
+
+    def _run(self, line: str, data: torch.Tensor | None) -> None:
+        self._operand = None
+        kind, results, *operands = self._wire.decode(line)
+        if kind == "free":
+            self._held.pop(results, None)
+            return
+        if kind == "reply":
+            self._reply(results, *operands)
+            return
+        try:
+            found = getattr(self, f"_do_{kind}")(data, *operands)
+        except Exception as error:
+            found = self._failure(error, f"{kind} {operands[0] if operands else ''}")
+        self._hold(results, found)
+
+    def _hold(self, results: list[int] | int, found: Any) -> None:
+        """Keep the tensors of a result under the given numbers, or the whole result under one number."""
+        if isinstance(results, int):
+            self._held[results] = found
+            return
+        tensors = [found] * len(results) if isinstance(found, Failure) else _tensors(found)
+        self._held.update(zip(results, tensors, strict=True))
+
+    def _failure(self, error: Exception, command: str) -> Failure:
+        if isinstance(error, Failure):
+            return error
+        text = f"{type(error).__name__}: {error} (in {command})"
+        failure = Failure(text, "".join(traceback.format_exception(error)))
+        self._unreported = self._unreported or failure
+        return failure
+
+    # --- commands; the operands of each are those that the controller sends
+
+    def _do_op(self, data: Any, name: str, args: list[Any], kwargs: list[Any]) -> Any:
+        self._require_operands()
+        if name not in self._functions:
+            namespace, operation, overload = name.split(".")
+            self._functions[name] = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
+        with torch.no_grad():
+            return self._functions[name](*args, **dict(kwargs))
+
+    def _do_call(self, data: Any, path: str, args: list[Any], kwargs: list[Any]) -> Any:
+        self._require_operands()
+        return plugins.locate(path, key="remote.call")(*args, **dict(kwargs))
+
+    def _do_put(self, data: torch.Tensor | None, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+        flat = torch.empty(0, dtype=torch.uint8) if data is None else data
+        return flat.view(dtype).view(shape)
+
+    def _do_move(self, data: Any, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        self._require_operands()
+        return tensor.detach().to(device)
+
+    def _do_collective(self, data: Any, name: str, *operands: Any) -> Any:
+        return collective.OPERATIONS[name](self._operand, *operands)
+
+    def _do_event(self, data: Any, name: str) -> list[torch.Tensor]:
+        if self._context.store is not None:
+            self._store().set(name, "reached")
+        return []
+
+    def _do_wait(self, data: Any, name: str) -> list[torch.Tensor]:
+        if self._store().wait([name], _EVENT_S) == [None]:
+            raise TimeoutError(f"the other worker did not reach the event within {_EVENT_S:.0f} s")
+        return []
+
+    def _store(self) -> SignedStore:
+        return SignedStore(self._context.store, self._context.info.launch_id)
+
+    def _require_operands(self) -> None:
+        if self._operand is not None:
+            raise self._operand
+
+    # --- requests, for which the controller waits
+
+    def _reply(self, number: int, kind: str, asked: Any = None) -> None:
+        failure, self._unreported = self._unreported or self._operand, None
+        value: Any = None
+        size: int | None = None
+        data: memoryview | None = None
+        try:
+            if failure is None and kind == "fetch":
+                flat = asked.detach().contiguous().cpu().reshape(-1)
+                value, size = [flat.dtype, list(asked.shape)], flat.nbytes
+                data = memoryview(flat.view(torch.uint8).numpy())
+            elif failure is None:
+                value = len(self._held) if kind == "count" else without_dicts(asked)
+            text = self._wire.encode([number, None, value, size])
+        except Exception as error:
+            failure, self._unreported = self._failure(error, kind), None
+        if failure is not None:
+            data, text = None, self._wire.encode([number, [failure.text, failure.traceback], None, None])
+        self._controller.send(text, data)
+
+    def _find(self, tag: str, content: Any) -> Any:
+        found = self._held[content]
+        if isinstance(found, Failure):
+            self._operand = found
+        return found
+
+    def _tell(self, value: Any) -> Any:
+        """Describe a tensor for the controller, and keep it under a number of this worker."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        self._next_own -= 1
+        self._held[self._next_own] = value = value.detach()
+        facts = [list(value.shape), list(value.stride()), value.dtype, value.storage_offset()]
+        return {"tensor": [self._next_own, *facts, str(value.device)]}
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """Return the tensors of an operation's result in their order."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for one in result for tensor in _tensors(one)] if isinstance(result, (list, tuple)) else []
+
+
+def context_of(info: RankInfo) -> RankContext:
+    """Make this process a rank of the workers' process group."""
+    return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
+def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
+    """Serve the controller at `end` until it says goodbye; if it is gone, exit with the code of `lost`."""
+    info, secret = context.info, Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
+    facts = {"rank": info.rank, "world_size": info.world_size, "pid": os.getpid()}
+    try:
+        controller = channel.join(end, secret, gpus=torch.cuda.device_count(), **facts)
+    except (OSError, EOFError):
+        return
+    Worker(controller, context, lost).serve()
+    finish(context)
+    controller.close()
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve the controller that listens at `ADDRESS PORT`, as `WORLD_SIZE` processes outside of srun."""
+    address, port, world_size = words[0], int(words[1]), int(words[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
+    if os.environ.get(LAUNCHER_VARIABLE) == "local":
+        # Processes that are forked after the import of torch share its cost, as an agent's ranks do.
+        rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
+        os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
+    end = socket.create_connection((address, port))
+    serve(end, context_of(detect(os.environ)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

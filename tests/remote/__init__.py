@@ -1,0 +1,1 @@
+"""Tests of the controller, which share three workers while this package runs."""

@@ -1,0 +1,93 @@
+"""Start and end of workers, and the death of one of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+
+import pytest
+import torch
+
+from slurmddp import remote
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.remote import controller as module
+
+pytestmark = pytest.mark.distributed
+
+
+class Bomb:
+    """An object whose bytes would run a command when they are unpickled."""
+
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.fixture
+def stranger(monkeypatch):
+    """Connect a process without the secret before the workers; return its connection and the address."""
+    found = {}
+    listen = module.listen_as_rank_zero
+
+    def listen_and_call(*args):
+        listener = listen(*args)
+        found["address"] = listener.getsockname()
+        found["end"] = socket.create_connection(found["address"])
+        found["end"].sendall(pickle.dumps(Bomb()) + b"\n")
+        return listener
+
+    monkeypatch.setattr(module, "listen_as_rank_zero", listen_and_call)
+    yield found
+    found["end"].close()
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Put aside the workers that other tests share."""
+    monkeypatch.setattr(remote.workers, "current", None)
+
+
+def test_g9_g12_a_stranger_is_turned_away_and_a_dead_worker_is_an_error_of_each_use(alone, stranger):
+    with remote.workers(3) as w:
+        assert stranger["address"][0] == "127.0.0.1"
+        stranger["end"].settimeout(30)
+        assert b"nonce" in stranger["end"].recv(4096)
+        assert stranger["end"].recv(1) == b"", "closed, and nothing was unpickled"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(stranger["address"])
+
+        x, y = remote.ones(3, node=1), remote.ones(3, node=2)
+        w.synchronize()
+        os.kill(w.node(1).pid, signal.SIGKILL)
+        with pytest.raises(remote.WorkerLostError, match=rf"Worker 1 \(process {w.node(1).pid} on"):
+            x.fetch()
+        for use in (
+            lambda: x + 1,
+            lambda: remote.zeros(2, node=1),
+            lambda: x.dist_send(node=2),
+            lambda: remote.send(torch.ones(3), 1),
+            lambda: w.all_reduce([x, y]),
+        ):
+            with pytest.raises(remote.WorkerLostError, match="on another worker"):
+                use()
+        z = remote.full((3,), 2.0, node=0)
+        w.all_reduce([y, z])
+        assert y.tolist() == z.tolist() == [3.0] * 3, "the others go on, together too"
+    with pytest.raises(SlurmddpError, match="workers were closed"):
+        y.fetch()
+    with pytest.raises(ConfigError, match="no workers"):
+        remote.send(torch.ones(3), 1)
+
+
+def test_a_worker_that_does_not_start_and_a_wrong_number_are_refused(w, alone, monkeypatch):
+    with pytest.raises(ConfigError, match="workers\\(0\\)"):
+        remote.workers(0)
+    with pytest.raises(ConfigError, match="no number of workers"):
+        remote.workers()
+    monkeypatch.setattr(module.sys, "executable", "/bin/false")
+    with pytest.raises(SlurmddpError, match="0, 1 of 2 did not start"):
+        remote.workers(2)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="still open"):
+        remote.workers(2)

@@ -1,0 +1,178 @@
+"""Operations on remote tensors: placement, order, errors, memory; the results are those of torch."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import pytest
+import torch
+
+from slurmddp import remote
+from slurmddp.errors import ConfigError
+
+FUNCTIONS = "support.distributed.remote_functions"
+pytestmark = pytest.mark.distributed
+
+
+def bits(tensor):
+    return tensor.dtype, tensor.shape, tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def test_g6_results_are_where_the_operands_are(w):
+    x = remote.full((20, 20), 4.0, node=1)
+    y = torch.randn(20, 20).dist_send(node=1)
+    z = x + y
+    with remote.node(2):
+        a, b = torch.zeros(10), torch.tensor([1.0, 2.0])
+        local = torch.ones(3)
+        follows = z.sum()
+        assert torch.ones(3).dist_send(node=0).fetch().sum() == z[:1, :3].fetch().numel() == 3
+    assert [one.get_node() for one in (x, y, z, z * 2, a, b, local, follows)] == [1, 1, 1, 1, 2, 2, 2, 1]
+    assert (z.get_device(), z.device, z.shape, z.dtype) == (
+        "cpu",
+        torch.device("cpu"),
+        (20, 20),
+        torch.float32,
+    )
+    assert torch.equal(z.fetch(), 4.0 + y.fetch())
+    moved = z.dist_send(node=2)
+    assert moved.get_node() == 2 and torch.equal(moved.cpu(), z.cpu())
+    assert remote.arange(0, 1, 0.25, node=0).tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_g6_operands_in_two_places_are_refused_with_both_and_the_remedy(w):
+    x, y = remote.ones(2, 3, node=1), remote.ones(2, 3, node=2)
+    for other, place in ((y, "node 2"), (torch.ones(3), "in this process")):
+        with pytest.raises(
+            ConfigError, match=rf"aten.add.Tensor got .*\(2, 3\) on node 1 and .* {place}"
+        ) as told:
+            x + other
+        assert "remote.send(x, NODE)" in told.value.hint
+    assert (x + torch.tensor(2.0)).tolist() == [[3.0] * 3] * 2, "a local number goes along"
+    local = torch.zeros(2, 3)
+    local.copy_(x)
+    y.copy_(local * 5)
+    assert y.tolist() == [[5.0] * 3] * 2, "a copy crosses places"
+    with pytest.raises(ConfigError, match="no node 7"):
+        remote.zeros(2, node=7)
+    with pytest.raises(ConfigError, match="can't be pickled"):
+        torch.save(x, "/dev/null")
+    with pytest.raises(ConfigError, match="0 GPU"):
+        x.cuda()
+    with pytest.raises(ConfigError, match="in place"):
+        x.t_()
+
+
+CASES = {
+    "arithmetic": lambda x, i: 2 - x * 3 + x.exp() / 7,
+    "matrix": lambda x, i: x @ x.t(),
+    "views": lambda x, i: x[1:, ::2].t().reshape(-1)[3:],
+    "in place on a view": lambda x, i: x.clone()[0].add_(1.5).mul_(x[1]),
+    "two results": lambda x, i: x.max(dim=1)[1] + x.topk(2, dim=1).indices[:, 0],
+    "many results": lambda x, i: torch.cat([one * n for n, one in enumerate(x.split(2, dim=1))]),
+    "indices": lambda x, i: x[i].index_fill(0, i[:1], 9.0),
+    "a mask": lambda x, i: x[x > 0],
+    "values": lambda x, i: torch.nonzero(x > 0.5),
+    "unique": lambda x, i: torch.unique(i, return_counts=True)[1],
+    "dtypes": lambda x, i: (x.to(torch.bfloat16).float() + x.double()) > True,
+    "like": lambda x, i: torch.zeros_like(x).add_(i[0]) + x.new_ones(6),
+    "attention": lambda x, i: torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "convolution": lambda x, i: torch.nn.functional.conv2d(x[None, None], x[None, None, :2, :2], padding=1),
+    "out": lambda x, i: torch.add(x, 1, out=torch.empty_like(x)),
+    "complex": lambda x, i: torch.view_as_real(torch.complex(x, x) * (1 + 2j)),
+    "a scalar": lambda x, i: torch.linspace(0, 1, 3).sum() * 0 + x.sum().item(),
+    "no dimension": lambda x, i: x.sum().clone().reshape(1, 1),
+    "empty": lambda x, i: x[:0].sum(dim=0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_give_the_bits_of_torch(w, case):
+    torch.manual_seed(5)
+    x, i = torch.randn(4, 6), torch.tensor([2, 0, 2])
+    for _ in range(2):  # The second time finds the shapes in the table.
+        found = CASES[case](remote.send(x, 1), remote.send(i, 1))
+        wanted = CASES[case](x, i)
+        if isinstance(found, remote.RemoteTensor):
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            found = found.fetch()
+        assert bits(found) == bits(wanted)
+
+
+def test_a_copy_reads_the_value_so_python_may_branch_on_it(w):
+    x = remote.tensor([1.0, 2.0, 3.0], node=1)
+    assert x.sum() > 5 and not x.sum() > 7
+    assert (x.mean().item(), int(x[2]), x.tolist(), x.numpy().tolist()) == (2.0, 3, [1, 2, 3], [1, 2, 3])
+    assert torch.equal(x, x.clone()) and x.allclose(x + 1e-9)
+    assert "node=1, shape=(3,)" in repr(x)
+    assert x.to("cpu") is x and x.to(torch.float64).get_node() == 1
+    x.data = x.double()
+    assert x.fetch().dtype == torch.float64
+
+
+def test_a_wrong_shape_is_an_error_here_and_nothing_is_sent(w):
+    x = remote.ones(2, 3, node=1)
+    with pytest.raises(RuntimeError):
+        x @ x
+    assert (x + x).tolist() == [[2.0] * 3] * 2
+
+
+def test_g7_commands_return_at_once_and_run_in_their_order(w, tmp_path):
+    gate, x = tmp_path / "gate", remote.zeros(3, node=1)
+    remote.call(f"{FUNCTIONS}.wait_for", str(gate), node=1)
+    for step in range(50):  # None of them can run before the gate is open, which is the last line.
+        x = x * 2 + step
+        x.add_(1)
+    other = remote.ones(2, node=2).sum().item()
+    gate.touch()
+    wanted = 0.0
+    for step in range(50):
+        wanted = float(torch.tensor(wanted) * 2 + step + 1)
+    assert x.tolist() == [wanted] * 3 and other == 2.0
+
+
+def test_g7_an_event_lets_one_worker_wait_for_another(w, tmp_path):
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    remote.call(f"{FUNCTIONS}.wait_for", str(gate), node=2)
+    remote.call(f"{FUNCTIONS}.append", str(log), "second ", node=2)
+    event = remote.record_event(node=2)
+    event.wait(node=1)
+    event.wait(node=2)
+    remote.call(f"{FUNCTIONS}.append", str(log), "first", node=1)
+    gate.touch()
+    event.synchronize()
+    w.synchronize()
+    assert log.read_text() == "second first"
+
+
+def test_g8_an_error_is_told_at_the_next_copy_and_all_goes_on(w):
+    x = remote.arange(4, node=1)
+    wrong = x[remote.tensor([9], node=1)]
+    after = wrong + 1
+    x.add_(wrong)
+    good = remote.ones(2, node=1) * 3
+    with pytest.raises(remote.RemoteError, match=r"aten\.index\.Tensor") as told:
+        good.fetch()
+    assert (told.value.node, told.value.host) == (1, socket.gethostname())
+    assert f"Worker 1 on {socket.gethostname()}" in str(told.value)
+    assert "Traceback" in told.value.hint and "IndexError" in told.value.hint
+    assert good.tolist() == [3.0, 3.0], "told once"
+    for spoilt in (after, x):
+        with pytest.raises(remote.RemoteError, match=r"aten\.index\.Tensor"):
+            spoilt.fetch()
+    assert remote.ones(1, node=2).item() == 1.0
+
+
+def test_g9_memory_is_freed_with_the_last_use(w):
+    gc.collect()
+    before = w.live_objects(1)
+    x = remote.ones(4, node=1)
+    y, view = x * 2, x[:2]
+    alias = x.detach()
+    assert w.live_objects(1) == before + 3
+    del x, y
+    assert w.live_objects(1) == before + 2
+    del view, alias
+    gc.collect()
+    assert w.live_objects(1) == before

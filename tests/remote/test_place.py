@@ -1,0 +1,134 @@
+"""Calls of functions on workers: by import path, with objects that stay there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from slurmddp import remote
+from slurmddp.errors import ConfigError
+
+FUNCTIONS = "support.distributed.remote_functions"
+pytestmark = pytest.mark.distributed
+
+
+def test_a_call_keeps_its_result_on_the_worker_as_an_operand_of_further_calls(w):
+    counter = remote.call(f"{FUNCTIONS}.Counter", 5, node=1)
+    found = remote.call(f"{FUNCTIONS}.add", counter, remote.ones(3, node=1), more={"a": 1}, node=1).fetch()
+    assert (found["value"], found["pid"]) == (9, w.node(1).pid) and w.node(1).pid != os.getpid()
+    assert found["tensor"].get_node() == 1 and found["tensor"].tolist() == [2.0] * 3
+    told = remote.call(f"{FUNCTIONS}.values", node=1).fetch()
+    assert told == [None, True, 1.5, float("inf"), "text", {"a": [1, 2]}, torch.bfloat16, 1j]
+    with pytest.raises(ConfigError, match="a result on node 1 and others on node 2"):
+        remote.call(f"{FUNCTIONS}.add", counter, 1, node=2)
+    with pytest.raises(ConfigError, match=r"a tensor of shape \(3,\) in this process"):
+        remote.call(f"{FUNCTIONS}.add", counter, torch.ones(3), node=1)
+    with pytest.raises(ConfigError, match="type object can't go"):
+        remote.call(f"{FUNCTIONS}.add", object(), node=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (f"{FUNCTIONS}.unknown", "PosixPath can't go"),
+        (f"{FUNCTIONS}.nothing", "nothing"),
+        ("no_such_package.f", "no_such_package"),
+    ],
+)
+def test_a_result_or_a_path_that_cant_be_is_an_error_of_the_worker(w, name, told):
+    with pytest.raises(remote.RemoteError, match=told):
+        remote.call(name, node=1).fetch()
+
+
+def test_seeds_are_those_of_each_worker(w):
+    drawn = []
+    for node in (1, 2):
+        remote.call("torch.manual_seed", 3, node=node)
+        drawn.append(remote.randn(4, node=node).fetch())
+    assert torch.equal(*drawn) and torch.equal(
+        drawn[0], torch.randn(4, generator=torch.Generator().manual_seed(3))
+    )
+
+
+class Net(torch.nn.Module):
+    """A model with a tied weight, a buffer, and a factory in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = torch.nn.LayerNorm(8)
+        self.head = torch.nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor([0.5]))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + torch.arange(tokens.shape[1])[None, :, None] * self.scale
+        mask = torch.ones(tokens.shape[1], tokens.shape[1]).triu(1).bool()
+        x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        return self.head(self.norm(torch.nn.functional.gelu(x)))
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+@pytest.fixture
+def equal_threads(w):
+    """Compute here with as many threads as a worker: some sums are made of one part per thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(remote.call("torch.get_num_threads", node=1).fetch())
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("equal_threads")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_g10_gradients_and_steps_of_an_optimizer_equal_local_ones_bit_for_bit(w, name):
+    torch.manual_seed(1)
+    local = Net()
+    there = remote.module(local, node=1)
+    assert there.head.weight is there.embedding.weight and there.scale.get_node() == 1
+    optimizers = [OPTIMIZERS[name](model.parameters()) for model in (local, there)]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 5) for one in optimizers]
+    for _ in range(3):
+        tokens = torch.randint(11, (4, 6))
+        losses = []
+        places = ((local, tokens), (there, tokens.dist_send(node=1)))
+        for (model, x), optimizer, schedule in zip(places, optimizers, schedules, strict=True):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            losses.append((loss.item(), norm.item()))
+        assert losses[0] == losses[1]
+    for (key, wanted), found in zip(local.named_parameters(), there.parameters(), strict=True):
+        assert torch.equal(found.grad.fetch(), wanted.grad) and torch.equal(found.fetch(), wanted), key
+    back = Net()
+    back.load_state_dict(there.state_dict())
+    assert all(torch.equal(one, local.state_dict()[key]) for key, one in back.state_dict().items())
+
+
+def test_g10_gradients_cross_copies_between_places(w):
+    x = torch.randn(3, requires_grad=True)
+    y = (x * 2).dist_send(node=1)
+    z = (y.exp()).dist_send(node=2) * remote.arange(3, node=2)
+    (z.fetch() ** 2).sum().backward()
+    wanted = x.detach().clone().requires_grad_()
+    (((wanted * 2).exp() * torch.arange(3)) ** 2).sum().backward()
+    assert not isinstance(x.grad, remote.RemoteTensor) and torch.equal(x.grad, wanted.grad)
+
+
+def test_a_model_that_is_made_on_a_worker_trains_there(w):
+    remote.call("torch.manual_seed", 0, node=1)
+    with remote.node(1):
+        model = torch.nn.Linear(3, 1)
+    assert {one.get_node() for one in model.parameters()} == {1}
+    torch.manual_seed(0)
+    assert torch.equal(model.weight.fetch(), torch.nn.Linear(3, 1).weight)
