@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import build
+from slurmddp.strategies.parameter_server import ServedOptimizer
 from support.distributed import server_jobs, strategy_jobs
 from support.distributed.rank_jobs import Net
 from support.distributed.ranks import run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+class Rateless(torch.optim.Optimizer):
+    """An optimizer without a learning rate."""
 
 
 def message_bytes(net: torch.nn.Module) -> int:
@@ -71,3 +78,8 @@ def test_c4_a_dead_rank_is_named_on_all_others() -> None:
 def test_what_the_server_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.staleness is -1.*Give 0"):
         build("parameter_server", staleness=-1)
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    with pytest.raises(ConfigError, match=r"staleness=1 divides learning rates.*this Rateless has none"):
+        ServedOptimizer(Rateless(weights, {}), 1)
+    with pytest.raises(ConfigError, match=r"can't step a SimpleNamespace"):
+        ServedOptimizer(SimpleNamespace(param_groups=[]), 0)  # type: ignore[arg-type]

@@ -6,10 +6,11 @@ import copy
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 
-from slurmddp.errors import RankFailure
+from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.strategies.parameter_server import ParameterServer
 from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
@@ -22,6 +23,7 @@ def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
         d.launch()
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
+        _refused(model, optimizer)
         losses, saved, store = [], [], distributed.distributed_c10d._get_default_store()
         for step in range(2 * steps):
             if step == 0 and d.rank == 1:
@@ -37,6 +39,19 @@ def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
         counts = server.counts()
     assert server.counts()["staleness"] == counts["staleness"], "the counts can be read after the end"
     return {"counts": counts, "losses": losses, "saved": saved}
+
+
+def _refused(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Try steps and parameters that the server refuses."""
+    with pytest.raises(ConfigError, match="can't call a closure"):
+        optimizer.step(lambda: 0.0)
+    parameter = next(model.parameters())
+    parameter.grad = torch.zeros_like(parameter).to_sparse()
+    with pytest.raises(ConfigError, match="can't send sparse gradients"):
+        optimizer.step()
+    parameter.grad = None
+    with pytest.raises(ConfigError, match="added after setup_optimizer"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
 def resumed_counts(staleness: int, root: str) -> tuple[list[int], bool]:
