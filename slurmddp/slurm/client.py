@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.output import parse_job_id, parse_run
+from slurmddp.slurm.command_output import parse_job_id, parse_run
 from slurmddp.slurm.partitions import Partition, parse_partitions
 from slurmddp.slurm.rejections import hint_for, is_transient
 from slurmddp.slurm.states import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm.output import parse_facts
+from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
 

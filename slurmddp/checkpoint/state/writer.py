@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files import space
-from slurmddp.checkpoint.files.best import Best
+from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
 from slurmddp.checkpoint.files.manifest import DELETING, TENSORS_FILE, TREE_FILE, Manifest, verify
 from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
