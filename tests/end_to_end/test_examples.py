@@ -285,6 +285,8 @@ def test_a_strategy_of_ones_own_keeps_its_state_over_a_resume(tmp_path: Path) ->
 def test_a_transport_over_sockets_trains_as_gloo_does(tmp_path: Path) -> None:
     folder = example("13_own_transport", tmp_path)
     settings = [
+        "model=gpt_tiny",
+        "data.context=16",
         "train.steps=3",
         "train.eval_every=0",
         "train.sample_chars=0",
