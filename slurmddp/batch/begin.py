@@ -21,7 +21,7 @@ from slurmddp.environments.names import (
 )
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.output import parse_run, parse_time
+from slurmddp.slurm.command_output import parse_run, parse_time
 
 _LAST_WORDS = ("submitted", "started", "ended")
 _OVER = ("finished", "failed", "config", "no_progress")

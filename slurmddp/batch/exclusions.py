@@ -11,7 +11,7 @@ from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.output import parse_time
+from slurmddp.slurm.command_output import parse_time
 
 _FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)

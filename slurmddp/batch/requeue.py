@@ -6,7 +6,7 @@ from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.output import parse_job_id
+from slurmddp.slurm.command_output import parse_job_id
 
 _DELAYS_S = (0, 5, 15)
 

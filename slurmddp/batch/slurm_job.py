@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from slurmddp.batch import requeue_policy
 from slurmddp.errors import ConfigError
-from slurmddp.slurm.output import parse_facts
+from slurmddp.slurm.command_output import parse_facts
 
 TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
 from slurmddp.slurm import nodes
+from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.finding import Finding
-from slurmddp.slurm.output import parse_facts
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
 

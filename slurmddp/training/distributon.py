@@ -31,7 +31,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from slurmddp.checkpoint.files.best import check_best, check_choice
+from slurmddp.checkpoint.files.best_by_metric import check_best, check_choice
 from slurmddp.checkpoint.state.shards import has_shards, whole
 from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
@@ -44,7 +44,7 @@ from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import merged, require_step
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.loggers import Logger

@@ -10,7 +10,7 @@ import torch
 
 from slurmddp.collectives import ALGORITHMS, CountedLink, ThreadLink, all_reduce
 from slurmddp.collectives.chunks import chunks
-from slurmddp.collectives.cost import WORK, Machine, bus_bandwidth
+from slurmddp.collectives.cost_model import WORK, Machine, bus_bandwidth
 from slurmddp.errors import ConfigError
 from support.distributed import collective_jobs
 from support.distributed.ranks import run_ranks

@@ -19,11 +19,16 @@ from safetensors.torch import load
 
 from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import SLOW_FIRST_ATTEMPT, newest_weights
+from support.distributed.ranks import Program, place_environments, run_programs
 from support.runs.examples import EXAMPLES, example
 from support.runs.train_runs import only_run, slurmddp
 from support.slurm.run_processes import ranks_of
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("rank_server"),
+]
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]
@@ -37,6 +42,15 @@ def run(command: Sequence[str], folder: Path) -> str:
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def run_forked(folder: Path, *command: str, ranks: int = 0) -> str:
+    """Run a script without a launcher, or as ranks, in forks of a process that has imported torch."""
+    places = place_environments(ranks) if ranks else [{}]
+    words = [str(folder / command[0]), *command[1:]]
+    ended = run_programs([Program(words, {**ENVIRONMENT, **place}, folder) for place in places])
+    assert [code for code, _ in ended] == [0] * len(places), ended
+    return "".join(output for _, output in ended)
 
 
 def tensors(run_folder: Path) -> dict[str, torch.Tensor]:
@@ -55,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, di
     root = tmp_path_factory.mktemp("ladder")
     single, local, torchrun, slurm = (example(name, root) for name in LADDER)
     outputs = [
-        run([sys.executable, "train.py", "--epochs", "8"], single),
+        run_forked(single, "train.py", "--epochs", "8"),
         run([sys.executable, "train.py", "--epochs", "8"], local),
         run([*TORCHRUN, "train.py", "--epochs", "8"], torchrun),
         slurmddp(slurm, "run", "-n", "2", "train.py", "--epochs", "8"),
@@ -96,7 +110,7 @@ def test_t1_all_rungs_learn_and_print_once(trained) -> None:
 
 def test_the_first_example_resumes_where_it_was_and_its_checkpoints_verify(trained, tmp_path: Path) -> None:
     folder = example("01_single", tmp_path)
-    outputs = [run([sys.executable, "train.py", "--epochs", epochs], folder) for epochs in ("3", "8")]
+    outputs = [run_forked(folder, "train.py", "--epochs", epochs) for epochs in ("3", "8")]
     assert [len(percentages(output)) for output in outputs] == [3, 5]
     _, whole = trained["01_single"]
     assert all(torch.equal(value, whole[name]) for name, value in tensors(folder).items())
@@ -105,7 +119,7 @@ def test_the_first_example_resumes_where_it_was_and_its_checkpoints_verify(train
 
 def test_the_plain_program_learns_as_well(tmp_path: Path) -> None:
     folder = example("01_single", tmp_path)
-    assert percentages(run([sys.executable, "plain.py", "--epochs", "12"], folder))[-1] > 90
+    assert percentages(run_forked(folder, "plain.py", "--epochs", "12"))[-1] > 90
 
 
 def test_the_gpt_learns(tmp_path: Path) -> None:
@@ -129,8 +143,8 @@ def test_the_digits_are_recognised(tmp_path: Path) -> None:
 def test_the_shards_are_trained_on_any_ranks_and_exported(tmp_path: Path) -> None:
     folder = example("12_fsdp", tmp_path)
     outputs = [
-        run([sys.executable, "train.py", *words], folder)
-        for words in (["--steps", "50"], ["--ranks=3", "--steps=100"], ["--strategy=ddp", "--steps=150"])
+        run_forked(folder, "train.py", f"--ranks={ranks}", *words, ranks=ranks)
+        for ranks, *words in ((2, "--steps=50"), (3, "--steps=100"), (2, "--strategy=ddp", "--steps=150"))
     ]
     held = [re.findall(r"holds ([\d.]+) MB of weights, ([\d.]+) MB", output) for output in outputs]
     assert [len(ranks) for ranks in held] == [2, 3, 2]
@@ -227,7 +241,7 @@ def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) 
 
 def test_collectives_side_by_side_are_counted_and_equal(tmp_path: Path) -> None:
     folder = example("11_collectives", tmp_path)
-    output = run([sys.executable, "side_by_side.py", "--ranks", "3", "--elements", "30000"], folder)
+    output = run_forked(folder, "side_by_side.py", "--ranks=3", "--elements", "30000", ranks=3)
     rows = {
         name: (int(count), int(sent))
         for name, count, sent in re.findall(r"^(\w+) +(\d+) +(\d+) ", output, re.M)
@@ -270,9 +284,7 @@ def test_a_strategy_of_ones_own_keeps_its_state_over_a_resume(tmp_path: Path) ->
     losses = []
     for name, starts in (("straight", ["100"]), ("resumed", ["50", "100"])):
         folder = example("14_own_strategy", tmp_path / name)
-        outputs = [
-            run([sys.executable, "train.py", "--ranks=2", "--steps", steps], folder) for steps in starts
-        ]
+        outputs = [run_forked(folder, "train.py", "--ranks=2", "--steps", steps, ranks=2) for steps in starts]
         assert all("replicas are equal" in output for output in outputs)
         losses.append(re.findall(r"step (\d+: loss .+)", "".join(outputs)))
     assert losses[0] == losses[1] and len(losses[0]) == 2
@@ -281,6 +293,8 @@ def test_a_strategy_of_ones_own_keeps_its_state_over_a_resume(tmp_path: Path) ->
 def test_a_transport_over_sockets_trains_as_gloo_does(tmp_path: Path) -> None:
     folder = example("13_own_transport", tmp_path)
     settings = [
+        "model=gpt_tiny",
+        "data.context=16",
         "train.steps=3",
         "train.eval_every=0",
         "train.sample_chars=0",

@@ -24,7 +24,6 @@ from support.runs.train_runs import only_run, slurmddp
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 SCRIPT = str(TESTS / "support" / "distributed" / "spirals.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def run(command: Sequence[str], folder: Path) -> None:
@@ -57,7 +56,7 @@ def by_launch(folder: Path) -> None:
 
 
 def by_torchrun(folder: Path) -> None:
-    run([*TORCHRUN, SCRIPT], folder)
+    run_tasks([str(torchrun.__file__), "--standalone", "--nproc-per-node=2", SCRIPT], [{}], folder)
 
 
 def by_torchrun_on_two_nodes(folder: Path) -> None:

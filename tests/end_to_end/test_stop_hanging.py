@@ -22,8 +22,8 @@ HANG_AT = TRAINED * ACCUMULATE * BATCH + BATCH + 1
 KILL_WAIT_S = 10
 AGENT = """
 import os, sys
-from slurmddp.launchers.agent import agent, loop
-loop.WRITING_SHARE = -1000.0  # A crowded machine gets the time to write what memory holds.
+from slurmddp.launchers.agent import agent, event_loop
+event_loop.WRITING_SHARE = -1000.0  # A crowded machine gets the time to write what memory holds.
 os._exit(agent.run(sys.argv[1]))
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.bench.results import read
-from slurmddp.collectives.cost import WORK
+from slurmddp.collectives.cost_model import WORK
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import Command, Run

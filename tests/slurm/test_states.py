@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.slurm import states
-from slurmddp.slurm.output import parse_run
+from slurmddp.slurm.command_output import parse_run
 from slurmddp.slurm.states import JobState, clean_reason, parse_exit, parse_state
 
 

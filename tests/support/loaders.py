@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import distribute
 
 

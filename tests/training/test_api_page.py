@@ -19,9 +19,10 @@ from support import ROOT
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# The API
 
-Generated from the docstrings of `slurmddp/training/distributon.py` and `slurmddp/training/data/base.py`.
-[own-script.md](own-script.md) shows the calls in whole programs. Parameters before `/` are given by position,
-those after `*` by name. The errors are classes of `slurmddp.errors`.
+Generated from the docstrings of `slurmddp/training/distributon.py` and
+`slurmddp/training/data/distributed_loader.py`. [own-script.md](own-script.md) shows the calls in whole
+programs. Parameters before `/` are given by position, those after `*` by name. The errors are classes
+of `slurmddp.errors`.
 
 """
 SECTIONS = ("Args", "Returns", "Raises", "Example")
@@ -93,7 +94,7 @@ def members(path: str, name: str) -> tuple[ast.ClassDef, list[Member]]:
 
 
 CLASS, METHODS = members("training/distributon.py", "Distributon")
-LOADER, LOADERS = members("training/data/base.py", "DistributedLoader")
+LOADER, LOADERS = members("training/data/distributed_loader.py", "DistributedLoader")
 # Its other methods serve save and load.
 LOADERS = [one for one in LOADERS if one.is_property or one.name.startswith("__")]
 CONSTRUCTOR = next(one for one in CLASS.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")

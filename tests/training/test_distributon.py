@@ -131,6 +131,11 @@ def test_d4_ranks_under_srun_and_torchrun_have_the_schedulers_numbers(tmp_path: 
         assert found == {"numbers": [rank, rank, 0, 2, 2, 1], "children": "", "sum": 2}
 
 
+def test_a_second_distributon_at_once_is_refused() -> None:
+    refused = run_ranks(rank_jobs.second_launch, 2)
+    assert refused == ["Another Distributon of this process has not been closed."] * 2
+
+
 def test_calls_after_close_are_refused() -> None:
     d = Distributon(1).launch()
     d.close()

@@ -12,8 +12,8 @@ from torch import distributed
 from slurmddp.bench.ranks.timing import of_slowest_rank, seconds, spread
 from slurmddp.bench.settings import Settings
 from slurmddp.collectives import ALGORITHMS
-from slurmddp.collectives.cost import WORK, bus_bandwidth
-from slurmddp.collectives.fit import Measurement, held_out_sizes, validate
+from slurmddp.collectives.cost_model import WORK, bus_bandwidth
+from slurmddp.collectives.cost_model_fit import Measurement, held_out_sizes, validate
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.training.distributon import Distributon
 

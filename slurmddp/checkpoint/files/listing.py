@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.checkpoint.files.best import Best, ranked
+from slurmddp.checkpoint.files.best_by_metric import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
     ABANDONED,
     BAD,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint.files import space
-from slurmddp.checkpoint.files.best import Best
+from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
     MANIFEST_FILE,

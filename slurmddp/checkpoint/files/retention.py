@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from slurmddp.checkpoint.files.best import Best, ranked
+from slurmddp.checkpoint.files.best_by_metric import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
     DELETING,
     MANIFEST_FILE,

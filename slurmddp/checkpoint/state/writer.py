@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slurmddp.checkpoint.files import space
-from slurmddp.checkpoint.files.best import Best
+from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
 from slurmddp.checkpoint.files.manifest import (
     DELETING,

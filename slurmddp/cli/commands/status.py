@@ -20,7 +20,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
-from slurmddp.runs.status.best import BestStep, best_step
+from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.peak_memory import gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus, status

@@ -32,12 +32,12 @@ from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
 from slurmddp.launchers.agent import torchrun
+from slurmddp.launchers.agent.event_loop import AgentLoop
+from slurmddp.launchers.agent.experiment_trackers import tracker_environment
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
-from slurmddp.launchers.agent.loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_all
-from slurmddp.launchers.agent.trackers import tracker_environment
-from slurmddp.launchers.agent.unlinked import report_unable
+from slurmddp.launchers.agent.without_link import report_unable
 from slurmddp.launchers.agent.worker_group import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.launchers.coordinator.run_folder_recorder import Records, say

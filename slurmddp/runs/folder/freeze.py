@@ -35,7 +35,7 @@ MODULES = (
     "slurmddp.runs.folder.excluded_nodes",
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",
-    "slurmddp.slurm.output",
+    "slurmddp.slurm.command_output",
     "slurmddp.slurm.rejections",
     "slurmddp.slurm.units",
 )

@@ -27,7 +27,7 @@ from slurmddp.runs.report import figures
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status import logs
-from slurmddp.runs.status.best import BestStep, best_step
+from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus

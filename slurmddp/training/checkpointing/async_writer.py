@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.checkpoint.files.best import Best
+from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of, fail_part

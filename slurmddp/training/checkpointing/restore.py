@@ -19,7 +19,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
-from slurmddp.checkpoint.files.best import Best
+from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.files.manifest import Manifest, is_shard_file, load_manifest, newest_step, step_of
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match

@@ -14,7 +14,7 @@ from slurmddp.checkpoint.state import compatibility
 from slurmddp.checkpoint.state.shards import fitted
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
 from slurmddp.training import rng
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)

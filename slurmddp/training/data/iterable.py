@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
 from slurmddp.training import rng
-from slurmddp.training.data.base import rebuild
+from slurmddp.training.data.distributed_loader import rebuild
 from slurmddp.training.data.passthrough import PassthroughLoader
 from slurmddp.training.data.seeding import DatasetProxy, draws
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, MismatchError
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 
 log = logging.getLogger(__name__)
 

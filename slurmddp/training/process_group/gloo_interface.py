@@ -11,7 +11,7 @@ import torch.distributed as dist
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
 from slurmddp.host.address import LOOPBACK, find_rank_zero, is_loopback
-from slurmddp.host.interface import GLOO_VARIABLE, check_named, interface_towards
+from slurmddp.host.network_interface import GLOO_VARIABLE, check_named, interface_towards
 
 _FOUND = "slurmddp/found"
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
-from slurmddp.host.interface import GLOO_VARIABLE
+from slurmddp.host.network_interface import GLOO_VARIABLE
 from slurmddp.training.device.choice import VISIBLE
 from slurmddp.training.device.cpu_affinity import THREADS_VARIABLE, take_cpus
 from slurmddp.training.process_group.device_agreement import agree_on_devices, report_device

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmddp.checkpoint.files import best
+from slurmddp.checkpoint.files import best_by_metric
 from slurmddp.spec import parse_best
 from slurmddp.training.process_group import collectives
 
@@ -26,7 +26,7 @@ class BestCheckpoint:
     def resume(self, root: Path) -> None:
         """Take the best value of the checkpoints under `root`. All ranks call it."""
         if (by := self.by) is not None:
-            found = collectives.on_zero(lambda: best.step_and_value(root, by))
+            found = collectives.on_zero(lambda: best_by_metric.step_and_value(root, by))
             self._value = None if found is None else found[1]
 
     def improves(self, metrics: Mapping[str, float]) -> bool:

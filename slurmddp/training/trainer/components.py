@@ -17,7 +17,7 @@ from slurmddp.config.check_values import read_section
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
 from slurmddp.spec import GlobalBatch
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset

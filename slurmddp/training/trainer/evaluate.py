@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.training import rng
-from slurmddp.training.data.base import to_device
+from slurmddp.training.data.distributed_loader import to_device
 from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon

@@ -10,7 +10,7 @@ from slurmddp.bench.ranks.measure import measure
 from slurmddp.bench.ranks.scaling import efficiency, numbers
 from slurmddp.bench.settings import Settings
 from slurmddp.collectives import ALGORITHMS
-from slurmddp.collectives.cost import WORK
+from slurmddp.collectives.cost_model import WORK
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import STRATEGIES
 from slurmddp.training.distributon import Distributon

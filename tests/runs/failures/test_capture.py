@@ -36,7 +36,9 @@ def died(rank: int, code: int | None, time: float = 0.0, line: str = "", reason:
 def crash(depth: int) -> list[str]:
     """Return what faulthandler writes of a crash, some way down in a person's code, in a forked rank."""
     own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
-    agents = [f'  File "/x/slurmddp/launchers/agent/loop.py", line {line} in _turn' for line in range(20)]
+    agents = [
+        f'  File "/x/slurmddp/launchers/agent/event_loop.py", line {line} in _turn' for line in range(20)
+    ]
     other = [
         "Thread 0x01 (most recent call first):",
         '  File "/usr/lib/python3.11/threading.py", line 3 in w',

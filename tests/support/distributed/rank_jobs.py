@@ -227,3 +227,13 @@ def place(environment: str | None = None) -> dict[str, Any]:
             "children": "".join(children),
             "sum": d.all_reduce(torch.tensor(1.0), "sum").item(),
         }
+
+
+def second_launch() -> str:
+    """Return the error of a second launch beside a first one."""
+    with Distributon().launch():
+        try:
+            Distributon().launch()
+        except SlurmddpError as error:
+            return error.message
+    return ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurmddp.slurm import accounting
+from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.nodes import parse_groups
-from slurmddp.slurm.output import parse_facts
 from slurmddp.slurm.partitions import parse_partitions
 from slurmddp.slurm.site import Site
 

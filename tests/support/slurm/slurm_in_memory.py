@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmddp.errors import SlurmError
-from slurmddp.slurm.output import parse_run
+from slurmddp.slurm.command_output import parse_run
 from slurmddp.slurm.partitions import Partition
 from slurmddp.slurm.states import JobState, parse_state
 

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from slurmddp.errors import MismatchError
 from slurmddp.training.checkpointing import training_state
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.iterable import IterableLoader
 from support.loaders import loader_of
 

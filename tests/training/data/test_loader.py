@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.checkpointing import training_state
-from slurmddp.training.data.base import DistributedLoader, to_device
+from slurmddp.training.data.distributed_loader import DistributedLoader, to_device
 from support.loaders import Augmented, epoch_of, loader_of
 
 

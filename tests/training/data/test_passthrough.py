@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
 
 from slurmddp.errors import CheckpointError, MismatchError
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.passthrough import PassthroughLoader
 from support.loaders import Augmented, epoch_of, loader_of
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import WeightedRandomSampler, get_worker_info
 
 from slurmddp.training import rng
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from support.loaders import Augmented, loader_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads

@@ -12,7 +12,7 @@ from torch.utils.data import WeightedRandomSampler
 
 from slurmddp.errors import ConfigError, MismatchError
 from slurmddp.training.data import weighted
-from slurmddp.training.data.base import DistributedLoader
+from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import SampledLoader
 from slurmddp.training.data.weighted import WeightedSampler
 from support.loaders import loader_of

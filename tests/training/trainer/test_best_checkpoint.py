@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slurmddp.checkpoint.files.best import step_and_value
+from slurmddp.checkpoint.files.best_by_metric import step_and_value
 from slurmddp.checkpoint.files.listing import best_of_run, best_whole, rows
-from slurmddp.runs.status.best import BestStep, best_step
+from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from support.distributed import trainer_jobs
 from support.distributed.checkpoint_files import flip_bit

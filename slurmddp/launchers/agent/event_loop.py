@@ -21,7 +21,7 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.stop_requests import WRITING_SHARE, StopRequests
-from slurmddp.launchers.agent.unlinked import LinkWait, end_without_coordinator
+from slurmddp.launchers.agent.without_link import LinkWait, end_without_coordinator
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator

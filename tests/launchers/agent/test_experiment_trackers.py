@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launchers.agent.trackers import tracker_environment
+from slurmddp.launchers.agent.experiment_trackers import tracker_environment
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import make_run, start_agent
 

@@ -7,7 +7,7 @@ import pytest
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.best import BestStep, best_step
+from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.spec import parse_best
 
 

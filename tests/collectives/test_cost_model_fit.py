@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.collectives.cost import WORK, Machine, Work
-from slurmddp.collectives.fit import Measurement, fit, held_out_sizes, validate
+from slurmddp.collectives.cost_model import WORK, Machine, Work
+from slurmddp.collectives.cost_model_fit import Measurement, fit, held_out_sizes, validate
 from slurmddp.errors import ConfigError
 
 MACHINE = Machine(alpha_s=4e-5, beta_s=8e-10, gamma_s=2e-10)

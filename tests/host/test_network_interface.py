@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from slurmddp.errors import MismatchError
-from slurmddp.host.interface import check_named, interface_towards, interface_with, nccl_choice
+from slurmddp.host.network_interface import check_named, interface_towards, interface_with, nccl_choice
 
 
 def own_addresses():

@@ -15,7 +15,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import Limits
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent import stop_requests
-from slurmddp.launchers.agent.loop import AgentLoop
+from slurmddp.launchers.agent.event_loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmddp.collectives.cost import WORK, Machine, Work
+from slurmddp.collectives.cost_model import WORK, Machine, Work
 from slurmddp.errors import ConfigError
 
 
