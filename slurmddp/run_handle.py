@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -158,18 +157,12 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
     Example:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
-    from slurmddp.cli import start_run
-    from slurmddp.config.compose import compose
-    from slurmddp.config.job import build_job
+    from slurmddp.cli.commands import train as command
 
     words = [*overrides, *(_override(key, value) for key, value in settings.items())]
-    composed = compose(words, Path.cwd())
-    gpus_here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-    job = build_job(composed, project_dir=Path.cwd(), overrides=words, gpus_here=gpus_here)
+    (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
-        from slurmddp.cli.commands import train as command
-
-        command.run(argparse.Namespace(overrides=words, dry_run=False, cfg=False, fresh=fresh))
+        command.begin(job, fresh=fresh)
     else:
         _start_here(RunFolder(job.run_dir), [*words, *(["--fresh"] if fresh else [])])
     return Run(job.run_dir)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import start_run
+from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
 from slurmddp.runs.text_format import counted, print_table
 
@@ -69,7 +70,7 @@ def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
 def _own(jobs: Sequence[Job], job: Job) -> list[str]:
     """Return the settings that not all points have."""
     shared = set.intersection(*(set(one.overrides) for one in jobs)) if len(jobs) > 1 else set()
-    return [word for word in job.overrides if word not in shared]
+    return as_typed([word for word in job.overrides if word not in shared])
 
 
 def _refuse_alike(jobs: Sequence[Job]) -> Path:

@@ -59,25 +59,34 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line, and the program.
         check: raises ConfigError if the job can't be started.
     """
+    program = settings_of(args.program)
+    if taken := [
+        one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
+    ]:
+        raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
+    args.overrides += program
+    if args.torchrun:
+        args.overrides.append("program.torchrun=true")
+    if args.ranks is not None:
+        args.overrides.append(f"ranks_per_node={args.ranks}")
+    return train.run(args, check)
+
+
+def settings_of(program: Sequence[str]) -> list[str]:
+    """Return the settings of a program; raises UsageError without one.
+
+    Args:
+        program: its words, `[-m] PROGRAM ARGUMENT...`.
+    """
     # Hydra and its grammar are imported on use.
     from slurmddp.config.script_arguments import quoted
     from slurmddp.spec import MODULE
 
-    program: list[str] = args.program
     if program[:1] == ["-m"]:
         program = [MODULE + program[1], *program[2:]] if program[1:] else []
     if not program:
         raise UsageError(
             "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
         )
-    if taken := [
-        one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
-    ]:
-        raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
     items = ",".join(map(quoted, program[1:]))
-    args.overrides += [f"program.script={quoted(program[0])}", f"program.args=[{items}]"]
-    if args.torchrun:
-        args.overrides.append("program.torchrun=true")
-    if args.ranks is not None:
-        args.overrides.append(f"ranks_per_node={args.ranks}")
-    return train.run(args, check)
+    return [f"program.script={quoted(program[0])}", f"program.args=[{items}]"]

@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,55 +67,56 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     if args.info:
         return hydra_flags.show_info(args, project_dir, sources)
     if not getattr(args, "multirun", False):
-        return _run_one(args, check, sources)
+        (job,) = jobs_of([args.overrides], sources, check)
+        if args.cfg:
+            return hydra_flags.show_config(args, job, sources)
+        if args.dry_run:
+            return _show_script(job)
+        return _check(job) if args.check else begin(job, fresh=args.fresh)
     from slurmddp.cli import start_sweep
     from slurmddp.config.sweep import points
 
-    jobs: list[Job] = []
-    notes: dict[str, None] = {}
-    for words in points(args.overrides, project_dir, sources):
-        job, found = _job_of(words, project_dir, sources)
-        check(job)
-        jobs.append(job)
-        notes |= dict.fromkeys(found)
-    _print_notes(notes)
+    jobs = jobs_of(points(args.overrides, project_dir, sources), sources, check)
     if args.cfg:
         return max(hydra_flags.show_config(args, job, sources, many=True) for job in jobs)
     if args.dry_run:
         return start_sweep.show(jobs, _show_script)
     if args.check:
         return max(_check(job) for job in jobs)
-    return start_sweep.start(jobs, lambda job: _begin(job, fresh=args.fresh))
+    return start_sweep.start(jobs, lambda job: begin(job, fresh=args.fresh))
 
 
-def _run_one(args: argparse.Namespace, check: Callable[[Job], object], sources: Sources) -> int:
-    job, notes = _job_of(args.overrides, Path.cwd(), sources)
-    check(job)
-    _print_notes(notes)
-    if args.cfg:
-        return hydra_flags.show_config(args, job, sources)
-    if args.dry_run:
-        return _show_script(job)
-    return _check(job) if args.check else _begin(job, fresh=args.fresh)
+def jobs_of(
+    points: Iterable[Sequence[str]],
+    sources: Sources | None = None,
+    check: Callable[[Job], object] = lambda job: None,
+) -> list[Job]:
+    """Return the job of each command line, and print notes about settings without effect.
 
-
-def _job_of(words: Sequence[str], project_dir: Path, sources: Sources) -> tuple[Job, list[str]]:
-    """Return the job of a command line, and notes about settings without effect."""
+    Args:
+        points: the settings of each job.
+        sources: the flags that name other places of files.
+        check: raises ConfigError if a job can't be started.
+    """
     from slurmddp.config.compose import compose, unread
     from slurmddp.config.job import build_job
     from slurmddp.config.nccl_variables import misspelled
     from slurmddp.config.sbatch_environment import unused
+    from slurmddp.config.sources import DEFAULT
 
-    composed = compose(words, project_dir, sources)
-    here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-    job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
-    notes = [unread(composed, project_dir, sources), unused(composed, os.environ)]
-    return job, [*chain(*notes), *misspelled(composed, os.environ)]
-
-
-def _print_notes(notes: Iterable[str]) -> None:
-    for note in notes:
+    project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
+    notes: list[str] = []
+    for words in points:
+        composed = compose(words, project_dir, sources)
+        here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
+        job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+        check(job)
+        jobs.append(job)
+        notes += unread(composed, project_dir, sources)
+        notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
+    for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
+    return jobs
 
 
 def _show_script(job: Job) -> int:
@@ -142,7 +142,7 @@ def _settings() -> str:
     return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
 
 
-def _begin(job: Job, *, fresh: bool) -> int:
+def begin(job: Job, *, fresh: bool = False) -> int:
     """Create the run folder or take the one that is there, and start the job unless the run has one."""
     from slurmddp.runs.folder.create import create
     from slurmddp.runs.folder.history import is_unanswered
@@ -154,7 +154,7 @@ def _begin(job: Job, *, fresh: bool) -> int:
         if fresh and not is_new:
             refuse_fresh(folder, found, is_held_elsewhere=lock.fileno < 0)
             print(f"The run so far is kept as {put_aside(folder)}.")
-            return _begin(job, fresh=False)
+            return begin(job)
         if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
             return start_run.already_active(found)
         if found.state == "finished":

@@ -1,0 +1,125 @@
+"""`python app.py -m hydra/launcher=slurmddp`: the jobs of a Hydra application are runs of slurmddp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.environments.scrub import scrub
+from slurmddp.errors import EXIT_CONFIG
+from slurmddp.runs import sweeps
+from slurmddp.runs.folder.layout import RunFolder
+from support import ROOT
+from support.runs.projects import make_project
+from support.slurm.slurm_jobs import FakePrograms
+
+APP = """
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from torch import distributed
+
+@hydra.main(version_base="1.3", config_path="settings", config_name="base")
+def main(config):
+    distributed.init_process_group("gloo")
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    print(f"{rank} of {ranks}:", config.rate, config.note, HydraConfig.get().runtime.output_dir, flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project = make_project(tmp_path / "project")
+    (project / "settings").mkdir()
+    (project / "settings" / "base.yaml").write_text("rate: 1.0\nnote: base\n")
+    (project / "settings" / "other.yaml").write_text("rate: 1.0\nnote: other\nhydra: {job: {chdir: true}}\n")
+    (project / "app.py").write_text(APP)
+    monkeypatch.chdir(project)
+    return project
+
+
+def launch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        # Hydra finds plugins on the path, where a wheel puts them.
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def only_sweep(project: Path) -> sweeps.Sweep:
+    (file,) = (project / "runs").glob("*.sweep")
+    found = sweeps.find(file.stem)
+    assert found is not None
+    return found
+
+
+@pytest.mark.distributed
+def test_a_job_of_a_hydra_application_trains_as_ranks_in_one_run_folder(project: Path) -> None:
+    words = ["--config-name", "other", "-m", "hydra/launcher=slurmddp", "hydra.launcher.ranks_per_node=2"]
+    for attempt in (1, 2):
+        done = launch("app.py", *words, "rate=0.5", "note='a, \"b\"'")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("is finished" in done.stdout) == (attempt == 2), "the same job is never trained twice"
+    (run,) = only_sweep(project).runs
+    assert run.name.startswith("app-") and len(run.attempts()) == 1
+    for rank in range(2):
+        assert f'{rank} of 2: 0.5 a, "b" {run.path}/hydra' in run.rank_log(0, rank).read_text()
+    assert (run.path / "hydra" / ".hydra" / "overrides.yaml").is_file()
+
+
+def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: FakePrograms) -> None:
+    words = ["hydra/launcher=slurmddp", "hydra.launcher.cluster=small", "hydra.launcher.nodes=2"]
+    words += ["+hydra.launcher.policy.max_restarts=9", "hydra.launcher.time_limit=2h"]
+    (project / "package").mkdir()
+    (project / "package" / "__init__.py").write_text("")
+    (project / "app.py").rename(project / "package" / "app.py")
+    (project / "settings").rename(project / "package" / "settings")
+    done = launch("-m", "package.app", "-m", *words, "rate=range(1,3)", "hydra.verbose=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = only_sweep(project).runs
+    assert programs.calls("sbatch") == 2 and f"slurmddp list {only_sweep(project).name}" in done.stdout
+    for number, run in enumerate(runs, 1):
+        script, program = run.script_file.read_text(), run.config()["program"]
+        assert "--nodes=2" in script and "--time=02:00:00" in script
+        assert program["script"] == "-m package.app" and run.config()["policy"]["max_restarts"] == 9
+        assert program["args"] == ["hydra.verbose=true", f"rate={number}", 'hydra.run.dir="{run_dir}/hydra"']
+        assert RunFolder(run.path).events()[-1]["event"] == "submitted"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["hydra.launcher.cluster=smal"], "no cluster 'smal'.*Did you mean small"),
+        (["hydra.launcher.nodes=0"], "`nodes` is 0"),
+        (["+hydra/sweeper=needy"], "needs the result of each job"),
+    ],
+)
+def test_what_no_job_can_have_is_refused(project: Path, words: list[str], reason: str) -> None:
+    needy = project / "hydra_plugins" / "hydra_optuna_needy"
+    needy.mkdir(parents=True)
+    (needy / "__init__.py").write_text(
+        "from hydra._internal.core_plugins.basic_sweeper import BasicSweeper\n"
+        "class Needy(BasicSweeper):\n"
+        "    def __init__(self): super().__init__(None)\n"
+    )
+    (project / "settings" / "hydra" / "sweeper").mkdir(parents=True)
+    (project / "settings" / "hydra" / "sweeper" / "needy.yaml").write_text(
+        "_target_: hydra_plugins.hydra_optuna_needy.Needy\n"
+    )
+    words = [word.lstrip("+") for word in words]
+    done = launch("app.py", "-m", "hydra/launcher=slurmddp", *words, "rate=1,2")
+    assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
+    first, _, second = reason.partition(".*")
+    assert first in done.stderr and second in done.stderr and "Traceback" not in done.stderr
+    assert not (project / "runs").exists()
