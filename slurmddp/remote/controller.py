@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from slurmddp.environments import slurm
+from slurmddp.environments.hostlist import expand
 from slurmddp.environments.names import (
     CONTROLLER_VARIABLE,
     LAUNCH_ID_VARIABLE,
@@ -29,7 +29,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
-from slurmddp.host.ports import listen_as_rank_zero
+from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
+from slurmddp.host.ports import listen
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel
 from slurmddp.remote.channel import PURPOSE
@@ -97,17 +98,14 @@ class Workers:
     def _start(self, count: int) -> None:
         """Start the workers here, or by srun on the nodes of the allocation around this process."""
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
-        here = RankInfo(environment="local")
-        if in_allocation and shutil.which("srun"):
-            here = RankInfo(environment="slurm", nodes=2, hosts=(socket.gethostname(),) * 2)
-        self._listener = listen_as_rank_zero(here, [0])
+        self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
         command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(count)]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(Path(one).absolute()) for one in sys.path),
         }
-        if here.nodes > 1:
+        if in_allocation:
             srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={count}", "--kill-on-bad-exit=0"]
             command = [*srun, "--wait=0", "--unbuffered", *command]
         else:
@@ -243,6 +241,15 @@ class Workers:
             numbers = [one.reference.number for one in own]
             own[0].reference.node.run("collective", numbers, name, nodes, *operands)
             torch.autograd.graph.increment_version([one.detach() for one in own])
+
+
+def _address_towards_nodes() -> Address:
+    """Return the address of this machine by which it reaches the nodes of the allocation."""
+    first = expand(os.environ["SLURM_JOB_NODELIST"])[0]
+    target = find_rank_zero(RankInfo(environment="slurm", nodes=2, hosts=(first, first)))[0]
+    with socket.socket(target.family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target.text, 9))  # Chooses the local address; sends nothing.
+        return Address(target.family, probe.getsockname()[0])
 
 
 def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], list[int]]:

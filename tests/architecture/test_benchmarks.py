@@ -243,3 +243,13 @@ def test_an_all_reduce_is_judged_by_its_size(benchmark):
         for case in ("4096", "1048576", "small")
     }
     assert names == {"4096": [(0.2, 0.1)], "1048576": [(0.2, 0.5), (2.0, 1.2)], "small": [(0.2, 1.0)]}
+
+
+@pytest.mark.parametrize(
+    ("enqueue", "copy", "matrices", "held"),
+    [(90e-6, 1.2, 1.05, [True, True, True]), (110e-6, 1.3, 1.2, [False, False, False])],
+)
+def test_remote_tensors_are_judged_by_their_three_promises(benchmark, enqueue, copy, matrices, held):
+    times = {"enqueue": [enqueue], "copy": [copy], "socket": [1.0], "matrices": [matrices]}
+    found = benchmark("remote").verdicts({**times, "local matrices": [1.0]})
+    assert [ok for _, ok in found] == held
