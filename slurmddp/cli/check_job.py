@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
-from slurmddp.slurm.finding import Finding
-from slurmddp.slurm.site import check
+from slurmddp.slurm.limits.finding import Finding
+from slurmddp.slurm.limits.site import check
 
 if TYPE_CHECKING:
     from slurmddp.slurm.client import SlurmClient

@@ -77,8 +77,8 @@ def clusters(prefix: str, **_facts: Any) -> list[str]:
 
 
 def _choices(group: str) -> Iterable[str]:
-    from slurmddp.config.overrides import options
-    from slurmddp.config.sources import conf_roots
+    from slurmddp.config.composition.overrides import options
+    from slurmddp.config.composition.sources import conf_roots
 
     return options(conf_roots(Path.cwd()), group)
 

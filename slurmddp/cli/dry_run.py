@@ -54,7 +54,8 @@ def _left_idle(job: Job) -> list[str]:
 
 def _limits(job: Job) -> list[str]:
     """Return notes about limits of this machine's SLURM that the job exceeds; none without SLURM."""
-    from slurmddp.slurm import client, partitions
+    from slurmddp.slurm import client
+    from slurmddp.slurm.limits import partitions
 
     if not client.on_path():
         return []

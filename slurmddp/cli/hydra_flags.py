@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.errors import EXIT_FINISHED, ConfigError, near_matches
 
 if TYPE_CHECKING:
-    from slurmddp.config.sources import Sources
+    from slurmddp.config.composition.sources import Sources
     from slurmddp.spec import Job
 
 _SHOWN = ("job", "hydra", "all")
@@ -63,7 +63,7 @@ def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
 
 def sources(args: argparse.Namespace) -> Sources:
     """Return the places of configuration files that the flags name, after taking overrides off `--cfg`."""
-    from slurmddp.config.sources import DEFAULT, Sources
+    from slurmddp.config.composition.sources import DEFAULT, Sources
 
     for flag, choices in (("cfg", _SHOWN), ("info", _INFO)):
         value = getattr(args, flag)
@@ -90,7 +90,7 @@ def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: b
     if many:
         print(f"---\n# {job.run_name}")
     if args.cfg != "job":
-        from slurmddp.config.inspect import hydra_node
+        from slurmddp.config.composition.inspect import hydra_node
 
         hydra = {"hydra": hydra_node(job.overrides, Path.cwd(), sources)}
         shown = hydra if args.cfg == "hydra" else {**hydra, **shown}
@@ -113,7 +113,7 @@ def _part(config: Any, package: str) -> Any:
 
 def show_info(args: argparse.Namespace, project_dir: Path, sources: Sources) -> int:
     """Print what Hydra knows of the composition: plugins, search path, defaults, configuration."""
-    from slurmddp.config import inspect
+    from slurmddp.config.composition import inspect
 
     inspect.show_info(args.info, args.overrides, project_dir, sources)
     return EXIT_FINISHED

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config import check_paths, sizes
-from slurmddp.config.check_training import check_training
+from slurmddp.config.checks import paths
+from slurmddp.config.checks.training import check_training
 from slurmddp.config.identity import fingerprint
+from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
@@ -41,8 +42,8 @@ def build_job(
     launcher = _launcher(config, cluster)
     check_training(config)
     _check_backend(config["backend"])
-    resources = sizes.resolve(config, cluster, launcher, gpus_here)
-    sizes.check_global_batch(config, resources)
+    resources = resolve(config, cluster, launcher, gpus_here)
+    check_global_batch(config, resources)
     final = {
         **config,
         "nodes": resources.nodes,
@@ -54,9 +55,9 @@ def build_job(
     }
     run_name = folder.name if folder else f"{config['name']}-{fingerprint(final)}"
     if config["elastic"]:
-        final = sizes.hold_global_batch(final, resources)
+        final = hold_global_batch(final, resources)
     run_dir = folder.path if folder else Path(os.path.normpath(project_dir / config["runs_dir"] / run_name))
-    check_paths.check_folder(run_dir)
+    paths.check_folder(run_dir)
     return Job(
         name=config["name"],
         run_name=run_name,

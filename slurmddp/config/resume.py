@@ -11,11 +11,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from slurmddp.config import hydra_errors, sbatch_environment, sizes
 from slurmddp.config.check_values import check
-from slurmddp.config.compose import compose_plan, make_plan
+from slurmddp.config.checks import sbatch_environment
+from slurmddp.config.composition import hydra_errors
+from slurmddp.config.composition.compose import compose_plan, make_plan
+from slurmddp.config.composition.overrides import take_apart
 from slurmddp.config.job import build_job
-from slurmddp.config.overrides import take_apart
+from slurmddp.config.resources import SIZE, resize
 from slurmddp.config.schema import FREE, TOP, every_key
 from slurmddp.config.script_arguments import typed
 from slurmddp.errors import ConfigError
@@ -37,8 +39,8 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
     expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
     new = _changes(changes, folder)
-    if any(key in sizes.SIZE for key, _ in new):
-        sizes.resize(stored, dict(new))
+    if any(key in SIZE for key, _ in new):
+        resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
     checked = sbatch_environment.fill(check(stored), os.environ)
@@ -51,8 +53,8 @@ def free_keys() -> list[str]:
     free = [name for name, one in every_key().items() if one.identity is FREE]
     whole = [f"{name}." for name in free if TOP.get(name) and TOP[name].sections]
     return [
-        *sizes.SIZE,
-        *(name for name in free if name not in sizes.SIZE and not name.startswith(tuple(whole))),
+        *SIZE,
+        *(name for name in free if name not in SIZE and not name.startswith(tuple(whole))),
     ]
 
 

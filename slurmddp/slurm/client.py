@@ -21,12 +21,12 @@ from pathlib import Path
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
-from slurmddp.slurm import accounting
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
-from slurmddp.slurm.nodes import SINFO_FORMAT, parse_groups
-from slurmddp.slurm.partitions import Partition, parse_partitions
+from slurmddp.slurm.limits import accounting
+from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups
+from slurmddp.slurm.limits.partitions import Partition, parse_partitions
+from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.rejections import hint_for, is_transient
-from slurmddp.slurm.site import Site
 from slurmddp.slurm.states import (
     PENDING,
     JobState,

@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from slurmddp.slurm.nodes import NodeGroup, gib
-from slurmddp.slurm.partitions import Partition
-from slurmddp.slurm.site import Site
+from slurmddp.slurm.limits.nodes import NodeGroup, gib
+from slurmddp.slurm.limits.partitions import Partition
+from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.units import render_minutes
 
 LONGEST_MIN = 24 * 60

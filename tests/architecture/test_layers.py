@@ -14,13 +14,13 @@ PACKAGE = ROOT / "slurmddp"
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
     errors plugins config.schema spec config.check_values config.identity config.script_arguments
-    config.loggers environments host slurm.units slurm sandbox
+    config.loggers environments host slurm.units slurm.command_output slurm.limits slurm sandbox
     runs runs.folder runs.index runs.sweeps runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
-    config cli cli.commands run_handle function_call
+    config.checks config.composition config cli cli.commands run_handle function_call
 """
 _BELOW = """
     checkpoint.state collectives transports strategies

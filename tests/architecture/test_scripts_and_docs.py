@@ -12,10 +12,10 @@ import pytest
 
 from slurmddp.cli.commands import run
 from slurmddp.cli.main import COMMANDS
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
+from slurmddp.config.composition.sources import DEFAULT
+from slurmddp.config.composition.sweep import points
 from slurmddp.config.job import build_job
-from slurmddp.config.sources import DEFAULT
-from slurmddp.config.sweep import points
 from support import ROOT
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

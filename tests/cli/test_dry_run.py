@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.slurm.partitions import Partition
+from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.script import render
 from support.runs.train_runs import BIG
 

@@ -33,7 +33,7 @@ def resumed(monkeypatch):
         return SimpleNamespace(resumed=(folder, list(changes)), program=SimpleNamespace(config={}))
 
     monkeypatch.setattr("slurmddp.config.resume.job_of_run", job_of_run)
-    monkeypatch.setattr("slurmddp.config.sbatch_environment.unused", lambda config, environ: [])
+    monkeypatch.setattr("slurmddp.config.checks.sbatch_environment.unused", lambda config, environ: [])
     monkeypatch.setattr("slurmddp.cli.start_run.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
     return jobs
 

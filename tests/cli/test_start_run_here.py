@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmddp.cli import start_run
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RankFailure
 from support.runs.train_runs import only_run

@@ -17,7 +17,7 @@ from slurmddp.errors import (
 )
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.partitions import Partition
+from slurmddp.slurm.limits.partitions import Partition
 from support.runs.train_runs import BIG
 
 SEEDS = ("-m", "seed=range(1,4)", "name=first")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.errors import EXIT_CONFIG, EXIT_RUN_STATE, EXIT_SLURM
 from slurmddp.runs.folder.history import UNANSWERED

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose
-from slurmddp.config.hydra_errors import quoted
+from slurmddp.config.composition.compose import compose
+from slurmddp.config.composition.hydra_errors import quoted
 from slurmddp.config.job import build_job
 from slurmddp.errors import EXIT_CONFIG, ConfigError
 from slurmddp.slurm.script import render

@@ -55,7 +55,7 @@ def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_p
     }
     code = (
         "import sys; from pathlib import Path\n"
-        "from slurmddp.config.compose import compose; from slurmddp.config.job import build_job\n"
+        "from slurmddp.config.composition.compose import compose; from slurmddp.config.job import build_job\n"
         "p = Path(sys.argv[1]); c = compose(['nodes=2', 'seed=3'], p)\n"
         "print(build_job(c, project_dir=p).run_name)"
     )

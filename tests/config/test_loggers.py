@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.config import loggers
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.config.loggers import NAMED, is_installed, targets
 from slurmddp.errors import ConfigError

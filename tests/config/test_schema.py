@@ -20,7 +20,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from slurmddp.checkpoint.state.config_match import bound_to
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.errors import ConfigError
 from support.runs.projects import job_of
 

@@ -9,9 +9,9 @@ import yaml
 
 from slurmddp.config.schema import Cluster
 from slurmddp.slurm.cluster_draft import draft, file_name, usable
-from slurmddp.slurm.nodes import parse_groups
-from slurmddp.slurm.partitions import Partition
-from slurmddp.slurm.site import Site, check_cluster
+from slurmddp.slurm.limits.nodes import parse_groups
+from slurmddp.slurm.limits.partitions import Partition
+from slurmddp.slurm.limits.site import Site, check_cluster
 from slurmddp.slurm.units import parse_minutes
 from support import ROOT
 from support.slurm.sites import CONFIG, site

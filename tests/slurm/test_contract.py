@@ -8,7 +8,7 @@ import pytest
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.partitions import parse_partitions
+from slurmddp.slurm.limits.partitions import parse_partitions
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import PARTITIONS, FakePrograms
 

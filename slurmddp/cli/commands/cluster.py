@@ -22,8 +22,8 @@ from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
     from slurmddp.slurm.client import SlurmClient
-    from slurmddp.slurm.finding import Finding
-    from slurmddp.slurm.site import Site
+    from slurmddp.slurm.limits.finding import Finding
+    from slurmddp.slurm.limits.site import Site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +111,9 @@ def _check(args: argparse.Namespace) -> int:
 def _findings(name: str, project: Path, site: Site, slurm: SlurmClient) -> list[Finding]:
     """Return the findings of one cluster file, for a job that has no settings of its own."""
     from slurmddp.cli import check_job
-    from slurmddp.config.compose import compose
+    from slurmddp.config.composition.compose import compose
     from slurmddp.config.job import build_job
-    from slurmddp.slurm.site import check_cluster
+    from slurmddp.slurm.limits.site import check_cluster
 
     overrides = [f"+cluster={name}"]
     job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)

@@ -17,7 +17,7 @@ from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
     from slurmddp.runs.folder.layout import RunFolder
-    from slurmddp.slurm.finding import Finding
+    from slurmddp.slurm.limits.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def _wait(folder: RunFolder, found: RunStatus, slurm: SlurmClient) -> Wait | Non
 
 def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
     from slurmddp.config.resume import job_of_run
-    from slurmddp.slurm.site import check
+    from slurmddp.slurm.limits.site import check
 
     with suppress(SlurmddpError):  # A configuration of another version says nothing about the queue.
         return tuple(check(job_of_run(folder), slurm.describe().with_empty_queue()))

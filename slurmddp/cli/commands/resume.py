@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from slurmddp.cli import check_job, start_run
     from slurmddp.cli.refusals import refuse_active, refuse_finished
-    from slurmddp.config.nccl_variables import misspelled
+    from slurmddp.config.checks.nccl_variables import misspelled
+    from slurmddp.config.checks.sbatch_environment import unused
+    from slurmddp.config.resources import SIZE
     from slurmddp.config.resume import job_of_run
-    from slurmddp.config.sbatch_environment import unused
-    from slurmddp.config.sizes import SIZE
     from slurmddp.runs.folder.history import is_unanswered
 
     folder = index.find(args.run)

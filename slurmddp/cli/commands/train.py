@@ -20,7 +20,7 @@ from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
 
 if TYPE_CHECKING:
-    from slurmddp.config.sources import Sources
+    from slurmddp.config.composition.sources import Sources
     from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.spec import Job
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
             return _show_script(job)
         return _check(job) if args.check else begin(job, fresh=args.fresh)
     from slurmddp.cli import start_sweep
-    from slurmddp.config.sweep import points
+    from slurmddp.config.composition.sweep import points
 
     jobs = jobs_of(points(args.overrides, project_dir, sources), sources, check)
     if args.cfg:
@@ -98,11 +98,11 @@ def jobs_of(
         sources: the flags that name other places of files.
         check: raises ConfigError if a job can't be started.
     """
-    from slurmddp.config.compose import compose, unread
+    from slurmddp.config.checks.nccl_variables import misspelled
+    from slurmddp.config.checks.sbatch_environment import unused
+    from slurmddp.config.composition.compose import compose, unread
+    from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
-    from slurmddp.config.nccl_variables import misspelled
-    from slurmddp.config.sbatch_environment import unused
-    from slurmddp.config.sources import DEFAULT
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []

@@ -15,8 +15,8 @@ from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.limits.partitions import check
 from slurmddp.slurm.options import job_name
-from slurmddp.slurm.partitions import check
 from slurmddp.slurm.script import render
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 from slurmddp.spec import Job

@@ -17,8 +17,8 @@ from slurmddp.launchers.submit.submitit import RunScript
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.limits.partitions import parse_partitions
 from slurmddp.slurm.options import sbatch_options
-from slurmddp.slurm.partitions import parse_partitions
 from slurmddp.slurm.script import outline, render
 from slurmddp.spec import Job
 from support.slurm.slurm_in_memory import FakeSlurm

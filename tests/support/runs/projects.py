@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmddp.config.compose import compose
+from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.spec import Job
 

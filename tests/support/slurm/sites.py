@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurmddp.slurm import accounting
 from slurmddp.slurm.command_output import parse_facts
-from slurmddp.slurm.nodes import parse_groups
-from slurmddp.slurm.partitions import parse_partitions
-from slurmddp.slurm.site import Site
+from slurmddp.slurm.limits import accounting
+from slurmddp.slurm.limits.nodes import parse_groups
+from slurmddp.slurm.limits.partitions import parse_partitions
+from slurmddp.slurm.limits.site import Site
 
 PARTITIONS = (
     "PartitionName=gpu AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A GraceTime=60 MaxNodes=4 "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.command_output import parse_run
-from slurmddp.slurm.partitions import Partition
+from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.states import JobState, parse_state
 
 

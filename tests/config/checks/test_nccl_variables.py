@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.config.nccl_variables import misspelled
+from slurmddp.config.checks.nccl_variables import misspelled
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.slurm.partitions import check, parse_partitions
+from slurmddp.slurm.limits.partitions import check, parse_partitions
 from support.slurm.slurm_jobs import PARTITIONS, make_job
 
 SITE = parse_partitions(PARTITIONS)

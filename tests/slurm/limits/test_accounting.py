@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.slurm.accounting import parse_associations, parse_enforced, parse_qualities
+from slurmddp.slurm.limits.accounting import parse_associations, parse_enforced, parse_qualities
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import slurmddp
-from slurmddp.config import hydra_keys
+from slurmddp.config.composition import hydra_keys
 from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 
 _CODE = "slurmddp_project_config"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.slurm.site import check, check_cluster
+from slurmddp.slurm.limits.site import check, check_cluster
 from support.slurm.sites import CONFIG, site
 from support.slurm.slurm_jobs import make_job
 

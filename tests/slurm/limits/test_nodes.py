@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.slurm.nodes import gib, parse_gpus, parse_groups
+from slurmddp.slurm.limits.nodes import gib, parse_gpus, parse_groups
 from support.slurm.sites import NODES
 
 

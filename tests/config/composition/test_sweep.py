@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.config.sources import DEFAULT
-from slurmddp.config.sweep import points
+from slurmddp.config.composition.sources import DEFAULT
+from slurmddp.config.composition.sweep import points
 from slurmddp.errors import ConfigError
 from support.runs.projects import make_project
 

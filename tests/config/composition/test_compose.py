@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.config.compose import compose, unread
-from slurmddp.config.overrides import options
+from slurmddp.config.composition.compose import compose, unread
+from slurmddp.config.composition.overrides import options
 from slurmddp.config.resume import job_of_run
 from slurmddp.config.schema import TOP, keys
 from slurmddp.errors import ConfigError

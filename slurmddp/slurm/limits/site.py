@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from slurmddp.slurm import accounting, partitions
-from slurmddp.slurm.accounting import Accounting
-from slurmddp.slurm.finding import Finding
-from slurmddp.slurm.nodes import NodeGroup
-from slurmddp.slurm.partitions import Partition
+from slurmddp.slurm.limits import accounting, partitions
+from slurmddp.slurm.limits.accounting import Accounting
+from slurmddp.slurm.limits.finding import Finding
+from slurmddp.slurm.limits.nodes import NodeGroup
+from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.spec import Job
 
 

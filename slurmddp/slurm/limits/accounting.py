@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm.finding import Finding
+from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm import nodes
 from slurmddp.slurm.command_output import parse_facts
-from slurmddp.slurm.finding import Finding
+from slurmddp.slurm.limits import nodes
+from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.units import parse_slurm_limit, render_minutes
 from slurmddp.spec import Job
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm.finding import Finding
+from slurmddp.slurm.limits.finding import Finding
 from slurmddp.spec import Job
 
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"

@@ -13,9 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
-from slurmddp.config.compose import make_plan
-from slurmddp.config.overrides import options, take_apart
-from slurmddp.config.sources import Sources
+from slurmddp.config.composition.compose import make_plan
+from slurmddp.config.composition.overrides import options, take_apart
+from slurmddp.config.composition.sources import Sources
 from slurmddp.errors import ConfigError
 
 _AS_TYPED = ("program.script", "program.args", "program.resume_args", "hydra.searchpath")

@@ -9,9 +9,9 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from slurmddp.config import hydra_errors
-from slurmddp.config.compose import TROUBLE, initialized, make_plan, with_hydra
-from slurmddp.config.sources import Sources
+from slurmddp.config.composition import hydra_errors
+from slurmddp.config.composition.compose import TROUBLE, initialized, make_plan, with_hydra
+from slurmddp.config.composition.sources import Sources
 
 
 def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Any:

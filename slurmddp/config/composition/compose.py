@@ -25,12 +25,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config import check_paths, hydra_errors, hydra_keys, sbatch_environment, script_arguments
 from slurmddp.config.check_values import check
+from slurmddp.config.checks import paths, sbatch_environment
+from slurmddp.config.composition import hydra_errors, hydra_keys
+from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, plan_from
+from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
-from slurmddp.config.overrides import DEFAULTS_NODE, Plan, options, plan_from
 from slurmddp.config.schema import TOP
-from slurmddp.config.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
+from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
@@ -57,7 +59,7 @@ TROUBLE = (
 def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> dict[str, Any]:
     """Return the whole configuration, resolved and checked; raises ConfigError."""
     project_dir = project_dir.absolute()
-    check_paths.check_project(project_dir)
+    paths.check_project(project_dir)
     plan = make_plan(overrides, project_dir, sources)
     composed = compose_plan(plan, overrides)
     expressions = composed.pop(EXPRESSIONS)
@@ -68,15 +70,15 @@ def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFA
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
     config = sbatch_environment.fill(config, os.environ)
     here = not (config["cluster"] and config["cluster"]["python"])
-    check_paths.check_targets(config, project_dir, here=here)
-    check_paths.check_loggers(config["loggers"], project_dir, here=here)
-    check_paths.check_program(config, project_dir, here=here)
+    paths.check_targets(config, project_dir, here=here)
+    paths.check_loggers(config["loggers"], project_dir, here=here)
+    paths.check_program(config, project_dir, here=here)
     config["name"] = config["name"] or _name(config)
-    check_paths.check_name(config["name"])
-    check_paths.check_data(relevant(config), project_dir)
+    paths.check_name(config["name"])
+    paths.check_data(relevant(config), project_dir)
     if config["program"].get("script"):
         for name in ("args", "resume_args"):
-            config["program"][name] = script_arguments.composed(config["program"].get(name))
+            config["program"][name] = script_words(config["program"].get(name))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
 
 
@@ -108,7 +110,7 @@ def _name(config: Mapping[str, Any]) -> str:
     if script is None:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
     last = script.rpartition(".")[2] if script.startswith(MODULE) else Path(script).stem
-    return check_paths.as_name(last.removeprefix(MODULE)) or "script"
+    return paths.as_name(last.removeprefix(MODULE)) or "script"
 
 
 def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> Plan:
@@ -125,7 +127,7 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
     files = {"defaults": own} if own else {}
     if (cluster := options(roots, "cluster").get(plan.cluster or "")) is not None:
         files["cluster"] = cluster
-    check_paths.check_clocks(files)
+    paths.check_clocks(files)
     return plan
 
 

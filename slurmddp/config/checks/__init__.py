@@ -1,0 +1,1 @@
+"""Checks of a composed configuration before anything is started."""
