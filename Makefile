@@ -36,6 +36,8 @@ slurm:
 
 test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory lint
+	@# Hundreds of processes import these, and PYTHONDONTWRITEBYTECODE may keep them from storing what they compile.
+	@$(BIN)/python -m compileall -q slurmddp tests/support
 	@# SLURM's own waits leave the processors idle, so its tests run in halves beside the others; output comes as
 	@# each ends.
 	$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 other-tests

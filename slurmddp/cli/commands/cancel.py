@@ -19,7 +19,6 @@ from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.alive import is_alive, is_here
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.states import TERMINAL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,7 @@ def cancel_jobs(folder: RunFolder, slurm: SlurmClient, ids: Sequence[str]) -> li
     named = [job_id for job_id in ids if not job_id.startswith("local")]
     known = slurm.jobs(named) if named else {}
     ours = [job_id for job_id in named if job_id in known and known[job_id].may_be_of(folder.name)]
-    active = [job_id for job_id in ours if known[job_id].state not in TERMINAL]
+    active = [job_id for job_id in ours if not known[job_id].terminal]
     active += [job_id for job_id in live_jobs(folder, slurm) if job_id not in active]
     for job_id in active:
         slurm.cancel(job_id)

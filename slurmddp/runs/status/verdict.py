@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from slurmddp.runs.folder.history import AGAIN, UNANSWERED, Attempt, History, how_ended, stop_reason
 from slurmddp.slurm.reasons import explain
-from slurmddp.slurm.states import ACTIVE, PENDING, TERMINAL, JobState
+from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
 _RESUME = "Go on with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
@@ -188,11 +188,11 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
     if job is None:
         detail = f"SLURM no longer knows job {history.job_id}, and the run folder has no end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
-    if job.state in PENDING:
+    if job.pending:
         return _pending(history, job, run)
     if job.state in ACTIVE:
         return _running(history, job)
-    if job.state in TERMINAL:
+    if job.terminal:
         return _over(history, job)
     return Verdict(
         "unknown", f"SLURM gives job {history.job_id} a state that slurmddp does not know", active=True
