@@ -79,6 +79,20 @@ def test_each_point_is_a_job_and_one_command_acts_on_all(project, cluster, slurm
     assert capsys.readouterr().out.split() == [str(run.report_file) for run in sweep.runs]
 
 
+def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
+    here.ends = staticmethod(lambda: EXIT_FAILED)
+    assert main(["train", *SEEDS]) == EXIT_FAILED and here.started == 3
+    here.ends = staticmethod(lambda: EXIT_STOPPED)
+    assert main(["resume", sweep_of(project).name]) == EXIT_STOPPED
+    assert here.started == 4
+
+
+def test_the_first_part_of_the_names_of_runs_is_not_the_sweep(project, here, capsys):
+    main(["train", *SEEDS])
+    assert main(["cancel", "first"]) == EXIT_NO_RUN
+    assert "fits 3 runs" in capsys.readouterr().err
+
+
 def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):
     main(["train", *SEEDS])
     assert main(["resume", sweep_of(project).name]) == EXIT_FINISHED

@@ -28,6 +28,7 @@ POINTS = {
     "model=glob(*,exclude=*tiny)": ["model=gpt_small"],
     "+model.x=[1,2] name=a": ["+model.x=[1,2] name=a"],
     "program.script=fit.py program.args=[--lr,1e-3]": ["program.script=fit.py program.args=[--lr,1e-3]"],
+    "program.args=a,b hydra.searchpath=[a,b]": ["program.args=a,b hydra.searchpath=[a,b]"],
     "seed=1,2 hydra/sweeper=basic": ["seed=1", "seed=2"],
     "~model.width seed=1,2": ["~model.width seed=1", "~model.width seed=2"],
     "": [""],
