@@ -34,7 +34,8 @@ class Greeting(NamedTuple):
     world_size: int
     host: str
     pid: int
-    gpus: int
+    device: str
+    """The worker's own GPU, such as `cuda:1`, or `cpu`."""
     nonce: str
 
 

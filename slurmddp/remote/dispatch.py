@@ -107,7 +107,7 @@ class RemoteTensor(torch.Tensor):
     cpu = fetch
 
     def cuda(self, device: Any = None, **_: Any) -> torch.Tensor:
-        """Copy to a GPU of the worker; raises ConfigError if the worker has none."""
+        """Copy to the GPU of the worker, or to GPU `device`; raises ConfigError if the worker has none."""
         return self._to_device(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,12 +123,12 @@ class RemoteTensor(torch.Tensor):
 
     def _to_device(self, asked: Any) -> torch.Tensor:
         device, node = torch.device(asked), self.reference.node
-        name = f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
-        if device.type == "cuda" and (device.index or 0) >= node.gpus:
+        if device.type == "cuda" and node.device == "cpu":
             raise ConfigError(
-                f"{name} was asked for, and worker {node.number} on {node.host} has {node.gpus} GPU(s).",
+                f"{device} was asked for, and worker {node.number} on {node.host} has no GPU.",
                 hint="Leave out .cuda(), or start the workers where there are GPUs.",
             )
+        name = node.device if device == torch.device("cuda") else str(device)
         return self if name == self.meta.device else move(self, node, name)
 
     @property

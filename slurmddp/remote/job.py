@@ -1,6 +1,6 @@
 """One rank of a job is a worker; rank 0 starts the controller's script beside it, on the first node.
 
-    slurmddp exec -n 4 -- python -m slurmddp.remote.job script.py --lr 0.1
+    python -m slurmddp.remote.job script.py --lr 0.1      # in each rank of `slurmddp controller`
 
 Rank 0 opens the listener to which the workers connect, on the address that leads to the job's nodes. The
 script inherits it (`SLURMDDP_CONTROLLER`). Rank 0 ends with the script's exit code.
@@ -20,7 +20,7 @@ from pathlib import Path
 from slurmddp.environments.detect import detect
 from slurmddp.environments.names import CONTROLLER_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.scrub import scrub
-from slurmddp.errors import EXIT_FINISHED, RankFailure
+from slurmddp.errors import EXIT_FINISHED, ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.remote import worker
@@ -33,6 +33,11 @@ _ADDRESS_S = 60.0
 
 def main(words: Sequence[str]) -> int:
     """Serve a controller that runs `words`, a script or `-m MODULE` with arguments; return its exit code."""
+    if not os.environ.get(SECRET_VARIABLE):
+        raise ConfigError(
+            f"{SECRET_VARIABLE} is not set, so anybody could control these workers.",
+            hint="Start the script by `slurmddp controller`, which draws a secret.",
+        )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
     folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
     sys.path.insert(0, str(folder))  # Calls name modules beside the script.
@@ -55,7 +60,7 @@ def _start(words: Sequence[str], context: RankContext) -> tuple[subprocess.Popen
         environment = {
             **scrub(os.environ),
             CONTROLLER_VARIABLE: f"{listener.fileno()}:{context.info.world_size}",
-            SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE, ""),
+            SECRET_VARIABLE: os.environ[SECRET_VARIABLE],
             "PYTHONUNBUFFERED": "1",
         }
         command = [sys.executable, *words]

@@ -210,9 +210,14 @@ def context_of(info: RankInfo) -> RankContext:
 def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
     """Serve the controller at `end` until it says goodbye; if it is gone, exit with the code of `lost`."""
     info, secret = context.info, Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
-    facts = {"rank": info.rank, "world_size": info.world_size, "pid": os.getpid()}
+    facts = {
+        "rank": info.rank,
+        "world_size": info.world_size,
+        "pid": os.getpid(),
+        "device": str(context.device),
+    }
     try:
-        controller = channel.join(end, secret, gpus=torch.cuda.device_count(), **facts)
+        controller = channel.join(end, secret, **facts)
     except (OSError, EOFError):
         return
     Worker(controller, context, lost).serve()

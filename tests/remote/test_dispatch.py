@@ -58,7 +58,7 @@ def test_g6_operands_in_two_places_are_refused_with_both_and_the_remedy(w):
         remote.zeros(2, node=7)
     with pytest.raises(ConfigError, match="can't be pickled"):
         torch.save(x, "/dev/null")
-    with pytest.raises(ConfigError, match="0 GPU"):
+    with pytest.raises(ConfigError, match="no GPU"):
         x.cuda()
     with pytest.raises(ConfigError, match="in place"):
         x.t_()
@@ -68,6 +68,7 @@ CASES = {
     "arithmetic": lambda x, i: 2 - x * 3 + x.exp() / 7,
     "matrix": lambda x, i: x @ x.t(),
     "views": lambda x, i: x[1:, ::2].t().reshape(-1)[3:],
+    "a view": lambda x, i: x[1:, 2:4],
     "in place on a view": lambda x, i: x.clone()[0].add_(1.5).mul_(x[1]),
     "two results": lambda x, i: x.max(dim=1)[1] + x.topk(2, dim=1).indices[:, 0],
     "many results": lambda x, i: torch.cat([one * n for n, one in enumerate(x.split(2, dim=1))]),
@@ -95,9 +96,27 @@ def test_operations_give_the_bits_of_torch(w, case):
         found = CASES[case](remote.send(x, 1), remote.send(i, 1))
         wanted = CASES[case](x, i)
         if isinstance(found, remote.RemoteTensor):
-            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            for fact in ("shape", "dtype"):
+                assert getattr(found, fact) == getattr(wanted, fact)
+            assert (found.stride(), found.storage_offset()) == (wanted.stride(), wanted.storage_offset())
             found = found.fetch()
         assert bits(found) == bits(wanted)
+
+
+def test_the_table_of_shapes_keeps_apart_what_gives_other_results(w):
+    flags, x = remote.tensor([True, False], node=1), remote.ones(4, node=1)
+    assert [(flags * one).dtype for one in (True, 1, 1.0)] == [torch.bool, torch.int64, torch.float32]
+    assert [len(remote.arange(0, 1, step, node=1)) for step in (0.5, 0.25)] == [2, 4]
+    assert [tuple(x.reshape(shape).shape) for shape in ([2, 2], [4, 1])] == [(2, 2), (4, 1)]
+    assert [(x[at:].sum() * factor).item() for at, factor in ((1, 2.0), (2, 3.0))] == [6.0, 6.0]
+    assert x.add(x, alpha=2).tolist() == [3.0] * 4 and x.add(x, alpha=3).tolist() == [4.0] * 4
+    y = x.clone()
+    assert torch.add(x, y, out=x) is x and torch.add(x, y, out=y) is y and y.tolist() == [3.0] * 4
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert remote.ones(2, node=1).fetch().dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_copy_reads_the_value_so_python_may_branch_on_it(w):

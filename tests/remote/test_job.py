@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from slurmddp.environments.scrub import scrub
+from slurmddp.errors import ConfigError
+from slurmddp.remote import job
 from support.runs.train_runs import only_run
 
 pytestmark = pytest.mark.distributed
@@ -48,3 +50,9 @@ def test_a_script_that_uses_no_workers_or_fails_ends_all_ranks(tmp_path):
         command = [sys.executable, "-m", "slurmddp", "controller", "-n", "2", "script.py"]
         done = subprocess.run(command, cwd=tmp_path, env=scrub(os.environ), capture_output=True, timeout=200)
         assert done.returncode == code, done.stderr
+
+
+def test_g12_ranks_without_a_secret_serve_nobody(monkeypatch):
+    monkeypatch.delenv("SLURMDDP_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="anybody could control"):
+        job.main(["script.py"])
