@@ -23,8 +23,8 @@ WITH_VALUE: Mapping[str, Collection[str]] = {
 }
 """Flags whose value is the next word, with the values of a flag that may stand alone."""
 REFUSED = {
-    "-sc": "Hydra completes words for its own applications only.",
-    "--shell-completion": "Hydra completes words for its own applications only.",
+    "-sc": "`slurmddp completion bash` (or zsh, fish) prints the completion for a shell.",
+    "--shell-completion": "`slurmddp completion bash` (or zsh, fish) prints the completion for a shell.",
     "--hydra-help": "`slurmddp train --help` describes flags and settings.",
     "-r": "Leave it out: one command is one run.",
     "--run": "Leave it out: one command is one run.",

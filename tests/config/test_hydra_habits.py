@@ -153,7 +153,7 @@ HABITS = {
         Case("--package optimizer.rl", refused="no 'optimizer.rl'.*lr"),
     ],
     "`--info`": [],
-    "`--shell-completion`, `-sc`": [Case("-sc install=bash", refused="'-sc'.*its own applications")],
+    "`--shell-completion`, `-sc`": [Case("-sc install=bash", refused="'-sc'.*slurmddp completion bash")],
     "`--hydra-help`": [Case("--hydra-help", refused="slurmddp train --help")],
     "`--experimental-rerun`": [Case("--experimental-rerun x", refused="slurmddp resume RUN")],
     "`--multirun`, `-m`": [Case("-m seed=4,5", {"seed": 4}), Case("-m", {"seed": 0})],
