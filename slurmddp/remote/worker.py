@@ -110,7 +110,7 @@ class Worker:
 
     def _failure(self, error: Exception, command: str) -> Failure:
         if isinstance(error, Failure):
-            return error
+            return error.with_traceback(None)  # Its frames would keep tensors alive.
         text = f"{type(error).__name__}: {error} (in {command})"
         failure = Failure(text, "".join(traceback.format_exception(error)))
         self._unreported = self._unreported or failure
