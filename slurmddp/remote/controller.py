@@ -76,7 +76,8 @@ class Workers:
             )
         if Workers.current is not None:
             raise ConfigError(
-                "Other workers are still open in this process.", hint="Close them first, or use them."
+                "Other workers are still open in this process.",
+                hint="Close them first: remote.workers.current.close().",
             )
         self._count = count
         self._process: subprocess.Popen[bytes] | None = None

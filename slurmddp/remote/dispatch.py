@@ -153,6 +153,12 @@ class RemoteTensor(torch.Tensor):
         facts = f"shape={tuple(self.shape)}, dtype={self.dtype}, device={self.meta.device}"
         return f"RemoteTensor(node={self.get_node()}, {facts})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made: Any = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        return memo.setdefault(id(self), made.requires_grad_(self.requires_grad))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
 
@@ -299,7 +305,7 @@ class _Plan:
             else (operands[leaf.position] if isinstance(leaf, _Operand) else leaf)
             for leaf in self.leaves
         ]
-        numbers = [one.reference.number for one in results if isinstance(one, RemoteTensor)]
+        numbers = [one.reference.number if isinstance(one, RemoteTensor) else None for one in results]
         node.run("op", numbers, *command)
         return results[0] if self.structure.is_leaf() else pytree.tree_unflatten(results, self.structure)
 
@@ -318,11 +324,11 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
             return _Plan(func, more=more)
         raise
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-    if not tensors:
+    if not tensors and func._schema.returns:
         return _Plan(func, more=more)
     if device:
         more["dtype"] = tensors[0].dtype  # The default of a worker may be another one.
-    else:
+    elif tensors:
         device = max(operands, key=torch.Tensor.dim).meta.device  # A single number may be on the CPU.
     return _Plan(func, [_outcome(func, one, metas, operands, device) for one in leaves], structure, more)
 

@@ -87,7 +87,7 @@ def module(model: Model, node: int) -> Model:
         model = remote.module(torch.nn.Linear(8, 1), node=1)
         model(torch.randn(4, 8).dist_send(node=1)).sum().backward()
     """
-    where, placed = globals()["node"](node), copy.deepcopy(model)
+    placed = copy.deepcopy(model)
     made: dict[torch.Tensor, torch.Tensor] = {}  # Parameters that two parts share stay one.
     part: Any
     for part in placed.modules():
@@ -99,13 +99,14 @@ def module(model: Model, node: int) -> Model:
                         there = torch.nn.Parameter(there, tensor.requires_grad)
                     made[tensor] = there
                 held[name] = None if tensor is None else made[tensor]
-    forward = placed.forward
 
-    def forward_there(*args: Any, **kwargs: Any) -> Any:
-        with where:
-            return forward(*args, **kwargs)
+    class There(type(placed)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            with globals()["node"](node):
+                return super().forward(*args, **kwargs)
 
-    placed.forward = forward_there
+    There.__name__ = There.__qualname__ = type(placed).__name__
+    placed.__class__ = There
     return placed
 
 

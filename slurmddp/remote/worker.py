@@ -96,21 +96,18 @@ class Worker:
             return
         try:
             found = getattr(self, f"_do_{kind}")(data, *operands)
+            made = (
+                [(results, found)] if isinstance(results, int) else zip(results, _leaves(found), strict=True)
+            )
+            self._held.update((number, one) for number, one in made if number is not None)
         except Exception as error:
-            found = self._failure(error, f"{kind} {operands[0] if operands else ''}")
-        self._hold(results, found)
-
-    def _hold(self, results: list[int] | int, found: Any) -> None:
-        """Keep the tensors of a result under the given numbers, or the whole result under one number."""
-        if isinstance(results, int):
-            self._held[results] = found
-            return
-        tensors = [found] * len(results) if isinstance(found, Failure) else _tensors(found)
-        self._held.update(zip(results, tensors, strict=True))
+            failure = self._failure(error, f"{kind} {operands[0] if operands else ''}")
+            numbers = [results] if isinstance(results, int) else results
+            self._held.update((number, failure) for number in numbers if number is not None)
 
     def _failure(self, error: Exception, command: str) -> Failure:
         if isinstance(error, Failure):
-            return error
+            return error.with_traceback(None)  # Its frames would keep tensors alive.
         text = f"{type(error).__name__}: {error} (in {command})"
         failure = Failure(text, "".join(traceback.format_exception(error)))
         self._unreported = self._unreported or failure
@@ -123,8 +120,8 @@ class Worker:
         if name not in self._functions:
             namespace, operation, overload = name.split(".")
             self._functions[name] = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
-        with torch.no_grad():
-            return self._functions[name](*args, **dict(kwargs))
+        # No tensor here requires a gradient. `no_grad` would let some kernels leave out what backward needs.
+        return self._functions[name](*args, **dict(kwargs))
 
     def _do_call(self, data: Any, path: str, args: list[Any], kwargs: list[Any]) -> Any:
         self._require_operands()
@@ -195,11 +192,12 @@ class Worker:
         return {"tensor": [self._next_own, *facts, str(value.device)]}
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
-    """Return the tensors of an operation's result in their order."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    return [tensor for one in result for tensor in _tensors(one)] if isinstance(result, (list, tuple)) else []
+def _leaves(result: Any) -> list[Any]:
+    """Return the tensors and plain values of an operation's result in their order."""
+    if isinstance(result, (list, tuple)):
+        return [leaf for one in result for leaf in _leaves(one)]
+    # An operation takes no None in place of a tensor that another operation has left undefined.
+    return [torch.empty(0) if result is None else result]
 
 
 def context_of(info: RankInfo) -> RankContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
@@ -132,3 +133,43 @@ def test_a_model_that_is_made_on_a_worker_trains_there(w):
     assert {one.get_node() for one in model.parameters()} == {1}
     torch.manual_seed(0)
     assert torch.equal(model.weight.fetch(), torch.nn.Linear(3, 1).weight)
+
+
+MODELS = {
+    "lstm": lambda: (torch.nn.LSTM(4, 3), (2, 1, 4)),
+    "transformer": lambda: (
+        torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        (2, 3, 4),
+    ),
+    "images": lambda: (
+        torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.MaxPool2d(2)),
+        (2, 1, 8, 8),
+    ),
+}
+
+
+@pytest.mark.usefixtures("equal_threads")
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_torch_and_their_copies_compute_as_local_ones(w, name):
+    torch.manual_seed(2)
+    model, shape = MODELS[name]()
+    x = torch.randn(shape)
+    there = remote.module(model, node=1)
+    copied = copy.deepcopy(there)
+    for local, distant in ((model, there), (copy.deepcopy(model), copied)):
+        out, found = local(x), distant(x.dist_send(node=1))
+        out, found = (one[0] if isinstance(one, tuple) else one for one in (out, found))
+        assert torch.equal(found.fetch(), out)
+        out.sum().backward()
+        found.sum().backward()
+        for own, other in zip(local.parameters(), distant.parameters(), strict=True):
+            assert torch.equal(other.grad.fetch(), own.grad)
+    model.eval(), there.eval()
+    with torch.no_grad():
+        out, found = model(x), there(x.dist_send(node=1))
+    assert torch.equal(found[0].fetch(), out[0])
+    first, second = next(there.parameters()), next(copied.parameters())
+    with torch.no_grad():
+        second.zero_()
+    assert first.abs().sum() > 0 and type(second) is type(first)
+    assert there.double()(x.double().dist_send(node=1))[0].fetch().dtype == torch.float64
