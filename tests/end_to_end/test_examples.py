@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load
+from torch.distributed import run as torchrun
 
 from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import SLOW_FIRST_ATTEMPT, newest_weights
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.usefixtures("rank_server"),
 ]
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = [str(torchrun.__file__), "--standalone", "--nproc-per-node=2"]
 LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]
 TUTORIAL = {"02_local": 40, "03_torchrun": 59, "04_slurm": 17}
 """Lines that PyTorch's tutorial on DDP removes and adds from one script to the next."""
@@ -67,14 +68,14 @@ def percentages(output: str) -> list[float]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, dict[str, torch.Tensor]]]:
     """The output and the final state of each of the four examples after eight epochs."""
     root = tmp_path_factory.mktemp("ladder")
-    single, local, torchrun, slurm = (example(name, root) for name in LADDER)
+    single, local, third, slurm = (example(name, root) for name in LADDER)
     outputs = [
         run_forked(single, "train.py", "--epochs", "8"),
         run([sys.executable, "train.py", "--epochs", "8"], local),
-        run([*TORCHRUN, "train.py", "--epochs", "8"], torchrun),
+        run_forked(third, *TORCHRUN, "train.py", "--epochs", "8"),
         slurmddp(slurm, "run", "-n", "2", "train.py", "--epochs", "8"),
     ]
-    folders = [single, local, torchrun, only_run(slurm).path]
+    folders = [single, local, third, only_run(slurm).path]
     return {
         name: (output, tensors(folder)) for name, output, folder in zip(LADDER, outputs, folders, strict=True)
     }
@@ -93,10 +94,10 @@ def test_t1_each_rung_changes_fewer_lines_than_the_tutorial() -> None:
 
 def test_t1_all_rungs_end_with_equal_weights(trained) -> None:
     """Two ranks have equal bits, however they were started; one rank adds up the same samples otherwise."""
-    (_, single), (_, local), (_, torchrun), (_, slurm) = (trained[name] for name in LADDER)
-    assert single.keys() == local.keys() == torchrun.keys() == slurm.keys()
+    (_, single), (_, local), (_, third), (_, slurm) = (trained[name] for name in LADDER)
+    assert single.keys() == local.keys() == third.keys() == slurm.keys()
     for name, value in local.items():
-        assert torch.equal(torchrun[name], value) and torch.equal(slurm[name], value), name
+        assert torch.equal(third[name], value) and torch.equal(slurm[name], value), name
         assert torch.allclose(single[name], value, rtol=0, atol=1e-3), name
     assert any(not torch.equal(single[name], value) for name, value in local.items())
 
@@ -220,7 +221,7 @@ def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_pat
 
 def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) -> None:
     folder = example("10_existing_script", tmp_path)
-    run([*TORCHRUN, "train.py", "--epochs", "20", "--out", "undisturbed"], folder)
+    run_forked(folder, *TORCHRUN, "train.py", "--epochs", "20", "--out", "undisturbed")
     slow_down(folder / "train.py")
     settings = ["program.checkpoints=checkpoints/*.pt", "program.resume_args=--resume"]
     told = start(folder, "run", *settings, "program.resumable=true", "train.py", "--epochs", "20")
