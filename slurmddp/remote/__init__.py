@@ -1,8 +1,9 @@
 """One script controls, and workers hold the tensors: `remote.workers(4)`, `x.dist_send(node=1)`, `z.fetch()`.
 
-The room reads from top to bottom: `wire` and `channel` (messages), `node` (the controller's end of one
-worker), `tensor` (operations on remote tensors), `worker` and `collective` (the other end), `workers` (start
-and end, collectives), `place` (factories, send, call, events) and `module`.
+The room reads from top to bottom: `wire` and `channel` (messages), `connection` (the controller's end of one
+worker), `dispatch` (operations on remote tensors), `worker` and `collective` (the other end), `controller`
+(start and end of the workers, collectives), `place` (factories, send, call, module, events), and `job` (the
+ranks of `slurmddp controller`).
 """
 
 import torch
