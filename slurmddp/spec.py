@@ -71,8 +71,8 @@ class Program:
         return self.target == OWN_TRAINER and is_own_trainer(self.config.get("program"))
 
 
-BACKENDS = ("auto", "gloo", "mpi", "nccl", "shm", "ucc", "xccl")
-"""The names for `backend`: torch's own, and slurmddp's `shm`. A class is given by its import path."""
+BACKENDS = ("auto", "gloo", "hierarchical", "mpi", "nccl", "shm", "ucc", "xccl")
+"""The names for `backend`: torch's own, and slurmddp's `shm` and `hierarchical`. Others are import paths."""
 BEST_MODES = ("min", "max")
 """Whether the least or the greatest value of a metric is the best."""
 

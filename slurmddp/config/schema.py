@@ -335,8 +335,9 @@ class Config:
     snapshot: bool = key(True, "keep a copy of the project's code in the run folder, and run it", FIXED)
     backend: str = key(
         "auto",
-        "how ranks exchange tensors: gloo, nccl, shm for the ranks of one node, package.module.Class, or one "
-        "for each device as in cpu:gloo,cuda:nccl; auto: nccl on GPUs, else gloo",
+        "how ranks exchange tensors: gloo, nccl, shm on one node, hierarchical (shm in nodes, gloo between "
+        "them), package.module.Class, or one for each device as in cpu:gloo,cuda:nccl; auto: nccl on GPUs, "
+        "else gloo",
         EXTENT,
         later=True,
     )

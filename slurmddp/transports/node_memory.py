@@ -165,7 +165,7 @@ def _meet(
         raise ConfigError(
             f"backend=shm: ranks {_listed(elsewhere)} and rank {rank} are on different hosts or in different "
             "containers.",
-            hint="Use backend=gloo on several nodes, or put all ranks on one node.",
+            hint="Use backend=hierarchical on several nodes, or put all ranks on one node.",
         )
     processes = {other: int(pid) for other, (_, pid, _) in told.items()}
     return processes, f"/proc/{processes[0]}/fd/{told[0][2]}"

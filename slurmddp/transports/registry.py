@@ -15,7 +15,10 @@ from slurmddp.plugins import locate, methods
 from slurmddp.transports.device_group import DeviceGroup
 from slurmddp.transports.link_group import LinkGroup
 
-TRANSPORTS: Mapping[str, str] = {"shm": "slurmddp.transports.shared_memory.SharedMemoryLink"}
+TRANSPORTS: Mapping[str, str] = {
+    "shm": "slurmddp.transports.shared_memory.SharedMemoryLink",
+    "hierarchical": "slurmddp.transports.hierarchical_link.HierarchicalLink",
+}
 """The import paths of the shipped transports, by name."""
 GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
 """Methods that a process group of a person's own must have: a training calls them."""

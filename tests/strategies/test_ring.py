@@ -19,7 +19,7 @@ from support.distributed.ranks import run_ranks
 @pytest.mark.distributed
 @pytest.mark.usefixtures("rank_server")
 def test_c6_every_algorithm_and_shared_memory_train_the_weights_of_ddp() -> None:
-    ways = ["gloo", "shm", *ALGORITHMS]
+    ways = ["gloo", "shm", "hierarchical", *ALGORITHMS]
     ranks = run_ranks(collective_jobs.trained, 3, ways)
     assert ranks[0] == ranks[1] == ranks[2], "replicas have equal bits"
     builtin, *others = ranks[0]

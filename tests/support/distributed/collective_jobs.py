@@ -16,6 +16,8 @@ from slurmddp.collectives import ALGORITHMS, GroupLink, all_reduce
 from slurmddp.errors import RankFailure
 from slurmddp.strategies.ring import ddp_hook
 from slurmddp.training.distributon import Distributon
+from slurmddp.transports import hierarchical_link
+from slurmddp.transports.hierarchical_link import HierarchicalLink
 from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.registry import register
 from slurmddp.transports.shared_memory import SharedMemoryLink
@@ -46,6 +48,7 @@ def trained(ways: list[str]) -> list[list[float]]:
     found = []
     with Distributon(seed=0) as d:
         d.launch()
+        hierarchical_link._host_of_this_rank = lambda: str(d.rank)  # As if each rank had a host of its own.
         for way in ways:
             torch.manual_seed(1)
             net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
@@ -57,10 +60,9 @@ def trained(ways: list[str]) -> list[list[float]]:
     return found
 
 
-def wrong_reductions(link: SharedMemoryLink) -> list[str]:
-    """Return the reductions over shared memory whose bits differ from a reduction in the order of ranks."""
+def wrong_reductions(link: SharedMemoryLink | HierarchicalLink, slot: int) -> list[str]:
+    """Return the reductions whose bits differ from a reduction in the order of ranks; `slot` is in bytes."""
     found = []
-    slot = link._slot_bytes
     for dtype in DTYPES:
         small = {0, 1, link.world_size - 1, link.world_size, 2 * link.world_size + 1}
         for length in sorted({*small, 3 * slot // dtype.itemsize + 1} if dtype in LONG else small):
@@ -108,7 +110,7 @@ def over_shared_memory(file: str) -> tuple[list[str], list[str]]:
     descriptors = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
     maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     named = [one for one in (*descriptors, *maps) if "slurmddp-collectives" in one]
-    return wrong_reductions(link) + wrong_copies(link), named
+    return wrong_reductions(link, link._slot_bytes) + wrong_copies(link), named
 
 
 def after_a_death(file: str) -> str:
