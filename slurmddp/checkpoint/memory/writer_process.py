@@ -210,10 +210,13 @@ def error_of(result: Result) -> SlurmddpError | None:
 
 
 def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
+    """Add an event to the run, unless a later attempt has begun since the write did."""
     if request["run_dir"] is None:
         return
+    folder, attempt = RunFolder(request["run_dir"]), request["attempt"]
     try:
-        RunFolder(request["run_dir"]).add_event(event, attempt=request["attempt"], **facts)
+        if not folder.is_superseded(attempt):
+            folder.add_event(event, attempt=attempt, **facts)
     except OSError as error:  # The disk may be full.
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 

@@ -59,8 +59,8 @@ class RunContext:
         return own is not None and os.path.realpath(root) == os.path.realpath(own)
 
     def add_event(self, event: str, **facts: object) -> None:
-        """Add an event of this attempt to `attempts.jsonl`; do nothing outside a run."""
-        if self.folder is not None:
+        """Add an event of this attempt to `attempts.jsonl`; do nothing outside a run, or if superseded."""
+        if self.folder is not None and not self.is_superseded:
             self.folder.add_event(event, attempt=self.attempt, **facts)
 
     def publish_port(self, identity: str, port: int) -> bool:

@@ -15,6 +15,8 @@ from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
+from slurmddp.errors import CheckpointError
+from slurmddp.runs.folder.layout import RunFolder
 from support.fixtures import MakeService
 from support.runs.checkpoint_services import Rank, request, wait_for, written
 
@@ -91,3 +93,17 @@ def test_a_write_becomes_urgent_when_the_requester_has_ended(tmp_path: Path) -> 
     theirs.close()
     os.close(descriptor)
     assert seen == [False, True]
+
+
+@pytest.mark.parametrize("error", [None, CheckpointError("full")])
+def test_a_write_that_ends_after_a_later_attempt_has_begun_adds_no_event(
+    tmp_path: Path, error: CheckpointError | None
+) -> None:
+    folder = RunFolder(tmp_path)
+    asked = {"step": 3, "since": time.monotonic(), "stall_s": 0.0, "background": True}
+    asked |= {"run_dir": str(tmp_path), "attempt": 0}
+    writer_process.conclude(asked, error)
+    assert len(folder.events()) == 1
+    folder.log_dir(1).mkdir(parents=True)
+    writer_process.conclude(asked, error)
+    assert len(folder.events()) == 1
