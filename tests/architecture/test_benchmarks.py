@@ -251,5 +251,5 @@ def test_an_all_reduce_is_judged_by_its_size(benchmark):
 )
 def test_remote_tensors_are_judged_by_their_three_promises(benchmark, enqueue, copy, matrices, held):
     times = {"enqueue": [enqueue], "copy": [copy], "socket": [1.0], "matrices": [matrices]}
-    found = benchmark("remote").verdicts({**times, "local matrices": [1.0]})
+    found = benchmark("remote_tensors").verdicts({**times, "local matrices": [1.0]})
     assert [ok for _, ok in found] == held

@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
@@ -37,6 +38,8 @@ from slurmddp.runs.folder.run_context import RunContext
 
 ENTRY = f"{__name__}:start"
 _RANK_MAIN = "slurmddp.training.rank_main:main"
+_CAUSE_S = 0.5
+"""Seconds that a rank which lost a peer leaves to that peer's node to record the cause."""
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
 """The signals that torchrun forwards. By default it omits SIGUSR2, SLURM's warning."""
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -141,6 +144,8 @@ def _record_restart(folder: RunFolder, rank: int, failure: Any, count: int) -> N
     lines = capture.last_lines(folder.rank_log(run.attempt, rank))
     node = detect(os.environ).node_rank
     cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines)
+    if capture.is_consequence(cause):
+        time.sleep(_CAUSE_S)
     # Each node's torchrun gets here, and the first one records.
     if not run.is_superseded and capture.record(folder, run.attempt, cause, generation=generation):
         reason = capture.describe(cause)

@@ -1,13 +1,19 @@
-"""The options of the torchrun that an agent starts."""
+"""The options of the torchrun that an agent starts, and its record of restarts."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.launchers.agent import torchrun
 from slurmddp.launchers.agent.torchrun import arguments
+from slurmddp.runs.folder.layout import RunFolder
 
 SECOND = RankInfo(
     environment="slurm", rank=1, node_rank=1, world_size=2, nodes=2, hosts=("n0", "n1"), launch_id="7.0.0"
@@ -53,3 +59,22 @@ def test_t11_torchrun_forwards_slurms_warning_of_the_time_limit() -> None:
     )
     forwarded = set(signals.partition("=")[2].split(","))
     assert forwarded == {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR2"}
+
+
+def test_the_rank_that_died_is_recorded_though_its_peer_was_noticed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_dir(0).mkdir(parents=True)
+    folder.rank_log(0, 0).write_text("RuntimeError: Connection closed by peer [10.0.0.2]:4242\n")
+    folder.rank_log(0, 1).write_text("step 5\n")
+    monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
+    lost, killed = SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=-9)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(torchrun._record_restart, folder, 0, lost, 0)
+        time.sleep(0.05)
+        torchrun._record_restart(folder, 1, killed, 0)
+        first.result()
+    restarts = [event for event in folder.events() if event["event"] == "restarted"]
+    assert [(event["rank"], event["generation"]) for event in restarts] == [(1, 1)]

@@ -1,6 +1,6 @@
 """Measure remote tensors on one worker of this host, beside torch.distributed.rpc, Monarch, and local torch.
 
-    python benchmarks/remote.py [--rounds N] [--output FILE]
+    python benchmarks/remote_tensors.py [--rounds N] [--output FILE]
 
 - Operation: seconds per `x + y` on small tensors, from the first to the end of all of them. `enqueue` is the
   part until the last line has returned. torch.distributed.rpc runs the same by one `rpc.remote` each.
