@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from slurmddp.runs.failures.capture import from_facts
+from slurmddp.runs.failures.failure import from_facts
 from slurmddp.runs.folder.history import stop_reason
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader

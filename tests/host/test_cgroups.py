@@ -21,6 +21,7 @@ from slurmddp.host.cgroups import (
     own_group,
 )
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import describe
 from support.runs.agent_runs import make_run, start_agent, wait_until
 
 GB = 10**9
@@ -300,7 +301,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_reported_so(
     assert found is not None
     assert (found.rank, found.signal) == (1, "SIGKILL")
     assert found.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
-    assert "mem_gb=" in capture.describe(found)
+    assert "mem_gb=" in describe(found)
 
 
 def test_a_rank_that_somebody_killed_is_not_called_out_of_memory(tmp_path: Path) -> None:

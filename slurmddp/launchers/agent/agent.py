@@ -44,6 +44,7 @@ from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import Failure, describe
 from slurmddp.runs.folder.layout import RunFolder
 
 WORKER = "slurmddp.training.rank_main:main"
@@ -189,12 +190,12 @@ class Agent:
     def _log_dir(self) -> Path:
         return self.folder.log_dir(self.attempt)
 
-    def _give_up(self, why: capture.Failure) -> int:
+    def _give_up(self, why: Failure) -> int:
         """End the ranks, and report why this agent ends."""
         if self._loop is not None:
             self._loop.give_up(why)
         else:
-            say(capture.describe(why))
+            say(describe(why))
             if report_unable(self._link, self.node.node_rank, why, self._rules, self._records, self._inbox):
                 return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
             self._records.failed(why)
@@ -219,7 +220,7 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
     return secret or node.launch_id
 
 
-def _refusal(error: SlurmddpError, *, node_rank: int) -> capture.Failure:
+def _refusal(error: SlurmddpError, *, node_rank: int) -> Failure:
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
     return capture.here(error.exit_code, node_rank=node_rank, lines=lines, reason=error.message)
 

@@ -28,8 +28,7 @@ from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
-from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure, lost_agent
+from slurmddp.runs.failures.failure import Failure, likely_first, lost_agent, node_code
 
 _KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
@@ -149,7 +148,7 @@ class AgentLoop:
             self._coordinator.poll(now, self._link.missing())
             self._send_orders()
         elif failure is not None:
-            self._code = capture.node_code(failure)
+            self._code = node_code(failure)
         elif self._link.missing():
             self._code = self._link_wait.poll(now)
 
@@ -283,7 +282,7 @@ class AgentLoop:
             codes = self._workers.good_codes
             self._code = errors.combine_exit_codes(codes) if codes else EXIT_STOPPED
             return
-        cause = capture.likely_first([*self._workers.failed, lost])
+        cause = likely_first([*self._workers.failed, lost])
         self._workers.stop(_KILL_GRACE_S)
         self._code = end_without_coordinator(cause, self._rules, self._records)
 
@@ -323,7 +322,7 @@ class AgentLoop:
             self._workers.stop(0.0)
             codes.append(EXIT_STOPPED)
         own = errors.combine_exit_codes(codes) if codes and self._coordinator is None else code
-        self._code = capture.node_code(found) if found is not None else own
+        self._code = node_code(found) if found is not None else own
 
     def _end_hung(self, code: int) -> None:
         """End the ranks that hang at their exit; the code of the others stands for them."""

@@ -33,6 +33,7 @@ from slurmddp.launchers.agent import worker
 from slurmddp.launchers.agent.preload import enter_project
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import describe, is_consequence
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 
@@ -144,11 +145,11 @@ def _record_restart(folder: RunFolder, rank: int, failure: Any, count: int) -> N
     lines = capture.last_lines(folder.rank_log(run.attempt, rank))
     node = detect(os.environ).node_rank
     cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines)
-    if capture.is_consequence(cause):
+    if is_consequence(cause):
         time.sleep(_CAUSE_S)
     # Each node's torchrun gets here, and the first one records.
     if not run.is_superseded and capture.record(folder, run.attempt, cause, generation=generation):
-        reason = capture.describe(cause)
+        reason = describe(cause)
         run.add_event("restarted", generation=generation + 1, reason=reason, node=node, rank=rank, step=-1)
 
 

@@ -12,8 +12,7 @@ from slurmddp.launchers.coordinator.messages import AgentUnable, encode
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
-from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure, lost_node
+from slurmddp.runs.failures.failure import Failure, lost_node, node_code
 
 _POLL_S = 1.0
 
@@ -90,4 +89,4 @@ def end_without_coordinator(cause: Failure, rules: Rules, records: Records) -> i
     """
     if not rules.tolerates_node_loss:
         records.failed(cause)
-    return capture.node_code(cause)
+    return node_code(cause)

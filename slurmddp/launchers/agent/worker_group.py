@@ -44,8 +44,8 @@ from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import ENDED_BY_AGENT, Failure
 from slurmddp.runs.failures.causes import LEFT_EARLY
+from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, UnexplainedFailure
 from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
@@ -125,7 +125,7 @@ class WorkerGroup(ABC):
     def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
         """Record how a rank ended; a subclass without a run folder does nothing."""
 
-    def _failure(self, local_rank: int, code: int) -> capture.UnexplainedFailure:
+    def _failure(self, local_rank: int, code: int) -> UnexplainedFailure:
         return capture.unexplained(
             code,
             self._last_lines(local_rank),

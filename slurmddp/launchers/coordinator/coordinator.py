@@ -27,8 +27,16 @@ from slurmddp.launchers.coordinator.restart_policy import (
 )
 from slurmddp.launchers.watchdog.diagnosis import PaceComparison, StallDiagnosis, Verdict
 from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
-from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure, lost_agent, unable_node, unhealthy_node
+from slurmddp.runs.failures.failure import (
+    Failure,
+    describe,
+    is_consequence,
+    likely_first,
+    lost_agent,
+    node_code,
+    unable_node,
+    unhealthy_node,
+)
 
 CAUSE_WAIT_S = 0.3
 """Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""
@@ -91,7 +99,7 @@ class Group:
     @property
     def cause(self) -> Failure:
         """The failure that has caused the others."""
-        return capture.likely_first([*self.failures, *self.left.values()])
+        return likely_first([*self.failures, *self.left.values()])
 
     def reach(self, step: int, at: float) -> None:
         """Take note of the last step that a rank has completed, and of the time `at` which it did."""
@@ -224,10 +232,10 @@ class Coordinator:
         decision = self._decide()
         has_begun = self._group.assignment.restart_count >= 0
         reason = f": {decision.why}" if has_begun and not decision.restart else ""
-        self._record.say(f"{capture.describe(cause)} The attempt ends{reason}.")
+        self._record.say(f"{describe(cause)} The attempt ends{reason}.")
         self._record.failed(cause)
         self.state = State.ENDING
-        self._order(self._present, msg.Fail(code=capture.node_code(cause)))
+        self._order(self._present, msg.Fail(code=node_code(cause)))
 
     # Nodes.
 
@@ -256,7 +264,7 @@ class Coordinator:
         gone = unable_node(sender, self._hosts, found)
         is_missed = self._remove(sender, gone)
         if not is_missed and (self.state != State.JOINING or self._rules.tolerates_node_loss):
-            self._record.warn(capture.describe(found))
+            self._record.warn(describe(found))
             return
         # If one node refuses something, others may accept it.
         self._group.failures.append(gone if self._rules.tolerates_node_loss else found)
@@ -367,7 +375,7 @@ class Coordinator:
                 self.state = State.RESTARTING
                 group.killing = group.agents - group.lost
                 self._order(group.killing, msg.KillWorkers())
-            elif not capture.is_consequence(group.cause):
+            elif not is_consequence(group.cause):
                 self.fail(group.cause)
             elif self.state == State.RUNNING:
                 self.state, self._cause_by = State.AWAITING_CAUSE, now + CAUSE_WAIT_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.launchers.coordinator.restart_policy import Rules, choose_agents
-from slurmddp.runs.failures.capture import Failure, lost_node
+from slurmddp.runs.failures.failure import Failure, lost_node
 
 FIRST_NOTICE_S = 3.0
 """Seconds until the missing nodes are named for the first time."""

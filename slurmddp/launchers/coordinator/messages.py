@@ -15,7 +15,7 @@ from typing import Any
 from slurmddp.launchers.link.connection import MAX_MESSAGE_BYTES
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 
 _LINES_BYTES = MAX_MESSAGE_BYTES // 4
 """Bytes for the log lines of one list of failures. A message holds two lists, and other facts about each."""

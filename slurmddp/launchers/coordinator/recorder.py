@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from slurmddp.launchers.coordinator.restart_policy import Assignment
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 
 if TYPE_CHECKING:
     from slurmddp.launchers.watchdog.stragglers import Straggler

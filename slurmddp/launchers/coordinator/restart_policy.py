@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmddp.errors import EXIT_UNHEALTHY_NODE
-from slurmddp.runs.failures.capture import DELIBERATE_CODES
+from slurmddp.runs.failures.failure import DELIBERATE_CODES
 from slurmddp.spec import GlobalBatch
 
 

@@ -17,7 +17,7 @@ from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure, as_json, describe, from_json
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -62,7 +62,7 @@ class Records(Record):
     def leave_unable(self, agent: int, why: Failure) -> bool:
         """Leave a report for node 0 that this agent can run no ranks; return False if that fails."""
         try:
-            write_small(self._unable_file(agent), capture.as_json(why))
+            write_small(self._unable_file(agent), as_json(why))
         except OSError as error:
             say(f"the report to node 0 was not written: {error}")
             return False
@@ -73,7 +73,7 @@ class Records(Record):
         found = []
         with suppress(OSError):
             for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
-                why = capture.from_json(path.read_text(encoding="utf-8"))
+                why = from_json(path.read_text(encoding="utf-8"))
                 if why is not None and why.node_rank:
                     found.append((why.node_rank, why))
         return found
@@ -143,13 +143,13 @@ class Records(Record):
             facts["silent_s"] = round(silent_s, 3)
         reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
-            f"{capture.describe(cause)} The ranks restart (generation {assignment.restart_count}) on "
+            f"{describe(cause)} The ranks restart (generation {assignment.restart_count}) on "
             f"{len(assignment.agents)} node(s){reached}."
         )
         self._add(
             "restarted",
             generation=assignment.restart_count,
-            reason=capture.describe(cause),
+            reason=describe(cause),
             node=cause.node_rank,
             rank=cause.rank,
             step=step,

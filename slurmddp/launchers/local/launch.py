@@ -38,7 +38,7 @@ from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure, describe
 
 _KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed one."""
@@ -346,7 +346,7 @@ class ScriptRun:
         if (found := self._record.cause) is not None:
             lines = "".join(f"\n    {line}" for line in found.last_lines)
             said = " Its last lines:" + lines if lines else ""
-            print(f"slurmddp: {capture.describe(found)}{said}", file=sys.stderr, flush=True)
+            print(f"slurmddp: {describe(found)}{said}", file=sys.stderr, flush=True)
             by_signal = 128 + signal.Signals[found.signal] if found.signal else EXIT_FAILED
             return found.exit_code or by_signal
         code = errors.combine_exit_codes(self._workers.codes)

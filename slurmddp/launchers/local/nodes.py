@@ -24,6 +24,7 @@ from slurmddp.host import process
 from slurmddp.host.cgroups import OomWatch
 from slurmddp.host.process import OrphanReaper
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import node_code
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
 
@@ -93,7 +94,7 @@ class LocalNodes:
         if None in codes:
             return None
         found = None if self.killed else capture.read(self._folder, self._attempt)
-        return capture.node_code(found) if found else errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
+        return node_code(found) if found else errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return an agent's code. An agent that our SIGTERM killed had no handler yet, so no ranks either."""

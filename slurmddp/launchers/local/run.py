@@ -24,6 +24,7 @@ from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import as_error, describe
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.spec import Job
@@ -193,11 +194,11 @@ class LocalRun:
         if found.rank == 0 and found.reason and not self.job.program.is_own_trainer:
             found = dataclasses.replace(found, last_lines=())  # The live view has shown them.
         rank_log = self.folder.rank_log(self.attempt, found.rank) if found.rank is not None else None
-        return capture.as_error(found, rank_log or self.nodes.log(found.node_rank or 0))
+        return as_error(found, rank_log or self.nodes.log(found.node_rank or 0))
 
     def _failure_text(self) -> str:
         found = capture.read(self.folder, self.attempt)
-        return capture.describe(found) if found else "A rank failed."
+        return describe(found) if found else "A rank failed."
 
     def _leave_nothing(self) -> None:
         self.nodes.close()

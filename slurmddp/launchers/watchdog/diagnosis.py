@@ -20,7 +20,7 @@ from slurmddp.launchers.watchdog.stragglers import (
     straggler,
 )
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, why
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 
 _REPORTS_S = 15.0
 """Seconds for the agents to report. Each agent waits eight seconds at most for its ranks' stacks."""

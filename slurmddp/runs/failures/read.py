@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
 from slurmddp.runs.failures import causes
-from slurmddp.runs.failures.capture import ENDED_BY_AGENT, Failure, from_json, is_consequence
+from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, from_json, is_consequence
 from slurmddp.runs.folder.history import Attempt
 from slurmddp.runs.folder.layout import RunFolder
 

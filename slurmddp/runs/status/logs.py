@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmddp.runs.failures.capture import Failure, as_drawn
+from slurmddp.runs.failures.capture import as_drawn
+from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import rank_exits, read_failure, read_restarted, tell_others
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError, SlurmError, plain
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history
 from slurmddp.runs.folder.layout import RunFolder

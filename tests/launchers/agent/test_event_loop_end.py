@@ -22,7 +22,7 @@ from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, M
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
-from slurmddp.runs.failures.capture import from_json, lost_node
+from slurmddp.runs.failures.failure import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
 START = StartWorkers(restart_count=0, agents=(0, 1))

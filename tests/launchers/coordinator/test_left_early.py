@@ -9,7 +9,7 @@ import pytest
 from slurmddp.launchers.coordinator.messages import HangSuspected, StacksReported, StartWorkers, WorkersFailed
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 from support.runs.agent_runs import make_run, start_agent
 from support.runs.coordinator_attempts import LOST_PEER, Attempt, failed, to_all
 

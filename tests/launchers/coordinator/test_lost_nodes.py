@@ -14,7 +14,7 @@ from slurmddp.launchers.coordinator.messages import (
     WorkersFailed,
     WorkersKilled,
 )
-from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.failure import describe
 from support.runs.coordinator_attempts import Attempt, failed, to_all
 
 
@@ -154,7 +154,7 @@ def test_two_nodes_that_lose_each_other_are_both_named(changes: dict[str, int]) 
     assert attempt.notes.done == [("failed", None, None)]
     (cause,) = attempt.notes.causes
     assert cause.host == "n0, n1"
-    assert capture.describe(cause) == (
+    assert describe(cause) == (
         "Nodes n0 and n1 lost each other: no heartbeat for 10 s. "
         "The host or the network of one of them went down; batch.log and excluded.jsonl may name it."
     )

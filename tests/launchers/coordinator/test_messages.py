@@ -21,7 +21,7 @@ from slurmddp.launchers.coordinator.messages import (
 from slurmddp.launchers.link.connection import MAX_MESSAGE_BYTES
 from slurmddp.launchers.watchdog.stragglers import Pace
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 
 REPORT = RankReport(
     rank=1, host="n0", phase="step", step=3, seconds=400.0, limit_s=None,

@@ -10,7 +10,7 @@ import pytest
 
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
-from slurmddp.runs.failures.capture import lost_node
+from slurmddp.runs.failures.failure import lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
 

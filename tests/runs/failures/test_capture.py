@@ -9,8 +9,16 @@ import pytest
 
 from slurmddp.launchers.watchdog.stacks import main_thread
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure, here, is_consequence, tail_of
+from slurmddp.runs.failures.capture import here, tail_of
 from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.runs.failures.failure import (
+    LAST_LINES,
+    Failure,
+    as_error,
+    is_consequence,
+    likely_first,
+    node_code,
+)
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status
@@ -55,7 +63,7 @@ def test_of_a_crash_the_innermost_frames_are_kept_and_shown(depth: int) -> None:
     own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
     head = ["step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted"]
     kept = [*head, "Current thread 0x02 (most recent call first):", *own]
-    assert list(found.last_lines) == kept[: capture.LAST_LINES]
+    assert list(found.last_lines) == kept[:LAST_LINES]
     assert list(found.telling_lines(12)) == kept[:12]
 
 
@@ -72,7 +80,7 @@ def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> Non
         "rank 2 on n1 stalled",
         "rank 2 on n1 stalled: in its step for 9 s",
     )
-    assert "Its stack:\n    train.py:0 in level0" in capture.as_error(found, Path("rank-2.log")).message
+    assert "Its stack:\n    train.py:0 in level0" in as_error(found, Path("rank-2.log")).message
 
 
 @pytest.mark.parametrize(
@@ -136,16 +144,16 @@ def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(said: str) -> 
 
 
 def test_of_failures_alike_the_earlier_is_the_cause() -> None:
-    assert capture.likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
+    assert likely_first([died(0, 1, 7.2), died(3, 1, 7.1)]).rank == 3
 
 
 def test_who_left_with_0_is_the_cause_if_all_others_only_lost_a_peer() -> None:
     left = died(1, 0, 7.0)
-    assert capture.likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
+    assert likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
     raised = died(2, 1, 8.0, "ValueError: no")
-    assert capture.likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
+    assert likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
     assert is_consequence(left), "while nothing better is known"
-    assert capture.node_code(left) == 1
+    assert node_code(left) == 1
 
 
 def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure, as_error, describe, is_consequence, likely_first
 from slurmddp.runs.failures.read import read_failure, read_restarted
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -154,16 +154,14 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     ],
 )
 def test_a_sentence_names_who_where_and_how(found: Failure, sentence: str) -> None:
-    assert capture.describe(found) == sentence
+    assert describe(found) == sentence
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(1, RankFailure), (None, RankFailure), (78, ConfigError), (79, NoProgressError)]
 )
 def test_the_error_carries_the_code_the_lines_and_the_log(code: int | None, kind: type[Exception]) -> None:
-    error = capture.as_error(
-        died(1, code, None if code else "SIGKILL", ("ValueError: x",)), Path("logs/rank-1.log")
-    )
+    error = as_error(died(1, code, None if code else "SIGKILL", ("ValueError: x",)), Path("logs/rank-1.log"))
     assert type(error) is kind
     assert error.exit_code == (code or 1)
     assert "    ValueError: x" in error.message
@@ -191,15 +189,13 @@ LOST_PEER = died(0, 1, lines=("RuntimeError: [gloo] Connection closed by peer [1
 def test_of_failures_at_the_same_moment_the_cause_is_named(
     failures: tuple[Failure, ...], first: Failure
 ) -> None:
-    assert capture.likely_first(failures) == first
+    assert likely_first(failures) == first
 
 
 def test_a_rank_with_a_reason_of_its_own_is_no_consequence_whatever_it_said_last() -> None:
     lines = ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",)
-    assert capture.is_consequence(died(lines=lines))
-    assert not capture.is_consequence(
-        replace(died(lines=lines), reason="KeyError: 'lr' (train.py:8 in main)")
-    )
+    assert is_consequence(died(lines=lines))
+    assert not is_consequence(replace(died(lines=lines), reason="KeyError: 'lr' (train.py:8 in main)"))
 
 
 def test_last_lines_are_few_short_and_readable(tmp_path: Path) -> None:

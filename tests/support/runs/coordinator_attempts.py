@@ -21,7 +21,7 @@ from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.capture import Failure
+from slurmddp.runs.failures.failure import Failure
 
 RULES = Rules(nodes=3)
 
