@@ -11,7 +11,8 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos pictures clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 other-tests
+.PHONY: help train test lint format bench chaos pictures clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 end-to-end-tests \
+	other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,9 +39,10 @@ test: $(BIN)/.installed-test slurm  ## install what the tests need and run all o
 	$(MAKE) --no-print-directory lint
 	@# Hundreds of processes import these, and PYTHONDONTWRITEBYTECODE may keep them from storing what they compile.
 	@$(BIN)/python -m compileall -q slurmddp tests/support
-	@# SLURM's own waits leave the processors idle, so its tests run in halves beside the others; output comes as
+	@# Waits of SLURM and of ranks leave the processors idle, so four parts run beside each other; output comes as
 	@# each ends.
-	$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 other-tests
+	$(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
+		end-to-end-tests other-tests
 
 lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
 	$(BIN)/ruff check .
@@ -63,8 +65,11 @@ slurm-tests-1: $(BIN)/.installed-test slurm
 slurm-tests-2: $(BIN)/.installed-test slurm
 	$(PYTEST) tests/on_slurm $(addprefix --ignore=,$(SLURM_HALF)) -m "not slow" --durations=15
 
+end-to-end-tests: $(BIN)/.installed-test
+	$(PYTEST) tests/end_to_end -m "not slow and not gpu" --durations=15
+
 other-tests: $(BIN)/.installed-test
-	$(PYTEST) tests --ignore=tests/on_slurm -m "not slow and not gpu" --durations=15
+	$(PYTEST) tests --ignore=tests/on_slurm --ignore=tests/end_to_end -m "not slow and not gpu" --durations=15
 
 gpu: $(BIN)/.installed-test
 	$(PYTEST) tests/gpu
