@@ -1048,7 +1048,7 @@ def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: objec
 
 
 def _require_above(least: int, name: str, value: Any, hint: str, kind: type[Any] = Integral) -> None:
-    """Raise ConfigError unless `value` is an integer, or another number of a kind, above `least`."""
+    """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
     if not isinstance(value, kind) or not value > least:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)
 
