@@ -1021,7 +1021,7 @@ class Distributon:
         self._session.milestones.step(step)
 
     def _leave(self) -> None:
-        """End saves and the strategy, before this rank leaves the others in good order."""
+        """End the strategy and all saves, at an orderly end."""
         if hasattr(self._strategy, "close"):
             self._strategy.close()
         if self._opened is not None:

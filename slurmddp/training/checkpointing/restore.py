@@ -221,9 +221,8 @@ class _Load:
         """Return about how many bytes of a checkpoint the memory of one node holds."""
         shards = sum(record.size for name, record in manifest.files.items() if is_shard_file(name))
         whole = sum(record.size for record in manifest.files.values()) - shards
-        return whole + (
-            shards // self.checkpointer.saves.nodes if mesh_of(self.objects.values()) is not None else shards
-        )
+        nodes = 1 if mesh_of(self.objects.values()) is None else self.checkpointer.saves.nodes
+        return whole + shards // nodes
 
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
