@@ -20,7 +20,7 @@ def require_trainable(model: nn.Module) -> None:
 
 
 def broadcast_from_rank_zero(model: nn.Module) -> None:
-    """Replace parameters and buffers by those of rank 0; all ranks call it."""
+    """Replace parameters and buffers by the values of rank 0; all ranks call it."""
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             distributed.broadcast(value.detach(), src=0)

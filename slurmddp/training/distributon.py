@@ -205,7 +205,7 @@ class Distributon:
         if function is not None:
             if not callable(function):
                 raise ConfigError(
-                    f"launch was given {function!r:.80}, which is no function.",
+                    f"launch was given {function!r:.80}, which is not a function.",
                     hint="Give a function that takes the Distributon first, or no argument.",
                 )
             if ranks := self._session.ranks_to_start(self._num_devices):
@@ -469,7 +469,7 @@ class Distributon:
             The loader to iterate over; a tuple of them for several loaders.
 
         Raises:
-            ConfigError: `accumulate` is no number from 1 on, or a loader can't be distributed.
+            ConfigError: `accumulate` is not an integer above 0, or a loader can't be distributed.
 
         Example:
             train, test = d.setup_dataloader(train, test)
@@ -508,7 +508,7 @@ class Distributon:
             accumulate: number of backward passes per optimizer step, which then uses their mean.
 
         Raises:
-            ConfigError: `loss` is no tensor, or `accumulate` is no number from 1 on.
+            ConfigError: `loss` is not a tensor, or `accumulate` is not an integer above 0.
 
         Example:
             d.backward(mse_loss(model(inputs), targets))
@@ -627,7 +627,7 @@ class Distributon:
             The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
 
         Raises:
-            ConfigError: `max_norm` is no number above 0. In fp16 also if a gradient belongs to no optimizer.
+            ConfigError: `max_norm` is not a number above 0, or in fp16 a gradient belongs to no optimizer.
 
         Example:
             d.backward(loss)
@@ -817,7 +817,7 @@ class Distributon:
 
         Raises:
             CheckpointError: the checkpoint was not written, or an earlier save without `wait` has failed.
-            ConfigError: `step` is no number, a name is given twice, an object has no `state_dict`, or
+            ConfigError: `step` is not a number, a name is given twice, an object has no `state_dict`, or
                 `metrics` or `keep_best` are not of the form above.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 

@@ -107,7 +107,7 @@ def _newest(
 
     Args:
         offers: the states in the memory of each rank's node, and whether each is a node's part. A part is of
-            use only if all nodes have theirs.
+            use only if all nodes hold a part.
     """
     orders = [{state.order for state, _ in offer} for offer in offers]
     common = set.intersection(*orders)
