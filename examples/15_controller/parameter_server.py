@@ -41,9 +41,9 @@ def main() -> None:
                 for own, theirs in zip(server.parameters(), worker.parameters(), strict=True):
                     own.grad = theirs.grad.fetch()  # The other workers compute meanwhile.
                 optimizer.step()
-                told, losses[node] = losses[node], begin(step, node)
+                loss, losses[node] = losses[node], begin(step, node)
             if step % 20 == 0:
-                print(f"step {step}: loss {told.item():.3f}", flush=True)
+                print(f"step {step}: loss {loss.item():.3f}", flush=True)
     points, wanted = batch(10_000)
     print(f"accuracy {((server(points) > 0) == (wanted > 0)).float().mean():.2f} with {len(w)} workers")
 

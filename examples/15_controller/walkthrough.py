@@ -29,7 +29,7 @@ except Exception as error:
 w.all_reduce([a, z], "mean")
 print("mean on node 0:", a[0].tolist())
 
-# Autograd and optimizers work as ever.
+# Autograd and optimizers work as in one process.
 model = remote.module(torch.nn.Linear(3, 1, bias=False), node=1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(100):
@@ -39,7 +39,7 @@ for _ in range(100):
     optimizer.step()
 print(f"sum of weights: {model.weight.sum().item():.2f}")
 
-# An error of a worker comes with the next copy, and everything else goes on.
+# An error of a worker comes with the next copy, and everything else continues.
 wrong = y[remote.tensor([7], node=1)]
 try:
     wrong.fetch()

@@ -72,7 +72,7 @@ def fit(measured: Sequence[Measurement]) -> Machine:
 
 
 def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
-    """Return every third size, never the smallest or the largest: the fit must not see them."""
+    """Return every third size, but never the smallest or the largest; the fit leaves these sizes out."""
     ordered = sorted(set(sizes))
     return frozenset(ordered[1:-1:3])
 

@@ -30,7 +30,7 @@ class Strategy(Protocol):
     model)` returns the optimizer to step. `state_dict()` returns this rank's state, plain values and tensors;
     each checkpoint keeps the states of all ranks. `load_state_dict(state)` restores it, after models and
     optimizers have got their states; on another number of ranks it is not called. `close()` ends what the
-    strategy has started; it is called before a rank leaves the others in good order.
+    strategy has started. It is called at an orderly end, before the rank leaves its process group.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:

@@ -30,7 +30,7 @@ _WORD_BYTES = 8
 
 
 class MessageFormat:
-    """Values of all parameters in one message: tensors, a byte each that tells if there is one, a word.
+    """One message: the values of all parameters, a byte for each that is 1 if there is a value, and a word.
 
     Args:
         like: the parameters, whose shapes and dtypes the values have.

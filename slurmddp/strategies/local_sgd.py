@@ -7,7 +7,6 @@ for the gradient of an outer optimizer (Douillard et al. 2023, arXiv:2311.08105)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
+from slurmddp.strategies.replicas import Replicas
 
 
-class LocalSgd:
+class LocalSgd(Replicas):
     """Train each replica alone, and average the weights of all ranks every few steps.
 
     Between two averages the replicas differ. So each rank's weights and optimizer belong to its part of a
@@ -38,19 +37,6 @@ class LocalSgd:
                 raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {least} or more.")
         self._every, self._warmup_steps = every, warmup_steps
         self._replicas: list[_Replica] = []
-
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        if distributed.is_initialized():
-            require_trainable(model)
-            broadcast_from_rank_zero(model)
-        return model
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context without effect: a backward pass exchanges nothing."""
-        return nullcontext()
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         """Return the optimizer, after whose steps the weights that it trains are averaged.

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
-from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
+from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ _MARGIN = timedelta(seconds=10)
 """Time for the server's error to reach a rank, before the rank's own wait ends."""
 
 
-class ParameterServer:
+class ParameterServer(Replicas):
     """All ranks send gradients to a server on rank 0, which owns the optimizer, and take over its weights.
 
     Rank 0 trains as well. All ranks call `state_dict` together. It waits for all steps, and afterwards all
@@ -64,18 +63,8 @@ class ParameterServer:
         """The counts of a training that has ended."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        if distributed.is_initialized():
-            require_trainable(model)
-            broadcast_from_rank_zero(model)
-            self._models.append(model)
+        self._models.append(super().wrap(model, device))
         return model
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context without effect: a backward pass exchanges nothing."""
-        return nullcontext()
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         """Return an optimizer whose steps go to the server; rank 0's `optimizer` takes them there.

@@ -205,7 +205,7 @@ class Distributon:
         if function is not None:
             if not callable(function):
                 raise ConfigError(
-                    f"launch was given {function!r:.80}, which is no function.",
+                    f"launch was given {function!r:.80}, which is not a function.",
                     hint="Give a function that takes the Distributon first, or no argument.",
                 )
             if ranks := self._session.ranks_to_start(self._num_devices):
@@ -469,7 +469,7 @@ class Distributon:
             The loader to iterate over; a tuple of them for several loaders.
 
         Raises:
-            ConfigError: `accumulate` is no number from 1 on, or a loader can't be distributed.
+            ConfigError: `accumulate` is not an integer above 0, or a loader can't be distributed.
 
         Example:
             train, test = d.setup_dataloader(train, test)
@@ -508,7 +508,7 @@ class Distributon:
             accumulate: number of backward passes per optimizer step, which then uses their mean.
 
         Raises:
-            ConfigError: `loss` is no tensor, or `accumulate` is no number from 1 on.
+            ConfigError: `loss` is not a tensor, or `accumulate` is not an integer above 0.
 
         Example:
             d.backward(mse_loss(model(inputs), targets))
@@ -627,7 +627,7 @@ class Distributon:
             The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
 
         Raises:
-            ConfigError: `max_norm` is no number above 0. In fp16 also if a gradient belongs to no optimizer.
+            ConfigError: `max_norm` is not a number above 0, or in fp16 a gradient belongs to no optimizer.
 
         Example:
             d.backward(loss)
@@ -817,7 +817,7 @@ class Distributon:
 
         Raises:
             CheckpointError: the checkpoint was not written, or an earlier save without `wait` has failed.
-            ConfigError: `step` is no number, a name is given twice, an object has no `state_dict`, or
+            ConfigError: `step` is not a number, a name is given twice, an object has no `state_dict`, or
                 `metrics` or `keep_best` are not of the form above.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 
@@ -1021,7 +1021,7 @@ class Distributon:
         self._session.milestones.step(step)
 
     def _leave(self) -> None:
-        """End saves and the strategy, before this rank leaves the others in good order."""
+        """End the strategy and all saves, at an orderly end."""
         if hasattr(self._strategy, "close"):
             self._strategy.close()
         if self._opened is not None:
@@ -1048,7 +1048,7 @@ def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: objec
 
 
 def _require_above(least: int, name: str, value: Any, hint: str, kind: type[Any] = Integral) -> None:
-    """Raise ConfigError unless `value` is an integer, or another number of a kind, above `least`."""
+    """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
     if not isinstance(value, kind) or not value > least:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)
 

@@ -47,7 +47,7 @@ class RankSession:
 
     Args:
         environ: the environment of the process.
-        before_leaving: called before the rank leaves the other ranks in good order.
+        before_leaving: called at an orderly end, before the rank leaves its process group.
         environment: the source of the rank, as for `detect`.
         launcher: starts the ranks if no launcher has started this process.
     """

@@ -113,7 +113,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise ConfigError(
-            f"{metrics!r:.80} is no mapping from names to numbers.", hint='Give a dict: {"loss": 0.5}.'
+            f"{metrics!r:.80} is not a mapping from names to numbers.", hint='Give a dict: {"loss": 0.5}.'
         )
     return {name: _number(name, value) for name, value in metrics.items()}
 

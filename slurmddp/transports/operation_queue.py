@@ -21,7 +21,7 @@ _END_S = 1.0
 """Most seconds to wait for the thread at the end of a group."""
 
 
-def reached(call: Callable[[], T]) -> T:
+def call_link(call: Callable[[], T]) -> T:
     """Return the result of a call that uses a link; raises RankFailure if the link is broken."""
     try:
         return call()
@@ -62,7 +62,7 @@ class Operation(distributed.Work):
     def run(self) -> None:
         """Do the operation; keep its error for `wait`."""
         try:
-            self._finish = reached(self._run)
+            self._finish = call_link(self._run)
         except Exception as error:
             self._error = error
         self._run = lambda: None  # Release the tensors.
@@ -82,7 +82,7 @@ class Operation(distributed.Work):
             raise self._error
         finish, self._finish = self._finish, None
         if callable(finish):
-            reached(finish)
+            call_link(finish)
         return True
 
     def synchronize(self) -> None:
@@ -150,7 +150,7 @@ class OperationQueue:
         if self._queue.unfinished_tasks:
             return False
         with self._one_at_a_time:
-            reached(run)
+            call_link(run)
         return True
 
     def put(self, operation: Operation) -> None:

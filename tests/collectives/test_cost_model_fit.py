@@ -77,3 +77,12 @@ def test_c7_the_fit_does_not_see_the_held_out_sizes() -> None:
     found = validate(spoilt)
     assert vars(found.machine) == pytest.approx(vars(MACHINE), rel=1e-6)
     assert found.median_error == pytest.approx(0.9)
+
+
+def test_c7_the_error_is_of_all_reduces_alone() -> None:
+    """Times of held-out additions that are ten times too long leave the error as it is."""
+    spoilt = [one if one.work.messages else replace(one, seconds=one.seconds * 10) for one in times(noise=0)]
+    held = held_out_sizes(SIZES)
+    exact = [one for one in times(noise=0) if one.bytes not in held]
+    found = validate(exact + [one for one in spoilt if one.bytes in held])
+    assert found.largest_error == pytest.approx(0, abs=1e-6)

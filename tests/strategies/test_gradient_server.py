@@ -1,4 +1,4 @@
-"""The server of gradients, with threads as ranks: what it applies, and whom it lets wait."""
+"""The server of gradients, with threads as ranks: which gradients it applies, and which ranks wait."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_c4_a_synchronous_server_equals_one_process_and_resumes_bit_for_bit(tmp_
         for name, value in one["whole"].items():
             assert torch.equal(value, found[0]["whole"][name]) and torch.equal(resumed[name], value), name
             torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-4)
-    # Its checkpoint is that of any other strategy.
+    # Any other strategy loads its checkpoint.
     for name, value in run_ranks(strategy_jobs.resumed_with, 1, {}, str(tmp_path))[0].items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-4)
 

@@ -46,13 +46,13 @@ def test_c1_reductions_of_every_type_and_length(hosts: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_each_rank_tells_and_sends_to_all_others(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_broadcasts_and_sends_to_all_others(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(link: HierarchicalLink) -> list[str]:
         found, ranks = [], range(link.world_size)
         for source in ranks:
-            told = torch.full((5,), float(link.rank))
-            link.broadcast(told, source)
-            found += [] if torch.equal(told, torch.full((5,), float(source))) else [f"broadcast {source}"]
+            value = torch.full((5,), float(link.rank))
+            link.broadcast(value, source)
+            found += [] if torch.equal(value, torch.full((5,), float(source))) else [f"broadcast {source}"]
         waits = [link.send(torch.tensor([link.rank, to]), to) for to in ranks if to != link.rank]
         for source in [rank for rank in ranks if rank != link.rank]:
             link.recv(got := torch.zeros(2, dtype=torch.int64), source)

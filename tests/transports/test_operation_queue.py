@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
@@ -61,3 +63,16 @@ def test_a_broken_link_is_a_lost_rank(error: Exception, sends: bool) -> None:
 @pytest.mark.parametrize("error", [ValueError("a bug of the transport"), OSError(28, "No space left")])
 def test_other_errors_of_a_link_are_raised_as_they_are(error: Exception) -> None:
     assert errors_of(Broken(error)) == [error] * 3
+
+
+def test_an_operation_that_is_not_done_in_time_is_a_lost_rank() -> None:
+    class Stuck(Broken):
+        def all_reduce(self, flat: torch.Tensor, op: object) -> None:
+            released.wait(60)
+
+    released = threading.Event()
+    group = LinkGroup(Stuck(ValueError("unused")))
+    with pytest.raises(RankFailure, match=r"is not done after 0\.05 s"):
+        group.allreduce([torch.ones(1)]).wait(timedelta(seconds=0.05))
+    released.set()
+    group._end()

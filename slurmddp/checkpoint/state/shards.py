@@ -54,7 +54,7 @@ def mesh_of(objects: Iterable[object]) -> Any:
 
 
 def entry_of(tensor: torch.Tensor) -> dict[str, Any] | None:
-    """Return the entry of a tensor whose rows all ranks share; None for another tensor."""
+    """Return the entry of a tensor whose rows are split over all ranks; None for another tensor."""
     if not is_sharded(tensor) or tensor.ndim == 0:
         return None
     placed: Any = tensor
@@ -116,9 +116,9 @@ def _placed(rows: torch.Tensor, entry: Mapping[str, Any], mesh: Any) -> torch.Te
 
 
 def with_whole_tensors(state: Any, *, keep: bool) -> Any:
-    """Return a state with whole tensors, on the CPU, in place of DTensors whose rows the ranks do not share.
+    """Return a state with whole tensors, on the CPU, in place of DTensors without an entry.
 
-    All ranks call it. `fully_shard` on all ranks makes no such DTensors.
+    All ranks call it. `fully_shard` on all ranks makes only DTensors with an entry (see `entry_of`).
 
     Args:
         state: as in a checkpoint, with the same DTensors in the same order on all ranks.

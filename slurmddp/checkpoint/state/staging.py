@@ -6,14 +6,11 @@ pages stay allocated, so that a copy costs no allocation.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
-import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,15 +21,9 @@ from slurmddp.checkpoint.files.manifest import TENSORS_FILE, check_format, shard
 from slurmddp.checkpoint.files.publish import check, versions
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.checkpoint.memory import shared_buffer
+from slurmddp.checkpoint.state.mapped_tensor import MappedTensor
 from slurmddp.checkpoint.state.reader import Checkpoint
-from slurmddp.checkpoint.state.safetensors_stream import (
-    Bytes,
-    byte_view,
-    decode,
-    is_aligned,
-    is_in_memory,
-    layout,
-)
+from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, layout
 from slurmddp.checkpoint.state.shards import joined
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
 from slurmddp.errors import CheckpointError
@@ -48,9 +39,6 @@ _ROUND_BYTES = 2 << 20
 
 _LARGEST_GROWTH = 8
 """A growing state gets at most 1 / _LARGEST_GROWTH of its size in advance."""
-
-_SMALL_BYTES = 256 << 10
-"""Up to this size a memmove is faster than torch's copy, which has more overhead and uses one thread here."""
 
 
 class NoMemory(Exception):
@@ -69,61 +57,6 @@ class Snapshot:
     state: Mapping[str, Any]
     meta: Mapping[str, Any]
     """`state` and `meta` are as in `checkpoint.write`."""
-
-
-class MappedTensor:
-    """A memory file mapped into this process: `area`, and the same bytes as a uint8 tensor."""
-
-    def __init__(self, area: mmap.mmap) -> None:
-        self.area = area
-        with torch.inference_mode(False):  # Else only inference mode could write to the tensor.
-            self.bytes = torch.frombuffer(area, dtype=torch.uint8)
-        self.is_pinned: bool | None = None
-        """Whether the memory is registered with CUDA; None before the first copy from a GPU."""
-
-    def copy(self, tensors: Sequence[torch.Tensor], at: int) -> None:
-        """Copy `tensors` one behind the other, from byte `at` on; devices copy in parallel."""
-        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-        if devices:
-            self._pin()
-        _synchronize(devices)  # Another stream may still compute the tensors.
-        with torch.no_grad():
-            for tensor in tensors:
-                size = tensor.nbytes
-                self._copy(tensor, at, size)
-                at += size
-        _synchronize(devices)
-
-    def _copy(self, tensor: torch.Tensor, at: int, size: int) -> None:
-        if size <= _SMALL_BYTES and is_in_memory(tensor):
-            ctypes.memmove(self.bytes.data_ptr() + at, tensor.data_ptr(), size)
-            return
-        target = self.bytes[at : at + size]
-        if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_neg():
-            target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
-            return
-        target.copy_(byte_view(tensor), non_blocking=tensor.is_cuda)
-
-    def _pin(self) -> None:
-        """Register the memory with CUDA, so that copies are fast and asynchronous."""
-        if self.is_pinned is not None:
-            return
-        address, size = self.bytes.data_ptr(), len(self.bytes)
-        code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
-        self.is_pinned = int(code) == 0
-        if not self.is_pinned:
-            log.warning(
-                "CUDA can't register the memory for checkpoints (error %d): copies are slower.", int(code)
-            )
-            with suppress(RuntimeError):
-                torch.ones(1, device="cuda")  # Clears the error, which the next kernel would raise.
-
-    def close(self) -> None:
-        """Unmap the memory; later calls fail."""
-        if self.is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
-        del self.bytes  # Its address is about to become invalid.
-        self.area.close()
 
 
 class ShardWriters(Protocol):
@@ -397,11 +330,6 @@ def _unmap(slot: _Slot) -> None:
     if slot.view is not None:
         view, slot.view = slot.view, None
         view.close()
-
-
-def _synchronize(devices: Iterable[torch.device]) -> None:
-    for device in devices:
-        torch.cuda.synchronize(device)
 
 
 def read_state(step: int, stored: shared_buffer.StateBytes, mesh: DeviceMesh | None = None) -> Checkpoint:

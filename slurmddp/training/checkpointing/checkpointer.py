@@ -1,5 +1,6 @@
 """Saves the state of a training on all ranks together: gathers each rank's part, and writes or copies it.
 
+Rank 0 writes a whole state. Of a sharded state, each node writes or copies the shards of its ranks.
 An error on any rank is raised on all ranks. A rank that left alone would block the others in their next
 collective.
 """
@@ -110,7 +111,8 @@ class Checkpointer:
             found, shards = _Gathered(self._state_on_zero(step, objects)), None
         saves.unfinished = not wait
         with collectives.agreed(), shards or nullcontext():
-            if saves.leads_node if shards is not None else collectives.rank() == 0:
+            writes = collectives.rank() == 0 if shards is None else saves.leads_node
+            if writes:
                 state, stamp = found.completed(), found.stamp
                 snapshot = Snapshot(root, step, stamp, state, self.facts() | _measured(metrics))
                 saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
@@ -151,7 +153,7 @@ class Checkpointer:
         return state
 
     def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's state of the strategy; on another number of ranks, leave the state out."""
+        """Restore this rank's state of the strategy. On another number of ranks, the state is left out."""
         saved = found.state["rng"]
         if not any("strategy" in one for one in saved):
             return
@@ -161,7 +163,7 @@ class Checkpointer:
             log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
 
     def restore_scaler(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's loss scale; on another number of ranks, that of rank 0."""
+        """Restore this rank's loss scale. On another number of ranks, each rank takes rank 0's loss scale."""
         saved = found.state["rng"]
         own = saved[collectives.rank() if len(saved) == collectives.world_size() else 0]
         if self.scaler is not None and "scaler" in own:
@@ -232,12 +234,13 @@ class Checkpointer:
             if self._copies(objects):
                 snapshot = Snapshot(root, step, found.stamp, found.completed(), self.facts())
                 self.saves.copy_to_memory(snapshot, shards)
-            elif shards is not None:
-                shards.decline()
         self.pace.copied(found.figures or self.pace.figures, time.perf_counter() - began)
 
     def _gather_state(self, step: int, objects: Mapping[str, Any]) -> _Gathered:
-        """Return the state on the ranks that copy it; all ranks call it."""
+        """Return the state on the ranks that copy it, and of a sharded state each rank's shards.
+
+        All ranks call it. An error on any rank is raised on all ranks.
+        """
         saves, is_zero, is_sharded = self.saves, collectives.rank() == 0, _is_sharded(objects)
         state: dict[str, Any] = {}
         shared: dict[str, Any] = {}

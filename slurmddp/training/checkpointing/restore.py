@@ -107,7 +107,7 @@ def _newest(
 
     Args:
         offers: the states in the memory of each rank's node, and whether each is a node's part. A part is of
-            use only if all nodes have theirs.
+            use only if all nodes hold a part.
     """
     orders = [{state.order for state, _ in offer} for offer in offers]
     common = set.intersection(*orders)
@@ -221,9 +221,8 @@ class _Load:
         """Return about how many bytes of a checkpoint the memory of one node holds."""
         shards = sum(record.size for name, record in manifest.files.items() if is_shard_file(name))
         whole = sum(record.size for record in manifest.files.values()) - shards
-        return whole + (
-            shards // self.checkpointer.saves.nodes if mesh_of(self.objects.values()) is not None else shards
-        )
+        nodes = 1 if mesh_of(self.objects.values()) is None else self.checkpointer.saves.nodes
+        return whole + shards // nodes
 
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from slurmddp.checkpoint.files.parts import Parts
+from slurmddp.checkpoint.state.mapped_tensor import MappedTensor
 from slurmddp.checkpoint.state.safetensors_stream import layout
-from slurmddp.checkpoint.state.staging import MappedTensor, NoMemory
+from slurmddp.checkpoint.state.staging import NoMemory
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.checkpoint.state.writer import write_shards
 from slurmddp.errors import CheckpointError
@@ -28,8 +29,9 @@ _Place = tuple[int, int, dict[int, int]]
 class ShardCopy:
     """One copy of a sharded state. All ranks build it.
 
-    Inside of the context the first rank of each node then calls `write` or `decline`. The other ranks call
-    `decline`, in which they write their shards into the buffer of that rank.
+    Inside of the context, the first rank of a node with a buffer then calls `write`. All other ranks call
+    `decline`, in which a rank writes its shards into the buffer of its node's first rank. A rank that calls
+    neither declines at the end of the context.
 
     Args:
         state: the state, with this rank's shards.

@@ -31,12 +31,13 @@ def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: st
         call: a right call, for the error.
 
     Raises:
-        ConfigError: `state` is no mapping with names, or a name is given twice.
+        ConfigError: `state` is not a mapping with names, or a name is given twice.
     """
     named = {} if state is None else state
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
-            f"{state!r:.80} is no mapping from names to objects.", hint=f"Call {call}, or name the objects."
+            f"{state!r:.80} is not a mapping from names to objects.",
+            hint=f"Call {call}, or name the objects.",
         )
     if twice := named.keys() & objects.keys():
         raise ConfigError(f"{', '.join(sorted(twice))} is given twice.", hint="Give each object one name.")

@@ -172,7 +172,7 @@ def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.St
 
 
 def _refuse_damaged(path: str) -> None:
-    """Raise ConfigError if the file is no whole store, because torch would read it without end.
+    """Raise ConfigError if the file is not a whole store of torch, which torch would read without end.
 
     torch's FileStore writes keys and values in turn, each after its length in 4 bytes.
     """
@@ -184,7 +184,7 @@ def _refuse_damaged(path: str) -> None:
             parts += 1
         if at != size or parts % 2:
             raise ConfigError(
-                f"{path} (init_method) holds something else than a whole store of torch: a rank was killed "
+                f"{path} (init_method) is not a whole store of torch: a rank was killed "
                 "while it wrote the file, or the file is of another program.",
                 hint="Delete the file, or name one that does not exist.",
             )

@@ -13,7 +13,8 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.state.staging import MappedTensor, NoMemory, Snapshot, StagingBuffers, read_state
+from slurmddp.checkpoint.state.mapped_tensor import MappedTensor
+from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers, read_state
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.errors import CheckpointError
 from support.distributed.checkpoint_files import newest_copy, same
@@ -86,39 +87,6 @@ def test_a_copy_in_inference_mode_leaves_buffers_that_training_can_use(
         copied(buffers, state)
         copied(buffers, state)
     assert torch.equal(copied(buffers, state)["weight"], state["weight"])
-
-
-def test_memory_that_cuda_refuses_is_registered_once_and_the_error_is_cleared(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Runtime:
-        """Keeps its error for the next kernel, as CUDA does."""
-
-        offered = 0
-        error = 0
-
-        def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
-            self.offered += 1
-            self.error = 2
-            return self.error
-
-        def launch(self, *_: Any, **__: Any) -> None:
-            error, self.error = self.error, 0
-            if error:
-                raise RuntimeError("CUDA error: out of memory")
-
-    runtime = Runtime()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    descriptor = shared_buffer.create()
-    view = MappedTensor(shared_buffer.reserve(descriptor, shared_buffer.PAGE_BYTES))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "ones", runtime.launch)
-        view._pin()
-        view._pin()
-    assert (runtime.offered, runtime.error, view.is_pinned) == (1, 0, False)
-    assert caplog.text.count("CUDA can't register the memory for checkpoints (error 2)") == 1
-    view.close()
-    os.close(descriptor)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def _local(state, bucket):
 
 @contextmanager
 def _without_reductions() -> Iterator[None]:
-    """Leave each rank with its own gradients or weights, where strategies would add up those of all ranks."""
+    """Leave each rank with its own gradients or weights, where strategies would add up the values of all."""
 
     def own_part(output: torch.Tensor, input: torch.Tensor, **_: Any) -> None:
         output.copy_(input.chunk(distributed.get_world_size())[distributed.get_rank()])

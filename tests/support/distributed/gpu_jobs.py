@@ -11,7 +11,8 @@ import torch
 
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import staging
-from slurmddp.checkpoint.state.staging import MappedTensor, Snapshot, StagingBuffers
+from slurmddp.checkpoint.state.mapped_tensor import MappedTensor
+from slurmddp.checkpoint.state.staging import Snapshot, StagingBuffers
 from slurmddp.environments.detect import detect
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.layout import RunFolder
