@@ -31,7 +31,6 @@ class Greeting(NamedTuple):
     """The facts that a worker tells about itself, with its proof."""
 
     rank: int
-    world_size: int
     host: str
     pid: int
     device: str
@@ -45,9 +44,6 @@ class Channel:
     def __init__(self, end: socket.socket, sending: bytes, receiving: bytes) -> None:
         self._end = end
         self._sealing, self._opening = Seal(sending), Seal(receiving)
-
-    def fileno(self) -> int:
-        return self._end.fileno()
 
     def send(self, text: str, data: memoryview | None = None) -> None:
         """Send a text, and after it the bytes that it announces."""

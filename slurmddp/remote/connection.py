@@ -67,7 +67,7 @@ class Node:
     """
 
     def __init__(self, channel: Channel, greeting: Greeting, find: Callable[[Node, str, Any], Any]) -> None:
-        self.number, _, self.host, self.pid, self.device, _ = greeting
+        self.number, self.host, self.pid, self.device, _ = greeting
         self.was_told = False
         """Whether an error has told that this worker is gone."""
         self._wire = Wire(self._tell, partial(find, self))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,13 +43,12 @@ def main(words: Sequence[str]) -> int:
     context = worker.context_of(detect(os.environ))
     if context.info.rank == 0:
         script, address = _start(words, context)
-        end = socket.create_connection(address)
-        worker.serve(end, context, script.wait)
+        worker.serve(address, context, script.wait)
         return script.wait()
     found = _store(context).wait([_ADDRESS], _ADDRESS_S)[0]
     if found is None:
         raise RankFailure("Rank 0 told no address of the controller.", hint="The log of rank 0 says why.")
-    worker.serve(socket.create_connection(json.loads(found)), context)
+    worker.serve(tuple(json.loads(found)), context)
     return EXIT_FINISHED
 
 

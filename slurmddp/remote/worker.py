@@ -205,15 +205,18 @@ def context_of(info: RankInfo) -> RankContext:
     return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
-def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
-    """Serve the controller at `end` until it says goodbye; if it is gone, exit with the code of `lost`."""
-    info, secret = context.info, Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
-    facts = {
-        "rank": info.rank,
-        "world_size": info.world_size,
-        "pid": os.getpid(),
-        "device": str(context.device),
-    }
+def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
+    """Serve the controller at `address` until it says goodbye.
+
+    If the controller dies, this process exits with the code that `lost` returns. If the controller's script
+    has ended and never asked for this worker, the function returns.
+    """
+    secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
+    facts = {"rank": context.info.rank, "pid": os.getpid(), "device": str(context.device)}
+    try:
+        end = socket.create_connection(address)
+    except ConnectionRefusedError:  # The script has closed its listener.
+        return
     try:
         controller = channel.join(end, secret, **facts)
     except (OSError, EOFError):
@@ -225,14 +228,13 @@ def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = la
 
 def main(words: Sequence[str]) -> int:
     """Serve the controller that listens at `ADDRESS PORT`, as `WORLD_SIZE` processes outside of srun."""
-    address, port, world_size = words[0], int(words[1]), int(words[2])
+    address, world_size = (words[0], int(words[1])), int(words[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         # Processes that are forked after the import of torch share its cost, as an agent's ranks do.
         rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
         os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
-    end = socket.create_connection((address, port))
-    serve(end, context_of(detect(os.environ)))
+    serve(address, context_of(detect(os.environ)))
     return 0
 
 

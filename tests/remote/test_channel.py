@@ -10,7 +10,7 @@ import pytest
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel
 
-FACTS = {"rank": 0, "world_size": 1, "pid": 1, "device": "cpu"}
+FACTS = {"rank": 0, "pid": 1, "device": "cpu"}
 
 
 @pytest.fixture
