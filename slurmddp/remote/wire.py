@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from slurmddp.errors import ConfigError
@@ -79,3 +80,15 @@ def without_dicts(value: Any) -> Any:
     if isinstance(value, dict):
         return {"dict": [[key, without_dicts(one)] for key, one in value.items()]}
     return [without_dicts(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
+    """Return dtype and shape of a tensor, and its bytes; they share the memory of a contiguous CPU tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return [flat.dtype, list(tensor.shape)], memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
+    """Return the tensor of `to_bytes`, in the memory of `data`."""
+    dtype, shape = facts
+    return torch.from_numpy(numpy.asarray(data)).view(dtype).view(shape)

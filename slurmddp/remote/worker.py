@@ -28,8 +28,8 @@ from slurmddp.environments.names import LAUNCHER_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
-from slurmddp.remote.channel import PURPOSE, Channel
-from slurmddp.remote.wire import BYE, Wire, without_dicts
+from slurmddp.remote.channel import NO_DATA, PURPOSE, Channel
+from slurmddp.remote.wire import BYE, Wire, from_bytes, to_bytes, without_dicts
 from slurmddp.training.process_group.setup import RankContext, finish, start
 from slurmddp.training.process_group.signed_store import SignedStore
 
@@ -58,34 +58,32 @@ class Worker:
         """A failure among the operands of the command that is being read."""
         self._wire = Wire(self._tell, self._find)
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._received: queue.SimpleQueue[tuple[str, torch.Tensor | None]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
+        self._data = NO_DATA
+        """The bytes of the frame whose commands are being run."""
 
     def serve(self) -> None:
         """Run commands until the end."""
         threading.Thread(target=self._receive, daemon=True).start()
         while True:
-            text, data = self._received.get()
+            text, self._data = self._received.get()
             for line in text.split("\n"):
                 if line == BYE:
                     return
-                self._run(line, data)
+                self._run(line)
 
     def _receive(self) -> None:
         """Read the connection all the time, so that a dead controller ends this process, whatever it runs."""
         try:
             while True:
-                text = self._controller.receive()
-                size = int(text[: text.index(" ")])
-                data = torch.empty(size, dtype=torch.uint8) if size else None
-                if data is not None:
-                    self._controller.receive_into(memoryview(data.numpy()))  # type: ignore[arg-type]
-                self._received.put((text[text.index(" ") + 1 :], data))
+                text, data = self._controller.receive()
+                self._received.put((text, data))
                 if text.endswith(BYE):
                     return
         except (OSError, EOFError):
             os._exit(self._lost())
 
-    def _run(self, line: str, data: torch.Tensor | None) -> None:
+    def _run(self, line: str) -> None:
         self._operand = None
         kind, results, *operands = self._wire.decode(line)
         if kind == "free":
@@ -94,16 +92,16 @@ class Worker:
         if kind == "reply":
             self._reply(results, *operands)
             return
+        numbers = [results] if isinstance(results, int) else results
         try:
-            found = getattr(self, f"_do_{kind}")(data, *operands)
-            made = (
-                [(results, found)] if isinstance(results, int) else zip(results, _leaves(found), strict=True)
-            )
-            self._held.update((number, one) for number, one in made if number is not None)
+            if self._operand is not None and kind != "collective":
+                raise self._operand
+            found = getattr(self, f"_do_{kind}")(*operands)
+            made = dict(zip(numbers, [found] if isinstance(results, int) else _leaves(found), strict=True))
         except Exception as error:
-            failure = self._failure(error, f"{kind} {operands[0] if operands else ''}")
-            numbers = [results] if isinstance(results, int) else results
-            self._held.update((number, failure) for number in numbers if number is not None)
+            made = dict.fromkeys(numbers, self._failure(error, f"{kind} {operands[0] if operands else ''}"))
+        made.pop(None, None)  # The number of a result that is no tensor.
+        self._held.update(made)
 
     def _failure(self, error: Exception, command: str) -> Failure:
         if isinstance(error, Failure):
@@ -115,35 +113,31 @@ class Worker:
 
     # --- commands; the operands of each are those that the controller sends
 
-    def _do_op(self, data: Any, name: str, args: list[Any], kwargs: list[Any]) -> Any:
-        self._require_operands()
+    def _do_op(self, name: str, args: list[Any], kwargs: list[Any]) -> Any:
         if name not in self._functions:
             namespace, operation, overload = name.split(".")
             self._functions[name] = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
         # No tensor here requires a gradient. `no_grad` would let some kernels leave out what backward needs.
         return self._functions[name](*args, **dict(kwargs))
 
-    def _do_call(self, data: Any, path: str, args: list[Any], kwargs: list[Any]) -> Any:
-        self._require_operands()
+    def _do_call(self, path: str, args: list[Any], kwargs: list[Any]) -> Any:
         return plugins.locate(path, key="remote.call")(*args, **dict(kwargs))
 
-    def _do_put(self, data: torch.Tensor | None, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-        flat = torch.empty(0, dtype=torch.uint8) if data is None else data
-        return flat.view(dtype).view(shape)
+    def _do_put(self, facts: list[Any]) -> torch.Tensor:
+        return from_bytes(facts, self._data)
 
-    def _do_move(self, data: Any, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        self._require_operands()
+    def _do_move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         return tensor.detach().to(device)
 
-    def _do_collective(self, data: Any, name: str, *operands: Any) -> Any:
+    def _do_collective(self, name: str, *operands: Any) -> Any:
         return collective.OPERATIONS[name](self._operand, *operands)
 
-    def _do_event(self, data: Any, name: str) -> list[torch.Tensor]:
+    def _do_event(self, name: str) -> list[torch.Tensor]:
         if self._context.store is not None:
             self._store().set(name, "reached")
         return []
 
-    def _do_wait(self, data: Any, name: str) -> list[torch.Tensor]:
+    def _do_wait(self, name: str) -> list[torch.Tensor]:
         if self._store().wait([name], _EVENT_S) == [None]:
             raise TimeoutError(f"the other worker did not reach the event within {_EVENT_S:.0f} s")
         return []
@@ -151,29 +145,23 @@ class Worker:
     def _store(self) -> SignedStore:
         return SignedStore(self._context.store, self._context.info.launch_id)
 
-    def _require_operands(self) -> None:
-        if self._operand is not None:
-            raise self._operand
-
     # --- requests, for which the controller waits
 
     def _reply(self, number: int, kind: str, asked: Any = None) -> None:
         failure, self._unreported = self._unreported or self._operand, None
         value: Any = None
-        size: int | None = None
-        data: memoryview | None = None
+        data = NO_DATA
         try:
-            if failure is None and kind == "fetch":
-                flat = asked.detach().contiguous().cpu().reshape(-1)
-                value, size = [flat.dtype, list(asked.shape)], flat.nbytes
-                data = memoryview(flat.view(torch.uint8).numpy())
-            elif failure is None:
+            if failure is not None:
+                raise failure
+            if kind == "fetch":
+                value, data = to_bytes(asked)
+            else:
                 value = len(self._held) if kind == "count" else without_dicts(asked)
-            text = self._wire.encode([number, None, value, size])
+            text = self._wire.encode([number, None, value])
         except Exception as error:
             failure, self._unreported = self._failure(error, kind), None
-        if failure is not None:
-            data, text = None, self._wire.encode([number, [failure.text, failure.traceback], None, None])
+            text = self._wire.encode([number, [failure.text, failure.traceback], None])
         self._controller.send(text, data)
 
     def _find(self, tag: str, content: Any) -> Any:
