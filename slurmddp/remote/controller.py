@@ -178,7 +178,7 @@ class Workers:
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error that a worker reports."""
+        """Wait until all workers have run all commands so far; raise the first error that one reports."""
         for node in self.nodes:
             node.ask("count")
 

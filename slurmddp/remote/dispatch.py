@@ -203,9 +203,9 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     if source is node:
         node.run("move", [made.reference.number], tensor, device)
     else:
-        source.run("collective", [], "give", tensor, node.number)
+        source.run("give", [], tensor, node.number)
         facts = [list(tensor.shape), tensor.dtype, device]
-        node.run("collective", [made.reference.number], "take", source.number, *facts)
+        node.run("take", [made.reference.number], source.number, *facts)
     return made
 
 

@@ -36,7 +36,8 @@ def main(words: Sequence[str]) -> int:
     folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
     sys.path.insert(0, str(folder))  # Calls name modules beside the script.
     context = worker.context_of(detect(os.environ))
-    wait, address = _start(words, context.info) if context.info.rank == 0 else (lambda: EXIT_FINISHED, ("", 0))
+    is_first = context.info.rank == 0
+    wait, address = _start(words, context.info) if is_first else (lambda: EXIT_FINISHED, ("", 0))
     worker.serve(collectives.from_zero(address), context, wait)
     return wait()
 

@@ -36,6 +36,9 @@ from slurmddp.training.process_group.signed_store import SignedStore
 _EVENT_S = 1800.0
 """Seconds to wait for an event of another worker, as long as for a collective."""
 
+_TELL_OTHERS = ("collective", "give")
+"""Commands that run although an operand has failed, to tell the workers that wait for this worker."""
+
 
 @dataclass
 class Failure(Exception):
@@ -94,7 +97,7 @@ class Worker:
             return
         numbers = [results] if isinstance(results, int) else results
         try:
-            if self._operand is not None and kind != "collective":
+            if self._operand is not None and kind not in _TELL_OTHERS:
                 raise self._operand
             found = getattr(self, f"_do_{kind}")(*operands)
             made = dict(zip(numbers, [found] if isinstance(results, int) else _leaves(found), strict=True))
@@ -129,8 +132,14 @@ class Worker:
     def _do_move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         return tensor.detach().to(device)
 
-    def _do_collective(self, name: str, *operands: Any) -> Any:
-        return collective.OPERATIONS[name](self._operand, *operands)
+    def _do_collective(self, name: str, nodes: list[int], *operands: Any) -> Any:
+        return collective.run(self._operand, name, nodes, *operands)
+
+    def _do_give(self, tensor: torch.Tensor, node: int) -> Any:
+        return collective.give(self._operand, tensor, node)
+
+    def _do_take(self, *source: Any) -> Any:
+        return collective.take(*source)
 
     def _do_event(self, name: str) -> list[torch.Tensor]:
         if self._context.store is not None:
