@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from slurmddp.errors import ConfigError
 
@@ -84,11 +85,12 @@ def without_dicts(value: Any) -> Any:
 
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
     """Return dtype and shape of a tensor, and its bytes; they share the memory of a contiguous CPU tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return [flat.dtype, list(tensor.shape)], memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
-    """Return the tensor of `to_bytes`, in the memory of `data`."""
+    """Return the tensor of `to_bytes`, in the memory of `data` and in this process."""
     dtype, shape = facts
-    return torch.from_numpy(numpy.asarray(data)).view(dtype).view(shape)
+    with _disable_current_modes():  # Else `with remote.node` would send the tensor to a worker.
+        return torch.from_numpy(numpy.asarray(data)).view(dtype).view(shape)
