@@ -34,7 +34,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 
 
 class Greeting(NamedTuple):
-    """The facts that a worker tells about itself, with its proof."""
+    """The facts that a worker sends about itself, with its proof."""
 
     rank: int
     host: str
@@ -95,16 +95,16 @@ class Channel:
 
 
 def admit(end: socket.socket, secret: Secret) -> tuple[Channel, Greeting] | None:
-    """Ask a caller for its proof and give ours; return None, with the connection closed, if it has none."""
+    """Check a caller's proof and send the controller's; after a wrong proof close `end` and return None."""
     nonce = secrets.token_hex(16)
     with suppress(OSError, EOFError, ValueError, TypeError, LookupError, RecursionError):
         _prepare(end)
-        _say(end, {"slurmddp": 1, "nonce": nonce})
-        said, proof = _hear(end, "said", "proof")
+        _send_line(end, {"slurmddp": 1, "nonce": nonce})
+        said, proof = _receive_line(end, "said", "proof")
         if secret.proves(proof, "worker", nonce, *said):
             greeting = Greeting(*said)
             nonces = nonce, greeting.nonce
-            _say(end, {"proof": secret.proof("controller", *nonces)})
+            _send_line(end, {"proof": secret.proof("controller", *nonces)})
             end.settimeout(None)
             return Channel(end, *_keys(secret, *nonces)), greeting
     end.close()
@@ -112,7 +112,7 @@ def admit(end: socket.socket, secret: Secret) -> tuple[Channel, Greeting] | None
 
 
 def join(end: socket.socket, secret: Secret, **facts: Any) -> Channel:
-    """Prove the secret to the controller, which may take its time to ask; return the channel to it.
+    """Prove the secret to the controller, however late it asks; return the channel to the controller.
 
     Raises:
         ConnectionError: the controller has closed the connection, or its proof is wrong.
@@ -121,9 +121,9 @@ def join(end: socket.socket, secret: Secret, **facts: Any) -> Channel:
     greeting = Greeting(nonce=nonce, host=socket.gethostname(), **facts)
     select.select([end], [], [])
     _prepare(end)
-    (asked,) = _hear(end, "nonce")
-    _say(end, {"said": greeting, "proof": secret.proof("worker", asked, *greeting)})
-    (proof,) = _hear(end, "proof")
+    (asked,) = _receive_line(end, "nonce")
+    _send_line(end, {"said": greeting, "proof": secret.proof("worker", asked, *greeting)})
+    (proof,) = _receive_line(end, "proof")
     if not secret.proves(proof, "controller", asked, nonce):
         end.close()
         raise ConnectionError("the controller does not know the secret of this job")
@@ -143,11 +143,11 @@ def _keys(secret: Secret, *nonces: str) -> tuple[bytes, bytes]:
     return secret.frame_key("from controller", *nonces), secret.frame_key("from worker", *nonces)
 
 
-def _say(end: socket.socket, value: Any) -> None:
+def _send_line(end: socket.socket, value: Any) -> None:
     end.sendall(json.dumps(value).encode() + b"\n")
 
 
-def _hear(end: socket.socket, *names: str) -> list[Any]:
+def _receive_line(end: socket.socket, *names: str) -> list[Any]:
     """Return the values of `names` in the next line."""
     with end.makefile("rb", buffering=0) as lines:  # No buffer: frames may follow the line.
         line = lines.readline(_MAX_STRANGERS_BYTES)

@@ -14,7 +14,7 @@ import torch
 
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError
 from slurmddp.remote.channel import NO_DATA, Channel, Greeting
-from slurmddp.remote.wire import BYE, Reference, Wire, from_bytes, to_bytes
+from slurmddp.remote.message_encoding import BYE, MessageEncoding, Reference, from_bytes, to_bytes
 
 _BATCH = 512
 """Most commands in one frame."""
@@ -46,7 +46,7 @@ class WorkerLostError(RankFailure):
 
 
 class Owned(Reference):
-    """An object of a worker, which drops the object when the last use here is gone."""
+    """An object of a worker. The worker frees the object after this reference's last use."""
 
     def __init__(self, node: Node, number: int) -> None:
         super().__init__(number)
@@ -61,15 +61,15 @@ class Node:
 
     Args:
         channel: the connection.
-        greeting: the facts that the worker has told.
+        greeting: the facts that the worker has sent about itself.
         find: returns the tensor of this worker that a reply describes.
     """
 
     def __init__(self, channel: Channel, greeting: Greeting, find: Callable[[Node, str, Any], Any]) -> None:
         self.number, self.host, self.pid, self.device, _ = greeting
-        self.was_told = False
-        """Whether an error has told that this worker is gone."""
-        self._wire = Wire(self._tell, partial(find, self))
+        self.loss_reported = False
+        """Whether a WorkerLostError has been raised for this worker."""
+        self._encoding = MessageEncoding(self._describe, partial(find, self))
         self._channel = channel
         self._gone = ""
         self._numbers = itertools.count()
@@ -87,13 +87,13 @@ class Node:
     def run(self, kind: str, results: Any, *operands: Any) -> None:
         """Put a command into the queue; the worker keeps what the command returns as `results`."""
         self.check()
-        self._unsent.put((self._wire.encode([kind, results, *operands]), NO_DATA, None))
+        self._unsent.put((self._encoding.encode([kind, results, *operands]), NO_DATA, None))
 
     def put(self, tensor: torch.Tensor) -> Owned:
         """Send a tensor of this process; return once it may be changed."""
         self.check()
         made, (facts, data) = self.new(), to_bytes(tensor)
-        command = self._wire.encode(["put", [made.number], facts])
+        command = self._encoding.encode(["put", [made.number], facts])
         if len(data) < _COPIED_BYTES:
             self._unsent.put((command, memoryview(bytes(data)), None))
         else:
@@ -115,7 +115,7 @@ class Node:
             try:
                 while answered != number:  # Ctrl-C may have left the answer to an earlier request.
                     text, data = self._channel.receive()
-                    answered, failure, value = self._wire.decode(text)
+                    answered, failure, value = self._encoding.decode(text)
             except (OSError, EOFError, ValueError) as error:
                 self._gone = self._gone or str(error)
                 self.check()
@@ -136,14 +136,14 @@ class Node:
                 hint="Fetch results inside of `with remote.workers(...)`.",
             )
         if self._gone:
-            self.was_told = True
+            self.loss_reported = True
             raise WorkerLostError(
                 f"Worker {self.number} (process {self.pid} on {self.host}) is gone: {self._gone}.",
                 hint="Its tensors are lost. Make them again on another worker, or start the workers again.",
             )
 
     def close(self) -> None:
-        """Say goodbye."""
+        """End the connection; the worker leaves after the commands so far."""
         self._gone = self._gone or _CLOSED
         self._unsent.put((BYE, NO_DATA, None))
         self._sender.join()
@@ -175,8 +175,8 @@ class Node:
         except (OSError, EOFError) as error:
             self._gone = self._gone or str(error)
 
-    def _tell(self, value: Any) -> Any:
-        """Return the text for an object of this worker, or for a local number in a tensor."""
+    def _describe(self, value: Any) -> Any:
+        """Return the description of an object of this worker, or of a local tensor of one number."""
         reference = getattr(value, "reference", None)
         if isinstance(reference, Owned) and reference.node is self:
             return {"ref": reference.number}

@@ -147,7 +147,7 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         try:
             for node in self.nodes if kind is None else ():
-                if not node.was_told:
+                if not node.loss_reported:
                     node.ask("count")
         finally:
             self.close()

@@ -311,7 +311,10 @@ class _Plan:
 
 
 def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
-    """Find the results of an operation by a run on meta tensors; `device` is that of a factory's result."""
+    """Run an operation on meta tensors and return the plan for its results.
+
+    `device` is where a factory puts its result; it is empty for an operation on operands.
+    """
     metas: list[torch.Tensor] = []
     more: dict[str, Any] = {"device": torch.device(device)} if device else {}
     where = {"device": "meta"} if device else {}

@@ -29,7 +29,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import NO_DATA, PURPOSE, Channel
-from slurmddp.remote.wire import BYE, Wire, from_bytes, to_bytes, without_dicts
+from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 from slurmddp.training.process_group.setup import RankContext, finish, start
 from slurmddp.training.process_group.signed_store import SignedStore
 
@@ -59,7 +59,7 @@ class Worker:
         self._unreported: Failure | None = None
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
-        self._wire = Wire(self._tell, self._find)
+        self._encoding = MessageEncoding(self._describe, self._find)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
         self._data = NO_DATA
@@ -88,7 +88,7 @@ class Worker:
 
     def _run(self, line: str) -> None:
         self._operand = None
-        kind, results, *operands = self._wire.decode(line)
+        kind, results, *operands = self._encoding.decode(line)
         if kind == "free":
             self._held.pop(results, None)
             return
@@ -167,10 +167,10 @@ class Worker:
                 value, data = to_bytes(asked)
             else:
                 value = len(self._held) if kind == "count" else without_dicts(asked)
-            text = self._wire.encode([number, None, value])
+            text = self._encoding.encode([number, None, value])
         except Exception as error:
             failure, self._unreported = self._failure(error, kind), None
-            text = self._wire.encode([number, [failure.text, failure.traceback], None])
+            text = self._encoding.encode([number, [failure.text, failure.traceback], None])
         self._controller.send(text, data)
 
     def _find(self, tag: str, content: Any) -> Any:
@@ -179,7 +179,7 @@ class Worker:
             self._operand = found
         return found
 
-    def _tell(self, value: Any) -> Any:
+    def _describe(self, value: Any) -> Any:
         """Describe a tensor for the controller, and keep it under a number of this worker."""
         if not isinstance(value, torch.Tensor):
             return None
