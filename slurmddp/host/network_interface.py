@@ -69,13 +69,18 @@ def _unusable(variable: str, environ: Mapping[str, str], why: str, here: Collect
 
 def interface_towards(address: str) -> str | None:
     """Return the name of the interface by which this machine reaches `address`; None without a route."""
-    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # Chooses the local address; sends nothing.
-            return interface_with(str(probe.getsockname()[0]))
+        return interface_with(address_towards(address))
     except OSError:
         return None
+
+
+def address_towards(address: str) -> str:
+    """Return the local address from which this machine reaches `address`; raise OSError without a route."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # Chooses the local address; sends nothing.
+        return str(probe.getsockname()[0])
 
 
 def interface_with(address: str) -> str | None:

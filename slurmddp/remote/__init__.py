@@ -1,9 +1,9 @@
 """One script controls, and workers hold the tensors: `remote.workers(4)`, `x.dist_send(node=1)`, `z.fetch()`.
 
-The room reads from top to bottom: `wire` and `channel` (messages), `connection` (the controller's end of one
-worker), `dispatch` (operations on remote tensors), `worker` and `collective` (the other end), `controller`
-(start and end of the workers, collectives), `place` (factories, send, call, module, events), and `job` (the
-ranks of `slurmddp controller`).
+The room reads from top to bottom: `message_encoding` and `channel` (messages), `connection` (the controller's
+end of one worker), `dispatch` (operations on remote tensors), `worker` and `collective` (the worker's end),
+`controller` (start and end of the workers, collectives), `place` (factories, send, call, module, events), and
+`job` (the ranks of `slurmddp controller`).
 """
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from slurmddp.remote.connection import RemoteError, WorkerLostError
 from slurmddp.remote.controller import Workers as workers
 from slurmddp.remote.dispatch import RemoteTensor
+from slurmddp.remote.place import Placement as node
 from slurmddp.remote.place import (
     arange,
     call,
@@ -19,7 +20,6 @@ from slurmddp.remote.place import (
     full,
     linspace,
     module,
-    node,
     ones,
     rand,
     randint,

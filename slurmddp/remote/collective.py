@@ -25,18 +25,22 @@ REDUCTIONS = {
 }
 
 
-def _agreed_group(failure: Exception | None, nodes: list[int]) -> Any:
-    """Return the process group of these workers; raise on all of them if operands of one have failed."""
-    group, own = _group_of(tuple(nodes)), distributed.get_rank()
-    failed = torch.tensor([0 if failure is None else own + 1])
-    group.allreduce(
-        [failed], _options(distributed.AllreduceOptions, reduceOp=distributed.ReduceOp.MAX)
-    ).wait()
+def run(failure: Exception | None, name: str, nodes: list[int], *operands: Any) -> list[torch.Tensor]:
+    """Run this worker's part of a collective of workers `nodes`; return the tensors that it changes or makes.
+
+    Raises:
+        Exception: `failure`, which an operand of this worker holds.
+        RuntimeError: an operand of another worker has failed.
+    """
+    group = _group_of(tuple(nodes))
+    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
+    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
     if failure is not None:
         raise failure
     if failed:
         raise RuntimeError(f"worker {int(failed) - 1} has no tensor for this collective: it failed there")
-    return group
+    made: list[torch.Tensor] = OPERATIONS[name](group, nodes, *operands)
+    return made
 
 
 def _group_of(nodes: tuple[int, ...]) -> Any:
@@ -55,54 +59,36 @@ def _group_of(nodes: tuple[int, ...]) -> Any:
     return _groups[nodes]
 
 
-def _options(kind: Any, **values: Any) -> Any:
-    made = kind()
-    for name, value in values.items():
-        setattr(made, name, value)
-    return made
-
-
 def all_reduce(
-    failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], reduction: str
+    group: Any, nodes: list[int], tensors: list[torch.Tensor], reduction: str
 ) -> list[torch.Tensor]:
-    """Reduce the tensors of all workers in place; the mean divides before it adds, as DDP does."""
-    group, flat = _agreed_group(failure, nodes), _flat(tensors)
-    if reduction == "mean":
-        flat.mul_(1 / len(nodes))
-    group.allreduce([flat], _options(distributed.AllreduceOptions, reduceOp=REDUCTIONS[reduction])).wait()
+    """Reduce the tensors of all workers in place."""
+    flat = _summand(tensors, reduction, nodes)
+    distributed.all_reduce(flat, REDUCTIONS[reduction], group)
     return _fill(tensors, flat)
 
 
 def reduce(
-    failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], reduction: str, node: int
+    group: Any, nodes: list[int], tensors: list[torch.Tensor], reduction: str, node: int
 ) -> list[torch.Tensor]:
     """Reduce the tensors of all workers into those of worker `node`."""
-    group, flat = _agreed_group(failure, nodes), _flat(tensors).clone()
-    if reduction == "mean":
-        flat.mul_(1 / len(nodes))
-    root = nodes.index(node)
-    options = _options(distributed.ReduceOptions, reduceOp=REDUCTIONS[reduction], rootRank=root)
-    group.reduce([flat], options).wait()
+    flat = _summand(tensors, reduction, nodes)
+    distributed.reduce(flat, op=REDUCTIONS[reduction], group=group, group_dst=nodes.index(node))
     return _fill(tensors, flat) if distributed.get_rank() == node else tensors
 
 
-def broadcast(
-    failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor], node: int
-) -> list[torch.Tensor]:
+def broadcast(group: Any, nodes: list[int], tensors: list[torch.Tensor], node: int) -> list[torch.Tensor]:
     """Give the tensors of worker `node` to all workers."""
-    group, flat = _agreed_group(failure, nodes), _flat(tensors)
-    group.broadcast([flat], _options(distributed.BroadcastOptions, rootRank=nodes.index(node))).wait()
+    flat = _flat(tensors)
+    distributed.broadcast(flat, group=group, group_src=nodes.index(node))
     return _fill(tensors, flat)
 
 
-def all_gather(
-    failure: Exception | None, nodes: list[int], tensors: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def all_gather(group: Any, nodes: list[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors of all workers, in the order of the workers."""
-    group = _agreed_group(failure, nodes)
     own = tensors[0].detach().contiguous()
     found = [torch.empty_like(own) for _ in nodes]
-    group.allgather([found], [own]).wait()
+    distributed.all_gather(found, own, group)
     return found
 
 
@@ -115,9 +101,7 @@ def give(failure: Exception | None, tensor: torch.Tensor, node: int) -> list[tor
     return []
 
 
-def take(
-    failure: Exception | None, node: int, shape: list[int], dtype: torch.dtype, device: str
-) -> list[torch.Tensor]:
+def take(node: int, shape: list[int], dtype: torch.dtype, device: str) -> list[torch.Tensor]:
     """Receive a tensor from worker `node`, which runs `give`."""
     is_there, found = torch.zeros(1, dtype=torch.bool), torch.empty(shape, dtype=dtype, device=device)
     distributed.recv(is_there, node)
@@ -128,20 +112,23 @@ def take(
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the tensors as one of one dimension: a view of a single contiguous tensor, else a copy."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
+    """Return the tensors as one tensor of one dimension in new memory."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _summand(tensors: Sequence[torch.Tensor], reduction: str, nodes: list[int]) -> torch.Tensor:
+    """Return this worker's part of a reduction; the mean divides before it adds, as DDP does."""
+    return _flat(tensors).mul_(1 / len(nodes)) if reduction == "mean" else _flat(tensors)
 
 
 def _fill(tensors: list[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
-    """Copy the parts of `flat` back into the tensors, unless they share its memory."""
+    """Copy the parts of `flat` back into the tensors."""
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
-        if tensor.data_ptr() != part.data_ptr():
-            tensor.detach().copy_(part.view(tensor.shape))
+        tensor.detach().copy_(part.view(tensor.shape))
     return tensors
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    one.__name__: one for one in (all_reduce, reduce, broadcast, all_gather, give, take)
+    one.__name__: one for one in (all_reduce, reduce, broadcast, all_gather)
 }

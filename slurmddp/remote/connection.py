@@ -10,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy
 import torch
 
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError
-from slurmddp.remote.channel import Channel, Greeting
-from slurmddp.remote.wire import BYE, Reference, Wire
+from slurmddp.remote.channel import NO_DATA, Channel, Greeting
+from slurmddp.remote.message_encoding import BYE, MessageEncoding, Reference, from_bytes, to_bytes
 
 _BATCH = 512
 """Most commands in one frame."""
@@ -47,7 +46,7 @@ class WorkerLostError(RankFailure):
 
 
 class Owned(Reference):
-    """An object of a worker, which drops the object when the last use here is gone."""
+    """An object of a worker. The worker frees the object after this reference's last use."""
 
     def __init__(self, node: Node, number: int) -> None:
         super().__init__(number)
@@ -62,20 +61,20 @@ class Node:
 
     Args:
         channel: the connection.
-        greeting: the facts that the worker has told.
+        greeting: the facts that the worker has sent about itself.
         find: returns the tensor of this worker that a reply describes.
     """
 
     def __init__(self, channel: Channel, greeting: Greeting, find: Callable[[Node, str, Any], Any]) -> None:
-        self.number, _, self.host, self.pid, self.device, _ = greeting
-        self.was_told = False
-        """Whether an error has told that this worker is gone."""
-        self._wire = Wire(self._tell, partial(find, self))
+        self.number, self.host, self.pid, self.device, _ = greeting
+        self.loss_reported = False
+        """Whether a WorkerLostError has been raised for this worker."""
+        self._encoding = MessageEncoding(self._describe, partial(find, self))
         self._channel = channel
         self._gone = ""
         self._numbers = itertools.count()
         self._requests = threading.Lock()
-        self._unsent: queue.SimpleQueue[tuple[str, memoryview | None, threading.Event | None] | None]
+        self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]]
         self._unsent = queue.SimpleQueue()
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._sender = threading.Thread(target=self._send, daemon=True)
@@ -88,15 +87,14 @@ class Node:
     def run(self, kind: str, results: Any, *operands: Any) -> None:
         """Put a command into the queue; the worker keeps what the command returns as `results`."""
         self.check()
-        self._unsent.put((self._wire.encode([kind, results, *operands]), None, None))
+        self._unsent.put((self._encoding.encode([kind, results, *operands]), NO_DATA, None))
 
     def put(self, tensor: torch.Tensor) -> Owned:
         """Send a tensor of this process; return once it may be changed."""
         self.check()
-        made, flat = self.new(), tensor.detach().cpu().contiguous().reshape(-1)
-        data: memoryview = memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        command = self._wire.encode(["put", [made.number], flat.dtype, list(tensor.shape)])
-        if data.nbytes < _COPIED_BYTES:
+        made, (facts, data) = self.new(), to_bytes(tensor)
+        command = self._encoding.encode(["put", [made.number], facts])
+        if len(data) < _COPIED_BYTES:
             self._unsent.put((command, memoryview(bytes(data)), None))
         else:
             sent = threading.Event()
@@ -116,22 +114,19 @@ class Node:
             self.run("reply", number, kind, asked)
             try:
                 while answered != number:  # Ctrl-C may have left the answer to an earlier request.
-                    answered, failure, value, size = self._wire.decode(self._channel.receive())
-                    if size is not None:
-                        data = numpy.empty(size, numpy.uint8)  # torch.empty would follow `with remote.node`.
-                        self._channel.receive_into(memoryview(data))  # type: ignore[arg-type]
-                        value = torch.from_numpy(data).view(value[0]).view(value[1])
+                    text, data = self._channel.receive()
+                    answered, failure, value = self._encoding.decode(text)
             except (OSError, EOFError, ValueError) as error:
                 self._gone = self._gone or str(error)
                 self.check()
         if failure is not None:
             raise RemoteError(self.number, self.host, *failure)
-        return value
+        return from_bytes(value, data) if kind == "fetch" else value
 
     def drop(self, number: int) -> None:
         """Let the worker drop an object; a collection of garbage calls it, so it takes no lock."""
         if not self._gone:
-            self._unsent.put((f'["free",{number}]', None, None))
+            self._unsent.put((f'["free",{number}]', NO_DATA, None))
 
     def check(self) -> None:
         """Raise WorkerLostError if the worker is gone, SlurmddpError if it was closed."""
@@ -141,45 +136,47 @@ class Node:
                 hint="Fetch results inside of `with remote.workers(...)`.",
             )
         if self._gone:
-            self.was_told = True
+            self.loss_reported = True
             raise WorkerLostError(
                 f"Worker {self.number} (process {self.pid} on {self.host}) is gone: {self._gone}.",
                 hint="Its tensors are lost. Make them again on another worker, or start the workers again.",
             )
 
     def close(self) -> None:
-        """Say goodbye."""
+        """End the connection; the worker leaves after the commands so far."""
         self._gone = self._gone or _CLOSED
-        self._unsent.put(None)
+        self._unsent.put((BYE, NO_DATA, None))
         self._sender.join()
         self._channel.close()
 
     def _send(self) -> None:
-        """Send commands as they come, all that have come meanwhile in one frame."""
-        item: Any = ()
-        while item is not None:
-            commands, data, sent = [], None, None
-            while (item := self._unsent.get()) is not None:
-                command, data, sent = item
+        """Send commands as they come; a frame holds all that have come meanwhile, up to a tensor's bytes."""
+        command = ""
+        while command != BYE:
+            commands: list[str] = []
+            is_full = False
+            while not is_full:
+                command, data, sent = self._unsent.get()
                 commands.append(command)
-                if data is not None or len(commands) == _BATCH or self._unsent.empty():
-                    break
-            self._send_frame(commands if item else [*commands, BYE], data)
+                is_full = (
+                    data is not NO_DATA or command == BYE or len(commands) == _BATCH or self._unsent.empty()
+                )
+            self._send_frame("\n".join(commands), data)
             if sent is not None:
                 sent.set()
 
-    def _send_frame(self, commands: list[str], data: memoryview | None) -> None:
+    def _send_frame(self, text: str, data: memoryview) -> None:
         if self._gone not in ("", _CLOSED):
             return
         try:
             if self._channel.has_ended():
                 raise EOFError("the worker has closed the connection")
-            self._channel.send(f"{data.nbytes if data else 0} " + "\n".join(commands), data)
+            self._channel.send(text, data)
         except (OSError, EOFError) as error:
             self._gone = self._gone or str(error)
 
-    def _tell(self, value: Any) -> Any:
-        """Return the text for an object of this worker, or for a local number in a tensor."""
+    def _describe(self, value: Any) -> Any:
+        """Return the description of an object of this worker, or of a local tensor of one number."""
         reference = getattr(value, "reference", None)
         if isinstance(reference, Owned) and reference.node is self:
             return {"ref": reference.number}

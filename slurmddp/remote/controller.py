@@ -30,6 +30,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
+from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel
@@ -146,7 +147,7 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         try:
             for node in self.nodes if kind is None else ():
-                if not node.was_told:
+                if not node.loss_reported:
                     node.ask("count")
         finally:
             self.close()
@@ -169,7 +170,7 @@ class Workers:
         self._process.wait()
 
     def node(self, number: int) -> Node:
-        """Return a worker; raise ConfigError if there is none of this number."""
+        """Return worker `number`; raise ConfigError if the number is not one of a worker."""
         if isinstance(number, int) and 0 <= number < self._count:
             return self.nodes[number]
         raise ConfigError(
@@ -177,7 +178,7 @@ class Workers:
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error of each that failed."""
+        """Wait until all workers have run all commands so far; raise the first error that one reports."""
         for node in self.nodes:
             node.ask("count")
 
@@ -248,9 +249,7 @@ def _address_towards_nodes() -> Address:
     """Return the address of this machine by which it reaches the nodes of the allocation."""
     first = expand(os.environ["SLURM_JOB_NODELIST"])[0]
     target = find_rank_zero(RankInfo(environment="slurm", nodes=2, hosts=(first, first)))[0]
-    with socket.socket(target.family, socket.SOCK_DGRAM) as probe:
-        probe.connect((target.text, 9))  # Chooses the local address; sends nothing.
-        return Address(target.family, probe.getsockname()[0])
+    return Address(target.family, address_towards(target.text))
 
 
 def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], list[int]]:

@@ -203,9 +203,9 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     if source is node:
         node.run("move", [made.reference.number], tensor, device)
     else:
-        source.run("collective", [], "give", tensor, node.number)
+        source.run("give", [], tensor, node.number)
         facts = [list(tensor.shape), tensor.dtype, device]
-        node.run("collective", [made.reference.number], "take", source.number, *facts)
+        node.run("take", [made.reference.number], source.number, *facts)
     return made
 
 
@@ -311,7 +311,10 @@ class _Plan:
 
 
 def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
-    """Find the results of an operation by a run on meta tensors; `device` is that of a factory's result."""
+    """Run an operation on meta tensors and return the plan for its results.
+
+    `device` is where a factory puts its result; it is empty for an operation on operands.
+    """
     metas: list[torch.Tensor] = []
     more: dict[str, Any] = {"device": torch.device(device)} if device else {}
     where = {"device": "meta"} if device else {}

@@ -15,7 +15,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.remote.connection import Node, Owned
 from slurmddp.remote.controller import Workers
 from slurmddp.remote.dispatch import RemoteTensor, aten, dispatch, move
-from slurmddp.remote.wire import without_dicts
+from slurmddp.remote.message_encoding import without_dicts
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -26,7 +26,7 @@ def _current(number: int) -> Node:
     return Workers.current.node(number)
 
 
-class node(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Create all tensors of a block on worker `number`; operations follow their operands as ever.
 
     Example:
@@ -52,7 +52,7 @@ class node(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _factory(make: Any) -> Callable[..., torch.Tensor]:
     def made(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
-        with globals()["node"](node):
+        with Placement(node):
             found: torch.Tensor = make(*args, **kwargs)
         return found if device is None else found.to(device)
 
@@ -100,13 +100,13 @@ def module(model: Model, node: int) -> Model:
                     made[tensor] = there
                 held[name] = None if tensor is None else made[tensor]
 
-    class There(type(placed)):  # type: ignore[misc]
+    class OnWorker(type(placed)):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            with globals()["node"](node):
+            with Placement(node):
                 return super().forward(*args, **kwargs)
 
-    There.__name__ = There.__qualname__ = type(placed).__name__
-    placed.__class__ = There
+    OnWorker.__name__ = OnWorker.__qualname__ = type(placed).__name__
+    placed.__class__ = OnWorker
     return placed
 
 

@@ -28,13 +28,16 @@ from slurmddp.environments.names import LAUNCHER_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
-from slurmddp.remote.channel import PURPOSE, Channel
-from slurmddp.remote.wire import BYE, Wire, without_dicts
+from slurmddp.remote.channel import NO_DATA, PURPOSE, Channel
+from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 from slurmddp.training.process_group.setup import RankContext, finish, start
 from slurmddp.training.process_group.signed_store import SignedStore
 
 _EVENT_S = 1800.0
 """Seconds to wait for an event of another worker, as long as for a collective."""
+
+_TELL_OTHERS = ("collective", "give")
+"""Commands that run although an operand has failed, to tell the workers that wait for this worker."""
 
 
 @dataclass
@@ -56,54 +59,52 @@ class Worker:
         self._unreported: Failure | None = None
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
-        self._wire = Wire(self._tell, self._find)
+        self._encoding = MessageEncoding(self._describe, self._find)
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._received: queue.SimpleQueue[tuple[str, torch.Tensor | None]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
+        self._data = NO_DATA
+        """The bytes of the frame whose commands are being run."""
 
     def serve(self) -> None:
         """Run commands until the end."""
         threading.Thread(target=self._receive, daemon=True).start()
         while True:
-            text, data = self._received.get()
+            text, self._data = self._received.get()
             for line in text.split("\n"):
                 if line == BYE:
                     return
-                self._run(line, data)
+                self._run(line)
 
     def _receive(self) -> None:
         """Read the connection all the time, so that a dead controller ends this process, whatever it runs."""
         try:
             while True:
-                text = self._controller.receive()
-                size = int(text[: text.index(" ")])
-                data = torch.empty(size, dtype=torch.uint8) if size else None
-                if data is not None:
-                    self._controller.receive_into(memoryview(data.numpy()))  # type: ignore[arg-type]
-                self._received.put((text[text.index(" ") + 1 :], data))
+                text, data = self._controller.receive()
+                self._received.put((text, data))
                 if text.endswith(BYE):
                     return
         except (OSError, EOFError):
             os._exit(self._lost())
 
-    def _run(self, line: str, data: torch.Tensor | None) -> None:
+    def _run(self, line: str) -> None:
         self._operand = None
-        kind, results, *operands = self._wire.decode(line)
+        kind, results, *operands = self._encoding.decode(line)
         if kind == "free":
             self._held.pop(results, None)
             return
         if kind == "reply":
             self._reply(results, *operands)
             return
+        numbers = [results] if isinstance(results, int) else results
         try:
-            found = getattr(self, f"_do_{kind}")(data, *operands)
-            made = (
-                [(results, found)] if isinstance(results, int) else zip(results, _leaves(found), strict=True)
-            )
-            self._held.update((number, one) for number, one in made if number is not None)
+            if self._operand is not None and kind not in _TELL_OTHERS:
+                raise self._operand
+            found = getattr(self, f"_do_{kind}")(*operands)
+            made = dict(zip(numbers, [found] if isinstance(results, int) else _leaves(found), strict=True))
         except Exception as error:
-            failure = self._failure(error, f"{kind} {operands[0] if operands else ''}")
-            numbers = [results] if isinstance(results, int) else results
-            self._held.update((number, failure) for number in numbers if number is not None)
+            made = dict.fromkeys(numbers, self._failure(error, f"{kind} {operands[0] if operands else ''}"))
+        made.pop(None, None)  # The number of a result that is no tensor.
+        self._held.update(made)
 
     def _failure(self, error: Exception, command: str) -> Failure:
         if isinstance(error, Failure):
@@ -115,35 +116,37 @@ class Worker:
 
     # --- commands; the operands of each are those that the controller sends
 
-    def _do_op(self, data: Any, name: str, args: list[Any], kwargs: list[Any]) -> Any:
-        self._require_operands()
+    def _do_op(self, name: str, args: list[Any], kwargs: list[Any]) -> Any:
         if name not in self._functions:
             namespace, operation, overload = name.split(".")
             self._functions[name] = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
         # No tensor here requires a gradient. `no_grad` would let some kernels leave out what backward needs.
         return self._functions[name](*args, **dict(kwargs))
 
-    def _do_call(self, data: Any, path: str, args: list[Any], kwargs: list[Any]) -> Any:
-        self._require_operands()
+    def _do_call(self, path: str, args: list[Any], kwargs: list[Any]) -> Any:
         return plugins.locate(path, key="remote.call")(*args, **dict(kwargs))
 
-    def _do_put(self, data: torch.Tensor | None, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-        flat = torch.empty(0, dtype=torch.uint8) if data is None else data
-        return flat.view(dtype).view(shape)
+    def _do_put(self, facts: list[Any]) -> torch.Tensor:
+        return from_bytes(facts, self._data)
 
-    def _do_move(self, data: Any, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        self._require_operands()
+    def _do_move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         return tensor.detach().to(device)
 
-    def _do_collective(self, data: Any, name: str, *operands: Any) -> Any:
-        return collective.OPERATIONS[name](self._operand, *operands)
+    def _do_collective(self, name: str, nodes: list[int], *operands: Any) -> Any:
+        return collective.run(self._operand, name, nodes, *operands)
 
-    def _do_event(self, data: Any, name: str) -> list[torch.Tensor]:
+    def _do_give(self, tensor: torch.Tensor, node: int) -> Any:
+        return collective.give(self._operand, tensor, node)
+
+    def _do_take(self, *source: Any) -> Any:
+        return collective.take(*source)
+
+    def _do_event(self, name: str) -> list[torch.Tensor]:
         if self._context.store is not None:
             self._store().set(name, "reached")
         return []
 
-    def _do_wait(self, data: Any, name: str) -> list[torch.Tensor]:
+    def _do_wait(self, name: str) -> list[torch.Tensor]:
         if self._store().wait([name], _EVENT_S) == [None]:
             raise TimeoutError(f"the other worker did not reach the event within {_EVENT_S:.0f} s")
         return []
@@ -151,29 +154,23 @@ class Worker:
     def _store(self) -> SignedStore:
         return SignedStore(self._context.store, self._context.info.launch_id)
 
-    def _require_operands(self) -> None:
-        if self._operand is not None:
-            raise self._operand
-
     # --- requests, for which the controller waits
 
     def _reply(self, number: int, kind: str, asked: Any = None) -> None:
         failure, self._unreported = self._unreported or self._operand, None
         value: Any = None
-        size: int | None = None
-        data: memoryview | None = None
+        data = NO_DATA
         try:
-            if failure is None and kind == "fetch":
-                flat = asked.detach().contiguous().cpu().reshape(-1)
-                value, size = [flat.dtype, list(asked.shape)], flat.nbytes
-                data = memoryview(flat.view(torch.uint8).numpy())
-            elif failure is None:
+            if failure is not None:
+                raise failure
+            if kind == "fetch":
+                value, data = to_bytes(asked)
+            else:
                 value = len(self._held) if kind == "count" else without_dicts(asked)
-            text = self._wire.encode([number, None, value, size])
+            text = self._encoding.encode([number, None, value])
         except Exception as error:
             failure, self._unreported = self._failure(error, kind), None
-        if failure is not None:
-            data, text = None, self._wire.encode([number, [failure.text, failure.traceback], None, None])
+            text = self._encoding.encode([number, [failure.text, failure.traceback], None])
         self._controller.send(text, data)
 
     def _find(self, tag: str, content: Any) -> Any:
@@ -182,7 +179,7 @@ class Worker:
             self._operand = found
         return found
 
-    def _tell(self, value: Any) -> Any:
+    def _describe(self, value: Any) -> Any:
         """Describe a tensor for the controller, and keep it under a number of this worker."""
         if not isinstance(value, torch.Tensor):
             return None
@@ -205,15 +202,18 @@ def context_of(info: RankInfo) -> RankContext:
     return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
-def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
-    """Serve the controller at `end` until it says goodbye; if it is gone, exit with the code of `lost`."""
-    info, secret = context.info, Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
-    facts = {
-        "rank": info.rank,
-        "world_size": info.world_size,
-        "pid": os.getpid(),
-        "device": str(context.device),
-    }
+def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
+    """Serve the controller at `address` until it says goodbye.
+
+    If the controller dies, this process exits with the code that `lost` returns. If the controller's script
+    has ended and never asked for this worker, the function returns.
+    """
+    secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
+    facts = {"rank": context.info.rank, "pid": os.getpid(), "device": str(context.device)}
+    try:
+        end = socket.create_connection(address)
+    except ConnectionRefusedError:  # The script has closed its listener.
+        return
     try:
         controller = channel.join(end, secret, **facts)
     except (OSError, EOFError):
@@ -225,14 +225,13 @@ def serve(end: socket.socket, context: RankContext, lost: Callable[[], int] = la
 
 def main(words: Sequence[str]) -> int:
     """Serve the controller that listens at `ADDRESS PORT`, as `WORLD_SIZE` processes outside of srun."""
-    address, port, world_size = words[0], int(words[1]), int(words[2])
+    address, world_size = (words[0], int(words[1])), int(words[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         # Processes that are forked after the import of torch share its cost, as an agent's ranks do.
         rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
         os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
-    end = socket.create_connection((address, port))
-    serve(end, context_of(detect(os.environ)))
+    serve(address, context_of(detect(os.environ)))
     return 0
 
 

@@ -10,13 +10,15 @@ import torch
 
 from slurmddp import remote
 from slurmddp.errors import ConfigError
+from slurmddp.remote import dispatch
 
 FUNCTIONS = "support.distributed.remote_functions"
 pytestmark = pytest.mark.distributed
 
 
 def bits(tensor):
-    return tensor.dtype, tensor.shape, tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
+    flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    return tensor.dtype, tensor.shape, flat.view(torch.uint8).tolist()
 
 
 def test_g6_results_are_where_the_operands_are(w):
@@ -27,6 +29,7 @@ def test_g6_results_are_where_the_operands_are(w):
         a, b = torch.zeros(10), torch.tensor([1.0, 2.0])
         local = torch.ones(3)
         follows = z.sum()
+        assert type(z.fetch()) is torch.Tensor and z[0, 0].item() == z.fetch()[0, 0].item()
         assert torch.ones(3).dist_send(node=0).fetch().sum() == z[:1, :3].fetch().numel() == 3
     assert [one.get_node() for one in (x, y, z, z * 2, a, b, local, follows)] == [1, 1, 1, 1, 2, 2, 2, 1]
     assert (z.get_device(), z.device, z.shape, z.dtype) == (
@@ -82,6 +85,7 @@ CASES = {
     "convolution": lambda x, i: torch.nn.functional.conv2d(x[None, None], x[None, None, :2, :2], padding=1),
     "out": lambda x, i: torch.add(x, 1, out=torch.empty_like(x)),
     "complex": lambda x, i: torch.view_as_real(torch.complex(x, x) * (1 + 2j)),
+    "a conjugate": lambda x, i: torch.complex(x, x).conj(),
     "a scalar": lambda x, i: torch.linspace(0, 1, 3).sum() * 0 + x.sum().item(),
     "no dimension": lambda x, i: x.sum().clone().reshape(1, 1),
     "empty": lambda x, i: x[:0].sum(dim=0),
@@ -110,6 +114,8 @@ def test_the_table_of_shapes_keeps_apart_what_gives_other_results(w):
     assert [tuple(x.reshape(shape).shape) for shape in ([2, 2], [4, 1])] == [(2, 2), (4, 1)]
     assert [(x[at:].sum() * factor).item() for at, factor in ((1, 2.0), (2, 3.0))] == [6.0, 6.0]
     assert x.add(x, alpha=2).tolist() == [3.0] * 4 and x.add(x, alpha=3).tolist() == [4.0] * 4
+    dispatch.meta.cache_clear()
+    assert x.mul_(1) is x, "facts are compared by value"
     y = x.clone()
     assert torch.add(x, y, out=x) is x and torch.add(x, y, out=y) is y and y.tolist() == [3.0] * 4
     torch.set_default_dtype(torch.float64)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError
-from slurmddp.remote import job
+from slurmddp.remote import job, worker
+from slurmddp.training.process_group.setup import finish, start
 from support.runs.train_runs import only_run
 
 pytestmark = pytest.mark.distributed
@@ -56,3 +59,11 @@ def test_g12_ranks_without_a_secret_serve_nobody(monkeypatch):
     monkeypatch.delenv("SLURMDDP_SECRET", raising=False)
     with pytest.raises(ConfigError, match="anybody could control"):
         job.main(["script.py"])
+
+
+def test_a_rank_that_connects_after_the_script_has_ended_ends_without_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    context = start(RankInfo(environment="local"))
+    worker.serve(address, context)
+    finish(context)

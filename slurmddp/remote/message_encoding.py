@@ -1,7 +1,7 @@
 """The text of commands and replies: JSON, with tags for tensors, dtypes, devices and complex numbers.
 
-A value of any other type is refused. Nothing is pickled, so that a message can only name objects that its
-receiver knows: operations of torch, importable functions, and tensors by their number.
+A value of another type is refused. Because nothing is pickled, a message can only name objects that its
+receiver knows: operations of torch, importable functions, and tensors by their numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from slurmddp.errors import ConfigError
 
@@ -25,16 +27,16 @@ class Reference:
         self.number = number
 
 
-class Wire:
+class MessageEncoding:
     """Encode and decode the values of one end of a connection.
 
     Args:
-        tell: returns the text for a tensor or another object; None if it has none.
-        find: returns the object that a `Reference` or a description of a tensor stands for.
+        describe: returns a tagged description of a tensor or another object; None if it has no description.
+        find: returns the object for the tag and the content of such a description.
     """
 
-    def __init__(self, tell: Callable[[Any], Any], find: Callable[[str, Any], Any]) -> None:
-        self._tell = tell
+    def __init__(self, describe: Callable[[Any], Any], find: Callable[[str, Any], Any]) -> None:
+        self._describe = describe
         self._find = find
         self.encode = json.JSONEncoder(default=self._tagged, separators=(",", ":")).encode
         self.decode = json.JSONDecoder(object_hook=self._untagged).decode
@@ -49,14 +51,14 @@ class Wire:
             return {"device": str(value)}
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
-        told = self._tell(value)
-        if told is None:
+        description = self._describe(value)
+        if description is None:
             raise ConfigError(
                 f"A value of type {type(value).__name__} can't go to a worker or back: {value!r:.80}.",
                 hint="Send tensors, numbers, texts, lists and dictionaries; create other objects on the "
                 "worker by remote.call().",
             )
-        return told
+        return description
 
     def _untagged(self, tagged: dict[str, Any]) -> Any:
         ((tag, content),) = tagged.items()
@@ -79,3 +81,16 @@ def without_dicts(value: Any) -> Any:
     if isinstance(value, dict):
         return {"dict": [[key, without_dicts(one)] for key, one in value.items()]}
     return [without_dicts(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
+    """Return dtype and shape of a tensor, and its bytes; they share the memory of a contiguous CPU tensor."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return [flat.dtype, list(tensor.shape)], memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
+    """Return the tensor of `to_bytes`, in the memory of `data` and in this process."""
+    dtype, shape = facts
+    with _disable_current_modes():  # Else `with remote.node` would send the tensor to a worker.
+        return torch.from_numpy(numpy.asarray(data)).view(dtype).view(shape)
