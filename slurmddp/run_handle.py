@@ -159,7 +159,7 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
     """
     from slurmddp.cli.commands import train as command
 
-    words = [*overrides, *(_override(key, value) for key, value in settings.items())]
+    words = [*overrides, *(f"{key}={_spelled(value)}" for key, value in settings.items())]
     (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
         command.begin(job, fresh=fresh)
@@ -221,10 +221,6 @@ def _import_path(function: Callable[..., Any] | str) -> str:
             "`Distributon.launch(function)` calls any function on this machine.",
         )
     return f"{module}.{name}"
-
-
-def _override(key: str, value: Any) -> str:
-    return f"{'+' if key == 'cluster' else ''}{key}={_spelled(value)}"
 
 
 def _spelled(value: Any) -> str:

@@ -47,7 +47,7 @@ class SlurmddpLauncher(Launcher):
     """Submits each job, or without a cluster trains one after another on this machine."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = [f"{'+' if key == 'cluster' else ''}{key}={text}" for key, text in _texts(settings)]
+        self._settings = [f"{key}={text}" for key, text in _texts(settings)]
         self._config: DictConfig | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

@@ -175,8 +175,7 @@ def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
     typed, _, value = flag.lstrip("-").partition("=")
     name = typed.replace("-", "_")
     meant = [key for key in every_key() if name in (key, key.rpartition(".")[2])]
-    sign = "+" if name == "cluster" else ""
-    return f"Settings have no dashes: {sign}{meant[0]}={value or 'VALUE'}" if meant else ""
+    return f"Settings have no dashes: {meant[0]}={value or 'VALUE'}" if meant else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

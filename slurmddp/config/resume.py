@@ -92,7 +92,7 @@ def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> 
 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
-    cluster = compose_plan(make_plan([f"+cluster={name}"], project_dir), [])["cluster"]
+    cluster = compose_plan(make_plan([f"cluster={name}"], project_dir), [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 
 

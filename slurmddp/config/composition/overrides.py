@@ -237,10 +237,7 @@ def _with_sign(given: Given, draft: _Draft) -> str:
 def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
     for group in GROUPS:
         if given.key in options(roots, group):
-            sign = "+" if group == "cluster" else ""
-            return ConfigError(
-                f"{given.text!r} is not a setting.", hint=f"Did you mean {sign}{group}={given.key}?"
-            )
+            return ConfigError(f"{given.text!r} is not a setting.", hint=f"Did you mean {group}={given.key}?")
     if given.key.endswith(".py"):
         hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
         return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)
