@@ -2,6 +2,8 @@
 
 slurmddp rerun first                    the new run is named first-rerun
 slurmddp rerun first seed=1 nodes=4     with other settings
+
+The run folder keeps the settings of a command, not its flags: give --config-name and the like again.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ class Finding:
     key: str
     """The key of the configuration: `nodes`, `cluster.sbatch`."""
     value: str
-    """The value that was asked for."""
+    """The value in the job's configuration."""
     site: str
-    """What the site has, as a clause."""
+    """A clause: the site's limit, or the things that the site has."""
     remedy: str
-    """What to change, as sentences."""
+    """Sentences that tell the person which key to change, and how."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.site}. {self.remedy}"
