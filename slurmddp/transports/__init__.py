@@ -1,1 +1,1 @@
-"""Process groups of torch over transports: a link of one's own, shared memory, several devices."""
+"""Process groups of torch over transports: a link, shared memory, several devices."""
