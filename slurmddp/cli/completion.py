@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from slurmddp.config.schema import GROUPS, every_key
+from slurmddp.config.keys import GROUPS, every_key
 from slurmddp.runs import index
 
 SHELLS = ("bash", "zsh", "fish")

@@ -17,8 +17,9 @@ from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
 from slurmddp.config.job import build_job
+from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
-from slurmddp.config.schema import FREE, TOP, every_key
+from slurmddp.config.schema import FREE
 from slurmddp.config.script_arguments import typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS

@@ -15,7 +15,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from slurmddp.config.composition import hydra_keys
-from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
+from slurmddp.config.keys import GROUPS, OPEN_NODES, TOP, defaults
+from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.config.script_arguments import quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
