@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,5 @@ def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a run: the first one, and the changes since."""
-    file = folder.overrides_file
-    first = shlex.split(file.read_text(encoding="utf-8")) if file.exists() else []
+    first = folder.typed() if folder.overrides_file.exists() else []
     return (*first, *changes)

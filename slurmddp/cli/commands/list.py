@@ -106,7 +106,7 @@ def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
 
 def _typed(folder: RunFolder) -> list[str]:
     try:
-        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8", errors="replace"))
+        words = folder.typed()
     except (OSError, ValueError):
         return []
     shown = [word for word in words if word.lstrip("+").partition("=")[0] not in ("name", "cluster")]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from pathlib import Path
 
 from slurmddp.cli.commands import train
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 def words_of(folder: RunFolder) -> list[str]:
     """Return the settings of a run as typed, without its name."""
     try:
-        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8"))
+        words = folder.typed()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."
