@@ -158,8 +158,9 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
     from slurmddp.cli.commands import train as command
+    from slurmddp.config.script_arguments import spelled
 
-    words = [*overrides, *(_override(key, value) for key, value in settings.items())]
+    words = [*overrides, *(f"{key}={spelled(value)}" for key, value in settings.items())]
     (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
         command.begin(job, fresh=fresh)
@@ -189,7 +190,7 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = Fa
     Example:
         slurmddp.submit(package.module.evaluate, "weights.safetensors", nodes=2).result()
     """
-    from slurmddp.config.script_arguments import quoted
+    from slurmddp.config.script_arguments import spelled
     from slurmddp.spec import MODULE
 
     path = _import_path(function)
@@ -200,14 +201,18 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = Fa
             f"An argument of {path} can't be kept as text: {error}.",
             hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
         ) from error
-    items = ",".join(map(quoted, ["{run_dir}", path, text]))
-    words = [f"program.script={quoted(MODULE + _MODULE)}", f"program.args=[{items}]"]
+    program = {"script": MODULE + _MODULE, "args": ["{run_dir}", path, text]}
+    words = [f"program.{key}={spelled(value)}" for key, value in program.items()]
     settings.setdefault("name", re.sub(r"\W+", "-", path.rpartition(".")[2]))
     return train(*words, fresh=fresh, **settings)
 
 
 def _import_path(function: Callable[..., Any] | str) -> str:
-    """Return the path by which the ranks import a function; raises ConfigError if there is none."""
+    """Return the import path of a function.
+
+    Raises:
+        ConfigError: the ranks can't import the function.
+    """
     from slurmddp import plugins
 
     if isinstance(function, str):
@@ -221,23 +226,6 @@ def _import_path(function: Callable[..., Any] | str) -> str:
             "`Distributon.launch(function)` calls any function on this machine.",
         )
     return f"{module}.{name}"
-
-
-def _override(key: str, value: Any) -> str:
-    return f"{'+' if key == 'cluster' else ''}{key}={_spelled(value)}"
-
-
-def _spelled(value: Any) -> str:
-    """Return a value as Hydra's grammar writes it."""
-    from slurmddp.config.script_arguments import quoted
-
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_spelled(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_spelled, value))}]"
-    if value is None or isinstance(value, (bool, int, float)):
-        return json.dumps(value)
-    return str(value) if re.fullmatch(r"[A-Za-z][\w./]*", str(value)) else quoted(str(value))
 
 
 def _start_here(folder: RunFolder, words: list[str]) -> None:

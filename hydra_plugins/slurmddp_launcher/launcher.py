@@ -47,7 +47,7 @@ class SlurmddpLauncher(Launcher):
     """Submits each job, or without a cluster trains one after another on this machine."""
 
     def __init__(self, **settings: Any) -> None:
-        self._settings = [f"{'+' if key == 'cluster' else ''}{key}={text}" for key, text in _texts(settings)]
+        self._settings = [f"{key}={text}" for key, text in _texts(settings)]
         self._config: DictConfig | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -89,15 +89,13 @@ def _refuse_sweeper(config: DictConfig | None) -> None:
 
 def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the full key and the value, as Hydra's grammar writes it, of each setting that is not null."""
-    from slurmddp.config.script_arguments import quoted
+    from slurmddp.config.script_arguments import spelled
 
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _texts(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{name}", f"[{','.join(quoted(str(one)) for one in value)}]"
         elif value is not None:
-            yield f"{prefix}{name}", quoted(value) if isinstance(value, str) else str(value)
+            yield f"{prefix}{name}", spelled(value)
 
 
 def _program(config: DictConfig | None, overrides: Sequence[str]) -> list[str]:

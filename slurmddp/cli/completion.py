@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from slurmddp.config.schema import GROUPS, every_key
+from slurmddp.config.keys import GROUPS, every_key
 from slurmddp.runs import index
 
 SHELLS = ("bash", "zsh", "fish")
-_OPTIONAL = ("cluster",)
-"""Groups without a default choice, which take a `+`."""
 
 
 def script(shell: str) -> str:
@@ -90,11 +88,12 @@ def settings(prefix: str, **_facts: Any) -> list[str]:
 
 def _settings(prefix: str) -> Iterator[str]:
     typed, given, _ = prefix.partition("=")
-    if not given:
-        for name in every_key():
-            yield f"{'+' if name in _OPTIONAL else ''}{name}="
-        return
     name = typed.lstrip("+")
+    if not given:
+        signs = typed.removesuffix(name)
+        for key in every_key():
+            yield f"{signs}{key}="
+        return
     if name in GROUPS:
         for choice in _choices(name):
             yield f"{typed}={choice}"

@@ -165,7 +165,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
     """Return how to write a setting, or the arguments of a script, that was typed as a flag; may be empty."""
     from slurmddp.cli import hydra_flags
-    from slurmddp.config.schema import every_key
+    from slurmddp.config.keys import every_key
 
     if flag.partition("=")[0] in hydra_flags.REFUSED:
         return hydra_flags.REFUSED[flag.partition("=")[0]]
@@ -175,8 +175,7 @@ def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
     typed, _, value = flag.lstrip("-").partition("=")
     name = typed.replace("-", "_")
     meant = [key for key in every_key() if name in (key, key.rpartition(".")[2])]
-    sign = "+" if name == "cluster" else ""
-    return f"Settings have no dashes: {sign}{meant[0]}={value or 'VALUE'}" if meant else ""
+    return f"Settings have no dashes: {meant[0]}={value or 'VALUE'}" if meant else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

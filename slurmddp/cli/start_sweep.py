@@ -78,7 +78,8 @@ def _refuse_alike(jobs: Sequence[Job]) -> Path:
     seen: dict[str, Job] = {}
     for job in jobs:
         if other := seen.get(job.run_name):
-            one, two = (shlex.join(_own([other, job], each)) or "nothing" for each in (other, job))
+            pair = (other, job)
+            one, two = (shlex.join(_own(pair, each) or as_typed(each.overrides)) for each in pair)
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {one}, and {two}.",
                 hint="Sweep keys whose values mean another run; docs/configuration.md lists them.",

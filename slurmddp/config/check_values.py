@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.config.schema import OPEN_NODES, Cluster, Config, Key, NamedNodes, Node, every_key, keys
+from slurmddp.config.keys import OPEN_NODES, Key, every_key, keys
+from slurmddp.config.schema import Cluster, Config, NamedNodes, Node
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import SPECIAL_KEYS
 

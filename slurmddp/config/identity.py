@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.config.schema import TOP, Identity, every_key
+from slurmddp.config.keys import TOP, every_key
+from slurmddp.config.schema import Identity
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:

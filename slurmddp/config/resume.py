@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
 from slurmddp.config.job import build_job
+from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
-from slurmddp.config.schema import FREE, TOP, every_key
+from slurmddp.config.schema import FREE
 from slurmddp.config.script_arguments import typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
@@ -92,12 +92,11 @@ def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> 
 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
-    cluster = compose_plan(make_plan([f"+cluster={name}"], project_dir), [])["cluster"]
+    cluster = compose_plan(make_plan([f"cluster={name}"], project_dir), [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a run: the first one, and the changes since."""
-    file = folder.overrides_file
-    first = shlex.split(file.read_text(encoding="utf-8")) if file.exists() else []
+    first = folder.typed() if folder.overrides_file.exists() else []
     return (*first, *changes)

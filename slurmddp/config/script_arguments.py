@@ -6,9 +6,10 @@ split as a shell does.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
@@ -20,6 +21,8 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 _TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
 """An escaped character, a text in quotes, or one character."""
 _UNCLOSED = ("'", '"', "\\")
+_VALUES = frozenset({"true", "false", "null", "inf", "nan"})
+"""Words that Hydra's grammar does not read as texts."""
 
 
 def typed(value: str) -> list[str]:
@@ -97,6 +100,19 @@ def unquoted(text: str) -> str:
         and re.fullmatch(rf"{quote}(\\.|[^{quote}\\])*{quote}", text, re.DOTALL)
     )
     return re.sub(rf"\\({quote}|\\(?=\\*{quote}))", r"\1", text[1:-1]) if whole else text
+
+
+def spelled(value: Any) -> str:
+    """Return a value as Hydra's grammar writes it: a text, a number, None, a list or a mapping."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{spelled(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(spelled, value))}]"
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    text = str(value)
+    is_plain = re.fullmatch(r"[A-Za-z][\w./]*", text) and text.lower() not in _VALUES
+    return text if is_plain else quoted(text)
 
 
 def quoted(value: str) -> str:

@@ -30,6 +30,7 @@ done
         ("mod", {"model="}),
         ("train.st", {"train.steps="}),
         ("+clu", {"+cluster="}),
+        ("clu", {"cluster="}),
         ("model=", {"model=gpt_small"}),
         ("+cluster=b", {"+cluster=big"}),
         ("train.compile=", {"train.compile=true", "train.compile=false"}),

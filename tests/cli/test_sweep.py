@@ -103,6 +103,7 @@ def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsy
     ("words", "reason"),
     [
         (["time_limit=1h,2h"], "Two points of the sweep are the same run.*time_limit=1h, and time_limit=2h"),
+        (["seed=1,1"], "Two points of the sweep are the same run.*big seed=1, and +cluster=big seed=1."),
         (["seed=1,x"], "`seed` is 'x'"),
         (["seed=1,2", "runs_dir=r${seed}"], "lie in one folder"),
         (["nodes=1,3"], "nodes=3.*partition 'gpu' gives a job at most 2"),
@@ -130,7 +131,7 @@ def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(pr
     cluster.submit = really
     cluster.refusal = ""
     assert main(["list", sweep.name]) == EXIT_FINISHED
-    assert "2 of 3 points have not been started" in capsys.readouterr().err
+    assert "2 of 3 points have no run folder" in capsys.readouterr().err
     assert main(words) == EXIT_FINISHED
     assert len(cluster.submissions) == 3 and len(sweep.started) == 3
 

@@ -48,7 +48,7 @@ class Case:
 
 HABITS = {
     "choose a file of a group": [Case("loss=bce", {"loss._target_": "torch.nn.BCELoss"})],
-    "groups of one's own": [Case("experiment=long", {"seed": 5})],
+    "own groups": [Case("experiment=long", {"seed": 5})],
     "`@package` in a file": [Case("+experiment=long", {"train.steps": 9})],
     "defaults in the primary file": [
         Case(
@@ -95,7 +95,7 @@ HABITS = {
         Case("hydra.searchpath=x", refused="not a list of folders"),
         Case("hydra.searchpath=[x", refused="[Nn]ever closed|can.t be read"),
     ],
-    "top-level keys of one's own": [
+    "own top-level keys": [
         Case("width=32", {"model.width": 32}, files={"conf/slurmddp.yaml": "model: {width: '${width}'}\n"}),
         Case("+model.x=${oc.select:own.x,1}", {"model.x": 7}, files={"conf/slurmddp.yaml": "own: {x: 7}\n"}),
         Case("wdith=3", refused="`wdith` is not a key.*if another value refers to it"),
@@ -114,7 +114,7 @@ HABITS = {
         Case("name=of-${hydra:runtime.choices.model}", {"name": "of-gpt_small"}),
         Case("name=${hydra:job.num}", refused="hydra:job.num.*has no value"),
     ],
-    "resolvers of one's own": [
+    "own resolvers": [
         Case("+model.x=${twice:4}", {"model.x": 8}, files={"conf/slurmddp.py": NET}),
         Case("+model.x=${thrice:4}", refused="`model.x` uses .*thrice"),
         Case("-cn config", refused="config.py can't be run: ZeroDivis", files={"conf/config.py": "1 / 0\n"}),

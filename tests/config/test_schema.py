@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmddp.config.schema import GROUPS, TOP, Identity, Key, every_key
+from slurmddp.config.keys import GROUPS, TOP, Key, every_key
+from slurmddp.config.schema import Identity
 from support import ROOT
 
 TABLE = re.compile(r"(?<=<!-- keys -->\n).*(?=<!-- end -->)", re.DOTALL)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
+from slurmddp.config.script_arguments import spelled
 from slurmddp.errors import ConfigError
 from support.runs.projects import job_of
 
@@ -51,6 +53,30 @@ def arguments(project: Path, typed: str) -> object:
 )  # fmt: skip
 def test_arguments_reach_the_script_as_typed(project: Path, typed: str, reaches: list[str]) -> None:
     assert arguments(project, typed) == reaches
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "a100x8",
+            "package.module.Class",
+            "",
+            "a b",
+            "01:00:00",
+            "true",
+            "Null",
+            "nan",
+            "7",
+            "it's",
+            'say "x"\\',
+        ),
+        *(3, -0.5, 1e-7, True, None, [], ["a,b", 1, [None]], {"x": 1, "y": ["true"]}),
+    ],
+)
+def test_a_value_of_python_is_spelled_so_that_hydra_reads_the_same_value(value: object) -> None:
+    (read,) = OverridesParser.create().parse_overrides([f"key={spelled(value)}"])
+    assert read.value() == value and type(read.value()) is type(value)
 
 
 @pytest.mark.parametrize("typed", ["[--lr, 3", "['a]", "--name 'a", "[a]]", "[a],[b]"])

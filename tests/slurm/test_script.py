@@ -20,7 +20,7 @@ from slurmddp.slurm.script import render
 from slurmddp.slurm.units import parse_minutes
 from slurmddp.spec import Job
 from support import ROOT
-from support.slurm.slurm_jobs import make_job
+from support.slurm.slurm_jobs import make_job, options_in
 
 GOLDEN = ROOT / "tests/golden"
 REWRITE = "SLURMDDP_REWRITE_GOLDEN"
@@ -71,8 +71,7 @@ def test_the_same_job_gives_the_same_bytes() -> None:
 
 
 def header(job: Job) -> list[str]:
-    lines = render(job).splitlines()
-    return [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
+    return [option.removeprefix("--") for option in options_in(render(job))]
 
 
 def test_nothing_is_asked_for_that_was_not_set() -> None:

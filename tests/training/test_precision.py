@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from slurmddp.config.schema import every_key
+from slurmddp.config.keys import every_key
 from slurmddp.errors import ConfigError
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.precision import PRECISIONS

@@ -50,7 +50,7 @@ def _runs_of(name: str) -> list[RunFolder]:
             hint=near_matches(name, sweeps.names()) or "`slurmddp train -m seed=1,2` starts one.",
         )
     if left := len(sweep.runs) - len(sweep.started):
-        print(f"{left} of {len(sweep.runs)} points have not been started.", file=sys.stderr)
+        print(f"{left} of {len(sweep.runs)} points have no run folder.", file=sys.stderr)
     return sweep.started
 
 
@@ -106,7 +106,7 @@ def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
 
 def _typed(folder: RunFolder) -> list[str]:
     try:
-        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8", errors="replace"))
+        words = folder.typed()
     except (OSError, ValueError):
         return []
     shown = [word for word in words if word.lstrip("+").partition("=")[0] not in ("name", "cluster")]

@@ -2,6 +2,8 @@
 
 slurmddp rerun first                    the new run is named first-rerun
 slurmddp rerun first seed=1 nodes=4     with other settings
+
+The run folder keeps the settings of a command, not its flags: give --config-name and the like again.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from pathlib import Path
 
 from slurmddp.cli.commands import train
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 def words_of(folder: RunFolder) -> list[str]:
     """Return the settings of a run as typed, without its name."""
     try:
-        words = shlex.split(folder.overrides_file.read_text(encoding="utf-8"))
+        words = folder.typed()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."

@@ -134,7 +134,7 @@ def _check(job: Job) -> int:
 
 
 def _settings() -> str:
-    from slurmddp.config.schema import every_key
+    from slurmddp.config.keys import every_key
 
     shown = [one for one in every_key().values() if not one.name.startswith(("cluster.", "strategy."))]
     width = max(len(one.name) for one in shown)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
+from slurmddp.config.keys import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.config.loggers import targets
-from slurmddp.config.schema import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.spec import MODULE, is_command, is_own_trainer
 

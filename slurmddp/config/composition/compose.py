@@ -31,7 +31,7 @@ from slurmddp.config.composition import hydra_errors, hydra_keys
 from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
-from slurmddp.config.schema import TOP
+from slurmddp.config.keys import TOP
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets

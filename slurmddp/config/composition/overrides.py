@@ -15,7 +15,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from slurmddp.config.composition import hydra_keys
-from slurmddp.config.schema import GROUPS, OPEN_NODES, OWN_TRAINER, TOP, defaults
+from slurmddp.config.keys import GROUPS, OPEN_NODES, TOP, defaults
+from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.config.script_arguments import quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
@@ -237,10 +238,7 @@ def _with_sign(given: Given, draft: _Draft) -> str:
 def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
     for group in GROUPS:
         if given.key in options(roots, group):
-            sign = "+" if group == "cluster" else ""
-            return ConfigError(
-                f"{given.text!r} is not a setting.", hint=f"Did you mean {sign}{group}={given.key}?"
-            )
+            return ConfigError(f"{given.text!r} is not a setting.", hint=f"Did you mean {group}={given.key}?")
     if given.key.endswith(".py"):
         hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
         return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)

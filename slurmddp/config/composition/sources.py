@@ -57,7 +57,11 @@ def conf_roots(project_dir: Path, sources: Sources = DEFAULT, searched: Sequence
 
 
 def defaults_file(project_dir: Path, sources: Sources) -> Path | None:
-    """Return the file of the project's defaults; None if there is none and none was named."""
+    """Return the file of the project's defaults; None if the project has no conf/slurmddp.yaml.
+
+    Raises:
+        ConfigError: the file that --config-name names does not exist.
+    """
     file = project_dir / sources.file
     if file.is_file():
         return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,10 @@ class RunFolder:
     def add_event(self, event: str, **facts: Any) -> None:
         """Append one event of an attempt: submitted, started, first_step, saved, signalled, ended, ..."""
         append_line(self.attempts_file, {"event": event, "time": round(time.time(), 3), **facts})
+
+    def typed(self) -> list[str]:
+        """Return the settings of the run as typed; raises OSError or ValueError if they can't be read."""
+        return shlex.split(self.overrides_file.read_text(encoding="utf-8"))
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.attempts_file))

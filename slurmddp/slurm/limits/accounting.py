@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.units import parse_slurm_limit, render_minutes
+from slurmddp.slurm.limits.finding import Finding, too_long
+from slurmddp.slurm.units import parse_slurm_limit
 from slurmddp.spec import Job
 
 QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser"
@@ -135,15 +135,8 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
 
 
 def _over(job: Job, limits: Limits, queued: Mapping[str, int]) -> Iterator[Finding]:
-    minutes, size = job.resources.time_limit_min, job.resources
-    if minutes is not None and limits.max_wall_min is not None and minutes > limits.max_wall_min:
-        longest = render_minutes(limits.max_wall_min)
-        yield Finding(
-            key="time_limit",
-            value=render_minutes(minutes),
-            site=f"{limits.source} allows at most {longest} (MaxWall)",
-            remedy=f"Use time_limit={longest}: training goes on in the next job by itself.",
-        )
+    size = job.resources
+    yield from too_long(size.time_limit_min, limits.max_wall_min, limits.source, "MaxWall")
     asked = {
         "node": ("nodes", size.all_nodes),
         "cpu": ("cpus_per_node", size.all_nodes * (size.cpus_per_node or 1)),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
-from slurmddp.slurm.limits.finding import Finding
+from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 from slurmddp.spec import Job
 
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
@@ -101,7 +101,8 @@ def _wanted_gpus(job: Job) -> int:
     return 0 if job.cluster.gpu_request == "none" else job.resources.gpus_per_node
 
 
-def _wanted_memory_mb(job: Job) -> int:
+def wanted_memory_mb(job: Job) -> int:
+    """Return the memory in MB that a job requests on each node; 0 for a job that requests none, or all."""
     return 0 if job.cluster.mem_request == "none" else round((job.resources.mem_gb or 0) * 1024)
 
 
@@ -115,7 +116,7 @@ def _holds(job: Job, group: NodeGroup) -> bool:
     return (
         group.gpu_count(job.cluster.gpu_type) >= _wanted_gpus(job)
         and group.cpus >= (job.resources.cpus_per_node or 0)
-        and group.memory_mb >= _wanted_memory_mb(job)
+        and group.memory_mb >= wanted_memory_mb(job)
         and {*_required_features(job)} <= {*group.features}
     )
 
@@ -162,14 +163,9 @@ def _gpus(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Find
 
 def _sizes(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
     most_cpus, most_mb = max(group.cpus for group in nodes), max(group.memory_mb for group in nodes)
-    if (cpus := job.resources.cpus_per_node or 0) > most_cpus:
-        yield Finding(
-            key="cpus_per_node",
-            value=str(cpus),
-            site=f"the nodes of partition {partition!r} have at most {most_cpus} CPUs",
-            remedy=f"Use cpus_per_node={most_cpus} or fewer.",
-        )
-    if _wanted_memory_mb(job) > most_mb:
+    site = f"the nodes of partition {partition!r} have at most {most_cpus} CPUs"
+    yield from too_many_cpus(job.resources.cpus_per_node, most_cpus, site)
+    if wanted_memory_mb(job) > most_mb:
         yield Finding(
             key="mem_gb",
             value=f"{job.resources.mem_gb:g}",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from slurmddp.errors import near_matches
 from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.limits import nodes
-from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.units import parse_slurm_limit, render_minutes
+from slurmddp.slurm.limits.finding import Finding, too_long, too_many_cpus
+from slurmddp.slurm.units import parse_slurm_limit
 from slurmddp.spec import Job
 
 
@@ -73,24 +73,16 @@ def check(
     unknown = [name for name in asked if name not in partitions]
     if unknown:
         return [
-            Finding(
-                key="partition",
-                value=name,
-                site=f"there is no partition {name!r} here",
-                remedy=f"{near_matches(name, partitions)} Set it with partition=.",
+            _unusable(
+                name,
+                f"there is no partition {name!r} here",
+                f"{near_matches(name, partitions)} Set it with partition=.",
             )
             for name in unknown
         ]
     candidates = chosen(job, partitions)
     if not candidates:
-        return [
-            Finding(
-                key="partition",
-                value="null",
-                site="SLURM has no default partition here",
-                remedy="Name one with partition=.",
-            )
-        ]
+        return [_unusable("null", "SLURM has no default partition here", "Name one with partition=.")]
     problems = []
     for partition in candidates:
         own = [group for group in groups if group.partition == partition.name]
@@ -101,29 +93,21 @@ def check(
     return [] if any(not found for found in problems) else [one for found in problems for one in found]
 
 
+def _unusable(name: str, site: str, remedy: str) -> Finding:
+    """Return the finding for a partition that is missing or takes no jobs."""
+    return Finding(key="partition", value=name, site=site, remedy=remedy)
+
+
 def _misfits(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
-    minutes = job.resources.time_limit_min
+    source = f"partition {partition.name!r}"
     problems = _too_many_nodes(job, partition, nodes_key)
-    if minutes is not None and partition.max_time_min is not None and minutes > partition.max_time_min:
-        longest = render_minutes(partition.max_time_min)
-        problems.append(
-            Finding(
-                key="time_limit",
-                value=render_minutes(minutes),
-                site=f"partition {partition.name!r} allows at most {longest} (MaxTime)",
-                remedy=f"Use time_limit={longest}: training goes on in the next job by itself.",
-            )
-        )
+    problems += too_long(job.resources.time_limit_min, partition.max_time_min, source, "MaxTime")
     if partition.state in {"INACTIVE", "DRAIN"}:
-        problems.append(
-            Finding(
-                key="partition",
-                value=partition.name,
-                site=f"partition {partition.name!r} takes no jobs now ({partition.state})",
-                remedy="Use another partition=.",
-            )
-        )
-    return [*problems, *_too_large_share(job, partition)]
+        site = f"{source} takes no jobs now ({partition.state})"
+        problems.append(_unusable(partition.name, site, "Use another partition=."))
+    most = partition.max_cpus_per_node
+    problems += too_many_cpus(job.resources.cpus_per_node, most, f"{source} gives {most} (MaxCPUsPerNode)")
+    return [*problems, *_too_much_memory(job, partition)]
 
 
 def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
@@ -147,31 +131,19 @@ def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Find
     ]
 
 
-def _too_large_share(job: Job, partition: Partition) -> list[Finding]:
-    """Return findings for more CPUs or memory than a job may have on each node."""
-    cpus, memory_gb = job.resources.cpus_per_node or 0, job.resources.mem_gb or 0
-    found = []
-    if partition.max_cpus_per_node is not None and cpus > partition.max_cpus_per_node:
-        found.append(
-            Finding(
-                key="cpus_per_node",
-                value=str(cpus),
-                site=f"partition {partition.name!r} gives {partition.max_cpus_per_node} (MaxCPUsPerNode)",
-                remedy=f"Use cpus_per_node={partition.max_cpus_per_node} or fewer.",
-            )
+def _too_much_memory(job: Job, partition: Partition) -> list[Finding]:
+    asked, most_mb = nodes.wanted_memory_mb(job), partition.max_memory_mb
+    if most_mb is None or asked <= most_mb:
+        return []
+    most = nodes.gib(most_mb)
+    return [
+        Finding(
+            key="mem_gb",
+            value=f"{job.resources.mem_gb:g}",
+            site=f"partition {partition.name!r} gives a job {most} GiB of each node (MaxMemPerNode)",
+            remedy=f"Use mem_gb={most} or less.",
         )
-    asks = job.cluster.mem_request != "none"
-    if asks and partition.max_memory_mb is not None and memory_gb * 1024 > partition.max_memory_mb:
-        most = nodes.gib(partition.max_memory_mb)
-        found.append(
-            Finding(
-                key="mem_gb",
-                value=f"{memory_gb:g}",
-                site=f"partition {partition.name!r} gives a job {most} GiB of each node (MaxMemPerNode)",
-                remedy=f"Use mem_gb={most} or less.",
-            )
-        )
-    return found
+    ]
 
 
 def _partition(facts: Mapping[str, str]) -> Partition:

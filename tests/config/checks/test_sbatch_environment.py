@@ -11,7 +11,7 @@ from slurmddp.config.resume import job_of_run
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.projects import make_project
-from support.slurm.slurm_jobs import FakePrograms
+from support.slurm.slurm_jobs import FakePrograms, options_in
 
 SMALL = ["+cluster=small", "nodes=2"]
 
@@ -28,8 +28,7 @@ def header(capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[list[str
     capsys.readouterr()
     assert main(["train", "--dry-run", *SMALL, *settings]) == 0
     shown = capsys.readouterr()
-    lines = [line.removeprefix("#SBATCH ") for line in shown.out.splitlines() if line.startswith("#SBATCH")]
-    return lines, shown.err
+    return options_in(shown.out), shown.err
 
 
 @pytest.mark.parametrize("submitter", ["sbatch", "submitit"])

@@ -10,8 +10,8 @@ import yaml
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose, unread
 from slurmddp.config.composition.overrides import options
+from slurmddp.config.keys import TOP, keys
 from slurmddp.config.resume import job_of_run
-from slurmddp.config.schema import TOP, keys
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets, create
 from support import ROOT

@@ -22,7 +22,7 @@ from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import outline, render
 from slurmddp.spec import Job
 from support.slurm.slurm_in_memory import FakeSlurm
-from support.slurm.slurm_jobs import PARTITIONS, make_job
+from support.slurm.slurm_jobs import PARTITIONS, make_job, options_in
 
 # submitit looks for srun before it does anything.
 pytestmark = pytest.mark.usefixtures("programs")
@@ -100,12 +100,8 @@ def test_submitit_asks_slurm_for_the_same(slurm: FakeSlurm, tmp_path: Path) -> N
         signal_lead_s=33,
         sbatch={"exclusive": True, "mail-type": "END", "nice": 5},
     )
-    lines = submitit_script(slurm, job)
-    asked = dict(
-        shlex.split(line)[1].removeprefix("--").partition("=")[::2]
-        for line in lines
-        if line.startswith("#SBATCH")
-    )
+    options = options_in("\n".join(submitit_script(slurm, job)))
+    asked = dict(shlex.split(option)[0].removeprefix("--").partition("=")[::2] for option in options)
     wanted = {key: "" if value is True else str(value) for key, value in sbatch_options(job).items()}
     assert {key.replace("_", "-"): value for key, value in asked.items()} == wanted
 

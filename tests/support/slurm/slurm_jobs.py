@@ -42,6 +42,11 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
     return Job(cluster=site, resources=resources, policy=Policy(**parts[Policy]), **{**values, **parts[Job]})
 
 
+def options_in(script: str) -> list[str]:
+    """Return the options in the #SBATCH lines of a script, with their dashes."""
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
 class FakePrograms:
     """The folder that the programs in `fake_slurm/` read and write."""
 
