@@ -14,7 +14,8 @@ PACKAGE = ROOT / "slurmddp"
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
     errors plugins config.schema spec config.keys config.check_values config.identity
-    config.script_arguments config.loggers environments host slurm.units slurm.command_output slurm.limits slurm sandbox
+    config.script_arguments config.loggers environments host slurm.units slurm.command_output
+    slurm.limits slurm sandbox
     runs runs.folder runs.index runs.sweeps runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
