@@ -237,8 +237,6 @@ class Workers:
         if len(nodes) == 1:
             return
         for own in parts:
-            own[0].reference.node.check()
-        for own in parts:
             operands = [own, *more] if node is None else [own, *more, node]
             numbers = [one.reference.number for one in own]
             own[0].reference.node.run("collective", numbers, name, nodes, *operands)
@@ -253,7 +251,10 @@ def _address_towards_nodes() -> Address:
 
 
 def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], list[int]]:
-    """Return the tensors of each worker and the workers, both in the order of the workers."""
+    """Return the tensors of each worker and the workers, both in the order of the workers.
+
+    Raises WorkerLostError if one of the workers is gone: the others would wait for it in the collective.
+    """
     parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
     for part in parts:
         for one in part:
@@ -268,6 +269,8 @@ def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], lis
             f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",
             hint="Give one tensor or list of tensors per worker, with the same shapes and dtypes on all.",
         )
+    for part in parts:
+        part[0].reference.node.check()
     return parts, nodes
 
 

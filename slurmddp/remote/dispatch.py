@@ -32,7 +32,7 @@ _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
 
 @dataclass(frozen=True, eq=False)
 class Meta:
-    """The facts of a tensor on a worker; `meta` returns one object for equal facts."""
+    """The facts of a tensor on a worker; `meta` mostly returns one object for equal facts."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -203,6 +203,7 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     if source is node:
         node.run("move", [made.reference.number], tensor, device)
     else:
+        node.check()  # Else the source would wait for a lost worker.
         source.run("give", [], tensor, node.number)
         facts = [list(tensor.shape), tensor.dtype, device]
         node.run("take", [made.reference.number], source.number, *facts)
@@ -355,7 +356,8 @@ def _outcome(
     if position is None:
         return meta_like(leaf, device)
     before = operands[position].meta
-    if meta_like(leaf, before.device) is not before:
+    # `meta` forgets facts that were long unused, so equal facts may be two objects.
+    if vars(meta_like(leaf, before.device)) != vars(before):
         raise ConfigError(
             f"{func} would change a remote tensor of shape {before.shape} in place to {tuple(leaf.shape)}.",
             hint="Use the form that returns a new tensor, such as x.t() for x.t_().",

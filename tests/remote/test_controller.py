@@ -66,6 +66,7 @@ def test_g9_g12_a_stranger_is_turned_away_and_a_dead_worker_is_an_error_of_each_
             lambda: x + 1,
             lambda: remote.zeros(2, node=1),
             lambda: x.dist_send(node=2),
+            lambda: y.dist_send(node=1),
             lambda: remote.send(torch.ones(3), 1),
             lambda: w.all_reduce([x, y]),
             lambda: w.all_gather([remote.ones(3, node=0), x]),
