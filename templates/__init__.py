@@ -16,10 +16,11 @@ def template(name: str) -> Template:
     import jinja2
 
     environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=name.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.from_string(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return environment.get_template(name)

@@ -50,7 +50,7 @@ COMMANDS = {
     "export": "Write the weights of a run to a plain safetensors file.",
     "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
-    "report": "Write the report of a run and print its path.",
+    "report": "Write the report of a run, or of a sweep and its runs, and print its path.",
     "open": "Open the report of a run and print its path; --folder only prints the run's folder.",
     "completion": "Print the lines with which bash, zsh or fish completes commands, flags, runs, settings "
     "and choices.",

@@ -30,6 +30,11 @@ class Sweep:
         return self.file.name.removesuffix(_SUFFIX)
 
     @property
+    def report_file(self) -> Path:
+        """The page that compares the runs."""
+        return self.file.with_suffix(".html")
+
+    @property
     def started(self) -> list[RunFolder]:
         """The runs that have a folder."""
         return [run for run in self.runs if run.config_file.is_file()]

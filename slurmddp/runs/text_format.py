@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _CODES = {"green": "32", "red": "31", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
 
@@ -54,7 +57,9 @@ def print_table(
     A terminal that is too narrow cuts it off on the right; a table that stays `whole` wraps its lines there.
     """
     if is_terminal(stream) and not whole:
-        _print_rich(headers, rows, stream, right, styles)
+        from rich.console import Console
+
+        Console(file=stream).print(rich_table(headers, rows, right=right, styles=styles))
         return
     cells = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
@@ -66,15 +71,15 @@ def print_table(
         print(paint("  ".join(padded).rstrip(), "" if number else "bold", stream), file=stream)
 
 
-def _print_rich(
+def rich_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
-    stream: TextIO,
-    right: frozenset[str],
-    styles: Sequence[str],
-) -> None:
+    *,
+    right: frozenset[str] = frozenset(),
+    styles: Sequence[str] = (),
+) -> Table:
+    """Return the table of `print_table` for a terminal, cut off on the right where that is too narrow."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -89,7 +94,7 @@ def _print_rich(
         colour = (styles[number] if number < len(styles) else "").replace("grey", "bright_black")
         cells = [Text(cell, style=colour if at == 1 else "") for at, cell in enumerate(row)]
         table.add_row(*cells)
-    Console(file=stream).print(table)
+    return table
 
 
 def duration(seconds: float | None) -> str:

@@ -41,7 +41,8 @@ QUERY_TIMEOUT_S = 10.0
 """Seconds after which a query counts as unanswered: a person waits for it."""
 _SILENT_S = 3.0
 """Seconds before a wait is announced."""
-_IDS_PER_QUERY = 200
+IDS_PER_QUERY = 200
+"""Job ids of one squeue command, at most."""
 
 
 def on_path() -> bool:
@@ -159,8 +160,8 @@ class SlurmClient:
         """
         found: dict[str, JobState] = {}
         ids = list(dict.fromkeys(job_ids))
-        for start in range(0, len(ids), _IDS_PER_QUERY):
-            some = ids[start : start + _IDS_PER_QUERY]
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            some = ids[start : start + IDS_PER_QUERY]
             found.update(self._queued(some))
             missing = [job_id for job_id in some if job_id not in found]
             if missing:

@@ -20,7 +20,7 @@ FLAGS = {
     "exec": "--nodes --ranks",
     "controller": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
     "--ranks --resolve overrides",
-    "list": "--all --json --limit sweep",
+    "list": "--all --json --limit --watch sweep",
     "status": "--json --verbose run",
     "explain": "--json run",
     "logs": "--all --attempt --follow --lines --rank run",

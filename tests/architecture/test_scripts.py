@@ -11,6 +11,7 @@ import pytest
 
 from slurmddp.bench.page import write_page
 from slurmddp.runs.report.html import write_report
+from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status
 from slurmddp.sandbox import conf, plan
 from slurmddp.slurm.script import render
@@ -74,8 +75,14 @@ def render_bench(folder: Path) -> str:
     return (folder / "bench.html").read_text()
 
 
+def render_sweep(folder: Path) -> str:
+    run = make_folder(folder, "name: gpt\nnodes: 2\nranks_per_node: 2\n")
+    return write_sweep_report(folder / "sweep.html", "gpt-sweep", [status(run, None)]).read_text()
+
+
 RENDERERS = {
     "job.sbatch.j2": render_job, "report.html.j2": render_report, "bench.html.j2": render_bench,
+    "sweep.html.j2": render_sweep,
 }  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from slurmddp.cli.commands.diff import settings_that_differ
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
@@ -55,10 +54,3 @@ def test_equal_runs_and_missing_runs(pair, capsys):
     assert main(["diff", "a", "a"]) == 0
     assert "All settings are equal.\n" in capsys.readouterr().out
     assert main(["diff", "a", "zzz"]) == EXIT_NO_RUN
-
-
-def test_a_missing_setting_is_none_and_order_is_kept():
-    assert settings_that_differ({"b": 1, "a": 2, "c": 3}, {"a": 1, "d": None, "c": 3}) == {
-        "b": (1, None),
-        "a": (2, 1),
-    }

@@ -76,7 +76,9 @@ def test_each_point_is_a_job_and_one_command_acts_on_all(project, cluster, slurm
     assert len(cluster.submissions) == 8 and "--time=01:00:00" in cluster.submissions[-1].script
     capsys.readouterr()
     assert main(["report", sweep.name]) == EXIT_FINISHED
-    assert capsys.readouterr().out.split() == [str(run.report_file) for run in sweep.runs]
+    assert capsys.readouterr().out == f"{sweep.report_file}\n"
+    page = sweep.report_file.read_text()
+    assert all(run.report_file.exists() and f'"{run.name}/report.html"' in page for run in sweep.runs)
 
 
 def test_a_stop_ends_the_resumption_of_a_sweep(project, here):

@@ -222,7 +222,7 @@ def test_a_missing_sacct_is_an_accounting_that_is_off(
 def test_many_jobs_are_asked_for_in_portions(
     programs: FakePrograms, slurm: SlurmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_IDS_PER_QUERY", 2)
+    monkeypatch.setattr(client, "IDS_PER_QUERY", 2)
     for number in range(1, 6):
         programs.write(f"jobs/{number}", "RUNNING|n1||\n")
     assert set(slurm.jobs(["1", "2", "3", "4", "5", "5"])) == {"1", "2", "3", "4", "5"}

@@ -7,8 +7,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
@@ -16,10 +17,14 @@ from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
-from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table
+from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table
 from slurmddp.slurm.client import SlurmClient
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 HEADERS = ("NAME", "STATE", "STEP", "LOSS", "JOB", "AGE", "SETTINGS", "FOLDER")
+_NUMBERS = frozenset({"STEP", "LOSS", "AGE"})
 _SETTINGS_CHARS = 40
 
 
@@ -30,19 +35,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
     )
     parser.add_argument("--all", action="store_true", help="show all runs")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, for programs")
+    form.add_argument(
+        "--watch", action="store_true", help="keep the table up to date; at most one SLURM query in 30 s"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
-    runs = index.all_runs() if args.sweep is None else _runs_of(args.sweep)
-    shown = runs if args.all or args.sweep else runs[: args.limit]
-    return show(runs, shown, as_json=args.json)
+    sweep = None if args.sweep is None else _sweep(args.sweep)
+
+    def read() -> list[RunFolder]:
+        return index.all_runs() if sweep is None else sweep.started
+
+    if args.watch:
+        return _watch(read, None if args.all or args.sweep else args.limit)
+    runs = read()
+    return show(runs, runs if args.all or args.sweep else runs[: args.limit], as_json=args.json)
 
 
-def _runs_of(name: str) -> list[RunFolder]:
+def _watch(runs: Callable[[], list[RunFolder]], limit: int | None) -> int:
+    from slurmddp.cli.list_view import ListView
+    from slurmddp.slurm.paced_client import PacedClient
+
+    def table(found: Sequence[RunStatus]) -> Table:
+        rows, styles = _rows(found, time.time())
+        return rich_table(HEADERS, rows, right=_NUMBERS, styles=styles)
+
+    return ListView(runs, limit, table, PacedClient()).watch()
+
+
+def _sweep(name: str) -> sweeps.Sweep:
     sweep = sweeps.find(name)
     if sweep is None:
         raise RunNotFoundError(
@@ -51,7 +77,7 @@ def _runs_of(name: str) -> list[RunFolder]:
         )
     if left := len(sweep.runs) - len(sweep.started):
         print(f"{left} of {len(sweep.runs)} points have no run folder.", file=sys.stderr)
-    return sweep.started
+    return sweep
 
 
 def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool) -> int:
@@ -63,7 +89,8 @@ def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool
     if not found:
         print("There are no runs yet. Start one with `slurmddp train`.", file=sys.stderr)
         return 0
-    _print(found, time.time())
+    rows, styles = _rows(found, time.time())
+    print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
     for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
         print(f"unknown: {sentence}", file=sys.stderr)
     if len(runs) > len(shown):
@@ -71,7 +98,8 @@ def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool
     return 0
 
 
-def _print(found: Sequence[RunStatus], now: float) -> None:
+def _rows(found: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]], list[str]]:
+    """Return the cells of the table, and the colour of each row's state."""
     shown = settings(found)
     rows = [
         (
@@ -86,8 +114,7 @@ def _print(found: Sequence[RunStatus], now: float) -> None:
         )
         for one in found
     ]
-    styles = [STATE_STYLES[one.state] for one in found]
-    print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "LOSS", "AGE"}), styles=styles)
+    return rows, [STATE_STYLES[one.state] for one in found]
 
 
 def settings(found: Sequence[RunStatus]) -> dict[Path, str]:

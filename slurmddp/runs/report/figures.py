@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"train": "#2f6fde", "held": "#c2570c", "ink": "#1c2024", "muted": "#60646d", "line": "#e3e5ea"}
+COLOURS = {
+    "train": "#2f6fde",
+    "held": "#c2570c",
+    "ink": "#1c2024",
+    "muted": "#60646d",
+    "line": "#e3e5ea",
+    "card": "#fefefe",
+}
+"""Colours on white; on a page each becomes the variable of this name."""
 _MOST_POINTS = 800
 """Points of a curve, at most: a screen can't show more, and they make the page heavy."""
 

@@ -1,0 +1,66 @@
+"""Ask SLURM for the states of jobs at a bounded pace, for a view that stays open for hours."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from slurmddp.errors import SlurmError
+from slurmddp.slurm.client import IDS_PER_QUERY, SlurmClient
+from slurmddp.slurm.states import JobState
+
+QUERY_EVERY_S = 30.0
+"""Seconds from one query to the next, at least: sites ask for this much."""
+LONGEST_PAUSE_S = 300.0
+"""Seconds between two tries while SLURM does not answer, at most."""
+_TIMEOUT_S = 5.0
+
+
+class PacedClient(SlurmClient):
+    """A client whose `jobs` repeats its last answer, or its last error, until the next query is due.
+
+    After an error each pause is twice as long as the pause before, up to `LONGEST_PAUSE_S`.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        # A notice of a slow answer would end up in the middle of the view.
+        super().__init__(timeout_s=_TIMEOUT_S, say=lambda _text: None)
+        self._now = now
+        self._due = -math.inf
+        self._pause = QUERY_EVERY_S
+        self._states: dict[str, JobState] = {}
+        self._asked: frozenset[str] = frozenset()
+        self.not_asked: frozenset[str] = frozenset()
+        """The jobs of the last call that are newer than the last query; SLURM may know them."""
+        self.error: SlurmError | None = None
+        """The error of the last query; None if SLURM answered."""
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until the next query is permitted; None before the first query."""
+        return None if self._due == -math.inf else max(0.0, self._due - self._now())
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of jobs by the last query, and query first if a query is due.
+
+        Raises:
+            SlurmError: SLURM did not answer the last query.
+        """
+        if self._now() >= self._due:
+            self._query(job_ids)
+        self.not_asked = frozenset(job_ids) - self._asked
+        if self.error is not None:
+            raise self.error
+        return {job_id: self._states[job_id] for job_id in job_ids if job_id in self._states}
+
+    def _query(self, job_ids: Sequence[str]) -> None:
+        self._asked = frozenset(job_ids)
+        try:
+            self._states, self.error = super().jobs(job_ids), None
+            # One call of `jobs` runs squeue several times if the jobs are many.
+            self._pause = QUERY_EVERY_S * math.ceil(len(self._asked) / IDS_PER_QUERY)
+        except SlurmError as error:
+            self._pause = min(LONGEST_PAUSE_S, self._pause if self.error is None else 2 * self._pause)
+            self._states, self.error = {}, error
+        self._due = self._now() + self._pause
