@@ -143,7 +143,8 @@ class RunFolder:
 
     def typed(self) -> list[str]:
         """Return the settings of the run as typed; raises OSError or ValueError if they can't be read."""
-        return shlex.split(self.overrides_file.read_text(encoding="utf-8"))
+        # `read_text` would turn a carriage return into a line break.
+        return shlex.split(self.overrides_file.read_bytes().decode())
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.attempts_file))
