@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
-from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import adopt, exclude, excluded_nodes, share, shared_nodes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_time
 
@@ -89,7 +89,18 @@ class Exclusions:
             else:
                 continue
             noted |= self._note(name, why, began)
+        self._exchange(began)
         return noted
+
+    def _exchange(self, began: float) -> None:
+        """Share the nodes that failed under this attempt, and adopt those of other runs on this cluster."""
+        if self._hours <= 0 or not (self._any or shared_nodes()):
+            return
+        cluster = self._job.environ.get("SLURM_CLUSTER_NAME") or self._job.config("ClusterName")
+        if cluster:
+            with said_if_not_recorded("The shared list of failed nodes", self._job.say):
+                share(self._folder, cluster, since=began)
+                adopt(self._folder, cluster)
 
     def _note(self, node: str, why: str, began: float) -> bool:
         self.failed.add(node)

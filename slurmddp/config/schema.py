@@ -158,7 +158,9 @@ class Policy:
         None, "seconds from SIGTERM to SIGKILL; null: as SLURM says (KillWait, GraceTime)", minimum=1
     )
     exclude_failed_h: int = key(
-        24, "hours for which a node that failed under the run is avoided; 0: not at all", minimum=0
+        24,
+        "hours for which a failed node is avoided, also by the account's other runs; 0: not at all",
+        minimum=0,
     )
     stall_timeout_s: float | None = key(
         None,

@@ -21,6 +21,8 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 _TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
 """An escaped character, a text in quotes, or one character."""
 _UNCLOSED = ("'", '"', "\\")
+_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
+"""`${` as OmegaConf reads it as a reference: after an even number of backslashes."""
 _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
 """Words that Hydra's grammar does not read as texts."""
 
@@ -39,17 +41,17 @@ def as_typed(words: Sequence[str]) -> list[str]:
     """Return settings with the program and its arguments at the end, as after `slurmddp run`.
 
     Args:
-        words: settings (`key=value`); `program.script` and `program.args` may be among them.
+        words: settings (`key=value`); `program.script` and `program.args` may be among them. Arguments that
+            refer to other values remain a setting, because `slurmddp run` reads no references.
     """
     settings, script, arguments = [], [], []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
         if key == "program.script":
-            script = (
-                unquoted(value).split(" ", 1) if unquoted(value).startswith(MODULE) else [unquoted(value)]
-            )
-        elif key == "program.args":
-            arguments = typed(value)
+            program = _without_escapes(unquoted(value))
+            script = program.split(" ", 1) if program.startswith(MODULE) else [program]
+        elif key == "program.args" and not _REFERENCE.search(value):
+            arguments = [*map(_without_escapes, typed(value))]
         else:
             settings.append(word)
     return [*settings, *script, *arguments]
@@ -99,7 +101,7 @@ def unquoted(text: str) -> str:
         and quote in "'\""
         and re.fullmatch(rf"{quote}(\\.|[^{quote}\\])*{quote}", text, re.DOTALL)
     )
-    return re.sub(rf"\\({quote}|\\(?=\\*{quote}))", r"\1", text[1:-1]) if whole else text
+    return re.sub(rf"\\({quote}|\\(?=\\*({quote}|\Z)))", r"\1", text[1:-1]) if whole else text
 
 
 def spelled(value: Any) -> str:
@@ -117,5 +119,15 @@ def spelled(value: Any) -> str:
 
 def quoted(value: str) -> str:
     """Return `value` as Hydra's grammar quotes it: a backslash counts only before a quote, or at the end."""
-    inner = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
+    inner = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
     return f'"{inner}"'
+
+
+def literal(word: str) -> str:
+    """Return a word as `quoted`, in which OmegaConf finds no reference: `${x}` stays `${x}`."""
+    return quoted(re.sub(r"(\\*)\$\{", r"\1\1\\${", word))
+
+
+def _without_escapes(word: str) -> str:
+    """Return the word from which `literal` made the unquoted text `word`."""
+    return re.sub(r"(\\*)\\\$\{", lambda found: found[1][::2] + "${", word)

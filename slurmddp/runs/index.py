@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,7 @@ log = logging.getLogger(__name__)
 
 def index_file() -> Path:
     """Return the file that lists this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG specification says to ignore a relative path.
-    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return base / "slurmddp" / "runs.jsonl"
+    return state_dir() / "runs.jsonl"
 
 
 def remember(folder: RunFolder) -> None:

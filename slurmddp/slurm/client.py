@@ -226,6 +226,13 @@ class SlurmClient:
         """Return the partitions and their limits, by name."""
         return parse_partitions(self._run(["scontrol", "-o", "show", "partition"]))
 
+    def cluster_name(self) -> str:
+        """Return the name that SLURM's configuration gives this cluster; raises SlurmError."""
+        name = parse_facts(self._run(["scontrol", "show", "config"])).get("ClusterName", "")
+        if not name:
+            raise SlurmError("scontrol show config names no cluster.", hint="Try it by hand.")
+        return name
+
     def describe(self) -> Site:
         """Return partitions, nodes, settings and accounting of this SLURM; raises SlurmError."""
         config = parse_facts(self._run(["scontrol", "show", "config"]))

@@ -56,7 +56,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         "constraint": cluster.constraint,
         "reservation": cluster.reservation,
         "open-mode": "append",
-        "output": str(job.run_dir / "logs").replace("%", "%%") + "/slurm-%j.out",
+        "output": _output(job),
         "signal": f"USR2@{_signal_lead(job)}",
         "requeue" if job.policy.requeue else "no-requeue": True,
         **_gpus(job),
@@ -76,6 +76,16 @@ def srun_options(job: Job) -> dict[str, Option]:
 def job_name(name: str) -> str:
     """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
+
+
+def _output(job: Job) -> str:
+    """Return the log of the batch script; after a backslash SLURM would replace no `%j` and no `%n`."""
+    if "\\" in str(job.run_dir):
+        raise ConfigError(
+            f"The run folder would be {job.run_dir}, and SLURM writes no logs into a path with a backslash.",
+            hint="Rename the folder, or say runs_dir=/another/folder.",
+        )
+    return str(job.run_dir / "logs").replace("%", "%%") + "/slurm-%j.out"
 
 
 def _signal_lead(job: Job) -> int:

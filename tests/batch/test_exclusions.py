@@ -11,7 +11,7 @@ import pytest
 
 from slurmddp.batch import slurm_job
 from slurmddp.batch.slurm_job import Answer
-from slurmddp.runs.folder.excluded_nodes import exclude
+from slurmddp.runs.folder.excluded_nodes import exclude, shared_nodes
 from support.slurm.batch_run import (
     ENDING,
     FINISH,
@@ -247,6 +247,35 @@ def test_a_new_job_in_its_place_gets_other_nodes_too(run: Run) -> None:
     assert run.end == ("stopped", "resubmit")
     assert run.asked() == ["sbatch"]
     assert "--exclude=n2,n7" in run.submissions()[0]
+
+
+# --- What runs share ---
+
+
+def test_other_runs_on_the_same_cluster_avoid_a_node_that_failed(tmp_path: Path) -> None:
+    names = ("first", "second", "elsewhere")
+    first, second, elsewhere = (Run(tmp_path / name) for name in names)
+    note(first, "n9", age_s=600)
+    failing(first).start(STOP, SLURM_CLUSTER_NAME="alpha")
+    (shared,) = shared_nodes()
+    assert (shared["cluster"], shared["node"], shared["run"]) == ("alpha", "n2", first.folder.name)
+    second.slurm.config = "ClusterName = alpha\n"
+    for _ in range(2):
+        failing(second, node("n1")).start(STOP)
+    failing(elsewhere, node("n1")).start(STOP, SLURM_CLUSTER_NAME="beta")
+    assert second.asked()[:2] == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
+    assert second.excluded() == [shared]
+    assert elsewhere.excluded() == []
+    assert shared_nodes() == [shared]
+
+
+def test_a_run_that_avoids_no_nodes_neither_shares_nor_adopts_them(tmp_path: Path, run: Run) -> None:
+    careless = failing(Run(tmp_path / "careless", exclude_failed_h=0))
+    careless.start(STOP, SLURM_CLUSTER_NAME="alpha")
+    assert shared_nodes() == []
+    run.start(STOP, SLURM_CLUSTER_NAME="alpha")
+    careless.start(STOP, SLURM_CLUSTER_NAME="alpha")
+    assert careless.excluded() == [] and len(shared_nodes()) == 1
 
 
 # --- When nobody was left to note it ---

@@ -9,6 +9,8 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
+from slurmddp.runs.folder.excluded_nodes import exclude, share, shared_file
+from slurmddp.runs.folder.layout import RunFolder
 from support.slurm import sites
 from support.slurm.slurm_jobs import FakePrograms
 
@@ -67,6 +69,19 @@ def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsy
     assert main(["cluster", "check", "far", "--json"]) == EXIT_CONFIG
     (found,) = json.loads(capsys.readouterr().out)["far"]
     assert (found["key"], found["value"]) == ("max_nodes", "9")
+
+
+def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, project, tmp_path, capsys):
+    first = RunFolder(tmp_path)
+    exclude(first, "n7", "SLURM gave it up", hours=1)
+    share(first, "alpha", since=0)
+    assert main(["cluster", "check", "small"]) == 0
+    out = capsys.readouterr().out
+    assert f"delete a line of {shared_file()} to end that:\n  n7 until " in out
+    assert f": SLURM gave it up (run {first.name})\n" in out
+    shared_file().unlink()
+    assert main(["cluster", "check", "small"]) == 0
+    assert capsys.readouterr().out == "small: fits this site\n"
 
 
 def test_check_shows_the_refusal_of_sbatch(site, project, capsys):

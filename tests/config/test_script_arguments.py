@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from slurmddp.cli.commands.run import settings_of
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
-from slurmddp.config.script_arguments import spelled
-from slurmddp.errors import ConfigError
+from slurmddp.config.script_arguments import as_typed, spelled
+from slurmddp.errors import EXIT_CONFIG, ConfigError
+from slurmddp.runs.folder.create import prepare
 from support.runs.projects import job_of
 
 
@@ -135,3 +139,52 @@ def test_the_own_function_of_a_person_gets_its_keys_in_their_types(project: Path
     (project / "mine.py").write_text("def train(distributon, config, folder):\n    pass\n")
     composed = compose(["program._target_=mine.train", "program.args=[1, true]"], project)
     assert composed["program"]["args"] == [1, True]
+
+
+PIECES = [
+    "\\",
+    '"',
+    "'",
+    "$",
+    "${",
+    "${oc.env:HOME}",
+    "}",
+    "[",
+    "]",
+    ",",
+    "=",
+    "-",
+    "\n",
+    "\r",
+    "\x85",
+    "\u2028",
+    "x" * 300,
+]
+WORDS = st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(
+    st.characters(codec="utf-8", exclude_characters="\0")
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(words=[*PIECES, "\\${x}", "\\\\${x}", "a\\\n", '"\\'])
+@given(words=st.lists(WORDS.filter(lambda word: word != "???"), max_size=40))
+def test_words_after_the_program_are_the_same_in_the_run_folder(project: Path, words: list[str]) -> None:
+    typed = settings_of(["train.py", *words])
+    folder = prepare(job_of(project, *typed), None)
+    assert folder.config()["program"]["args"] == words
+    assert folder.typed() == typed
+    assert as_typed(typed) == ["train.py", *words]
+
+
+def test_arguments_that_refer_to_other_values_are_shown_as_a_setting() -> None:
+    shown = as_typed(["program.script=fit.py", "program.args=[--width,${model.width}]"])
+    assert shown == ["program.args=[--width,${model.width}]", "fit.py"]
+
+
+@pytest.mark.parametrize("words", [["???"], ["\udc80"], ["-x", "a\ud800"]])
+def test_words_that_no_run_folder_can_hold_are_refused(
+    project: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["run", "train.py", *words]) == EXIT_CONFIG
+    assert not (project / "runs").exists()

@@ -173,6 +173,14 @@ def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmC
     assert slurm.jobs([job_id])[job_id].start == ""
 
 
+def test_the_cluster_is_named_by_slurms_configuration(programs: FakePrograms, slurm: SlurmClient) -> None:
+    programs.write("config", "ClusterName             = alpha\n")
+    assert slurm.cluster_name() == "alpha"
+    programs.write("config", "Configuration data\n")
+    with pytest.raises(SlurmError, match="names no cluster"):
+        slurm.cluster_name()
+
+
 def test_accounting_answers_for_what_squeue_has_forgotten(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"setup": ("module load \0",)}, "NUL"),
         ({"setup": ("#SBATCH --nodes=2",)}, "`sbatch:`"),
         ({"run_dir": Path("/runs/a\nb")}, "line breaks"),
+        ({"run_dir": Path("/runs/a\\b")}, "path with a backslash"),
         ({"python": "/env\0/python"}, "NUL"),
         ({"gpus_per_node": 1, "gpu_request": "gpus"}, "gpus-per-node, gres or none"),
         ({"mem_gb": 1, "mem_request": "per-node"}, "mem, mem-per-cpu, mem-per-gpu or none"),

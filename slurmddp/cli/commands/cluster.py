@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -105,7 +106,22 @@ def _check(args: argparse.Namespace) -> int:
             print(f"{name}: {counted(len(some), 'finding') if some else 'fits this site'}")
             for one in some:
                 print(f"  {one}")
+        for line in _failed_nodes(site.config.get("ClusterName", "")):
+            print(line)
     return EXIT_CONFIG if any(found.values()) else EXIT_FINISHED
+
+
+def _failed_nodes(cluster: str) -> list[str]:
+    """Return the nodes of this SLURM that new runs avoid, each with its reason, and how to end that."""
+    from slurmddp.runs.folder.excluded_nodes import shared_file, shared_nodes
+
+    if not (failed := shared_nodes(cluster)):
+        return []
+    lines = [f"failed nodes, which new runs avoid; delete a line of {shared_file()} to end that:"]
+    for one in failed:
+        until = time.strftime("%d %b %H:%M", time.localtime(one["expires"]))
+        lines.append(f"  {one['node']} until {until}: {one.get('reason')} (run {one.get('run')})")
+    return lines
 
 
 def _findings(name: str, project: Path, site: Site, slurm: SlurmClient) -> list[Finding]:

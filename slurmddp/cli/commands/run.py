@@ -79,7 +79,7 @@ def settings_of(program: Sequence[str]) -> list[str]:
         program: its words, `[-m] PROGRAM ARGUMENT...`.
     """
     # Hydra and its grammar are imported on use.
-    from slurmddp.config.script_arguments import quoted
+    from slurmddp.config.script_arguments import literal
     from slurmddp.spec import MODULE
 
     if program[:1] == ["-m"]:
@@ -88,5 +88,5 @@ def settings_of(program: Sequence[str]) -> list[str]:
         raise UsageError(
             "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
         )
-    items = ",".join(map(quoted, program[1:]))
-    return [f"program.script={quoted(program[0])}", f"program.args=[{items}]"]
+    items = ",".join(map(literal, program[1:]))
+    return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]

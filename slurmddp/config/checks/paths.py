@@ -58,8 +58,15 @@ def check_folder(run_dir: Path) -> None:
         )
 
 
+def check_utf8(what: str, text: str) -> None:
+    """Refuse a text of the command line or the system that is not UTF-8, because no file could hold it."""
+    if any(0xD800 <= ord(character) < 0xE000 for character in text):
+        raise ConfigError(f"{what} {text[:120]!r} is not UTF-8.", hint="Write or rename it in UTF-8.")
+
+
 def check_project(project_dir: Path) -> None:
-    """Refuse a project folder whose path Hydra would read as a reference to another value."""
+    """Refuse a project folder whose path Hydra would read as a reference, or that is not UTF-8."""
+    check_utf8("The path", str(project_dir))
     if "${" in str(project_dir):
         raise ConfigError(
             f"The path {project_dir} holds '${{', which Hydra reads.", hint="Rename the folder."

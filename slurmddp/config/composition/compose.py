@@ -60,6 +60,8 @@ def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFA
     """Return the whole configuration, resolved and checked; raises ConfigError."""
     project_dir = project_dir.absolute()
     paths.check_project(project_dir)
+    for text in overrides:
+        paths.check_utf8("The setting", text)
     plan = make_plan(overrides, project_dir, sources)
     composed = compose_plan(plan, overrides)
     expressions = composed.pop(EXPRESSIONS)

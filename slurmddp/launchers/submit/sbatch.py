@@ -1,17 +1,18 @@
 """Submission of a prepared run to SLURM, by sbatch or through submitit.
 
-Both submitters exclude the nodes that failed under the run, if the cluster has others.
+Both submitters exclude the nodes that failed lately under the account's runs, if the cluster has others.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
-from slurmddp.runs.folder.excluded_nodes import excluded_nodes
+from slurmddp.runs.folder.excluded_nodes import adopt, excluded_nodes, shared_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import SlurmClient
@@ -136,16 +137,25 @@ def _named(history: History) -> set[str | None]:
 def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     """Submit `script` and return the job's id.
 
-    The job excludes the nodes that failed under the run, if SLURM has enough others.
+    The job excludes the nodes that failed lately under this or another run of the account, if SLURM has
+    enough others.
     """
     comment, by_person = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
     options = [f"--comment={comment}"] if comment else []
-    failed = excluded_nodes(RunFolder(job.run_dir)) if job.policy.exclude_failed_h else []
+    failed = _failed_nodes(RunFolder(job.run_dir), slurm) if job.policy.exclude_failed_h else []
     if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
         exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
         if slurm.would_take(script, [exclude]):
             options.append(exclude)
     return slurm.submit(script, token=new_token(job), options=options)
+
+
+def _failed_nodes(folder: RunFolder, slurm: SlurmClient) -> list[str]:
+    """Return the nodes to avoid; other runs' nodes are left out if SLURM does not say which cluster it is."""
+    if shared_nodes():
+        with suppress(SlurmError, OSError):
+            adopt(folder, slurm.cluster_name())
+    return excluded_nodes(folder)
 
 
 def new_token(job: Job) -> str:

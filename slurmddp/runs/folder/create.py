@@ -83,6 +83,8 @@ def _fill(draft: Path, job: Job, script: str | None) -> None:
     """Write all files of a submission into the empty folder `draft`."""
     (draft / "logs").mkdir()
     config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
+    if "\x85" in config:  # PyYAML reads this line break as a blank unless it is escaped.
+        config = yaml.safe_dump(dict(job.program.config), sort_keys=False)
     (draft / "config.yaml").write_text(config, encoding="utf-8")
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
     (draft / "overrides.txt").write_text(typed, encoding="utf-8")

@@ -1,12 +1,19 @@
-"""The nodes that failed under a run: batch step and preflight record them, and later attempts avoid them."""
+"""Nodes that failed: each run folder lists the nodes that its run avoids, and an account's runs share them.
+
+Batch step and preflight note failed nodes in the run folder. `share` copies these notes to the file
+`$XDG_STATE_HOME/slurmddp/failed_nodes.jsonl`. `adopt` copies the notes of other runs on the same cluster into
+the run folder. A person may delete a line of the shared file; later runs then use the node again.
+"""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
-from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.layout import RunFolder, state_dir
 
 
 def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:
@@ -18,11 +25,7 @@ def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float 
         since: leaves out nodes that were recorded before this time.
     """
     at = time.time() if now is None else now
-    try:
-        entries = list(read_lines(folder.excluded_file))
-    except SlurmddpError:  # Exclusions are only advice: a damaged file must not stop a run.
-        return []
-    held = (one for one in entries if one.get("node") and _time(one, "expires") > at)
+    held = _held(folder.excluded_file, at)
     return sorted({str(one["node"]) for one in held if _time(one, "time") >= since})
 
 
@@ -31,6 +34,45 @@ def exclude(folder: RunFolder, node: str, reason: str, *, hours: int, now: float
     at = int(time.time() if now is None else now)
     line = {"time": at, "node": node, "reason": reason, "expires": at + hours * 3600}
     append_line(folder.excluded_file, line)
+
+
+def shared_file() -> Path:
+    """Return the file in which the runs of this account share the nodes that failed."""
+    return state_dir() / "failed_nodes.jsonl"
+
+
+def shared_nodes(cluster: str = "") -> list[dict[str, Any]]:
+    """Return the shared notes that have not expired, of one SLURM cluster or of all."""
+    return [one for one in _held(shared_file(), time.time()) if cluster in ("", one.get("cluster"))]
+
+
+def share(folder: RunFolder, cluster: str, *, since: float) -> None:
+    """Add the run's own notes since `since` to the shared file, each once; raises OSError."""
+    known = {_key(one) for one in shared_nodes(cluster)}
+    for one in _held(folder.excluded_file, time.time()):
+        if "run" not in one and _time(one, "time") >= since and _key(one) not in known:
+            shared_file().parent.mkdir(parents=True, exist_ok=True)
+            append_line(shared_file(), {**one, "cluster": cluster, "run": folder.name})
+
+
+def adopt(folder: RunFolder, cluster: str) -> None:
+    """Add the notes of other runs on the same cluster to the list of this run, each once; raises OSError."""
+    known = {_key(one) for one in _held(folder.excluded_file, time.time())}
+    for one in shared_nodes(cluster):
+        if _key(one) not in known:
+            append_line(folder.excluded_file, one)
+
+
+def _held(path: Path, at: float) -> list[dict[str, Any]]:
+    """Return the notes that hold at a time; none if the file can't be read, because notes are only advice."""
+    try:
+        return [one for one in read_lines(path) if one.get("node") and _time(one, "expires") > at]
+    except (SlurmddpError, OSError):
+        return []
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, float]:
+    return str(entry["node"]), _time(entry, "expires")
 
 
 def _time(entry: dict[str, object], key: str) -> float:

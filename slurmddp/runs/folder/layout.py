@@ -12,6 +12,14 @@ from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 
 
+def state_dir() -> Path:
+    """Return the folder of what this account's runs share: `$XDG_STATE_HOME/slurmddp`."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return base / "slurmddp"
+
+
 def is_there(path: Path) -> bool:
     """Return whether `path` exists; False if this can't be found out.
 
@@ -143,7 +151,8 @@ class RunFolder:
 
     def typed(self) -> list[str]:
         """Return the settings of the run as typed; raises OSError or ValueError if they can't be read."""
-        return shlex.split(self.overrides_file.read_text(encoding="utf-8"))
+        # `read_text` would turn a carriage return into a line break.
+        return shlex.split(self.overrides_file.read_bytes().decode())
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.attempts_file))

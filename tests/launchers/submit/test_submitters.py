@@ -15,6 +15,7 @@ from slurmddp.launchers.submit import sbatch
 from slurmddp.launchers.submit.sbatch import build
 from slurmddp.launchers.submit.submitit import RunScript
 from slurmddp.runs.folder.create import prepare
+from slurmddp.runs.folder.excluded_nodes import exclude, share
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.limits.partitions import parse_partitions
@@ -193,6 +194,19 @@ def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlur
     fail(job, "n3", lasts_s=-1)
     build(name, slurm).submit(job)
     assert slurm.submissions[0].options == ("--comment=thesis, ch. 3", "--exclude=n[7-8],n1,n2")
+
+
+@BOTH
+def test_nodes_that_failed_under_another_run_of_the_cluster_are_excluded(
+    name: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job, other = prepared(tmp_path / "one"), prepared(tmp_path / "two")
+    for cluster, node in (("alpha", "n1"), ("beta", "n2")):
+        exclude(RunFolder(other.run_dir), node, "SLURM calls it DOWN", hours=1)
+        share(RunFolder(other.run_dir), cluster, since=0)
+        RunFolder(other.run_dir).excluded_file.unlink()
+    build(name, slurm).submit(job)
+    assert slurm.submissions[0].options == ("--exclude=n1",)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ class FakeSlurm:
         )
         return job_id
 
+    def cluster_name(self) -> str:
+        return "alpha"
+
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
         return not (self.silence or self.refusal or self.lacks_nodes)
 
