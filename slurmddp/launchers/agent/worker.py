@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -98,8 +99,9 @@ def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]
         code = run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
-        if code in GOOD_CODES:
-            atexit._run_exitfuncs()  # Loggers finish here; a failed rank must not wait for anything.
+        if code in GOOD_CODES:  # A failed rank must not wait for anything.
+            threading._shutdown()  # type: ignore[attr-defined]  # Threads may still write files.
+            atexit._run_exitfuncs()  # Loggers finish here.
     except BaseException:
         tell(traceback.format_exc().rstrip())
     finally:

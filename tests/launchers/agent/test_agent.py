@@ -277,9 +277,18 @@ def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
     assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
-@pytest.mark.parametrize(("code", "output"), [(0, "closed\n"), (3, "")])
-def test_exit_handlers_run_after_a_good_end_only(tmp_path: Path, code: int, output: str) -> None:
-    program = f"import atexit\ndef main(run_dir):\n    atexit.register(print, 'closed')\n    return {code}"
+@pytest.mark.parametrize(("code", "output"), [(0, "written\nclosed\n"), (3, "")])
+def test_threads_end_and_exit_handlers_run_after_a_good_end_only(
+    tmp_path: Path, code: int, output: str
+) -> None:
+    program = f"""
+import atexit, threading
+
+def main(run_dir):
+    atexit.register(print, "closed")
+    threading.Timer(0.3, print, ["written"]).start()
+    return {code}
+"""
     folder = make_run(tmp_path, program, ranks_per_node=1)
     run_agent(folder)
     assert folder.rank_log(0, 0).read_text() == output
