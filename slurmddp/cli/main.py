@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         own, program = _split(arguments)
         debug = debug or "--debug" in own
-        code = _run([word for word in own if word != "--debug"], program)
+        code = _run([word for word in own if word != "--debug"], program, arguments)
         sys.stdout.flush()
         return code
     except SlurmddpError as error:
@@ -119,7 +119,14 @@ def _module(name: str) -> Any:
     return import_module(f"slurmddp.cli.commands.{name}")
 
 
-def _run(arguments: list[str], program: list[str] | None) -> int:
+def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) -> int:
+    """Run a command, here or on its login node.
+
+    Args:
+        arguments: the words for slurmddp.
+        program: the words of a user's program; None if the command runs none.
+        typed: the whole command line.
+    """
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return EXIT_FINISHED
@@ -143,6 +150,10 @@ def _run(arguments: list[str], program: list[str] | None) -> int:
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
+    from slurmddp.cli import over_ssh  # `slurmddp --help` does not need it.
+
+    if (there := over_ssh.forward(name, typed, parsed)) is not None:
+        return there
     code: int = module.run(parsed)
     return code
 
