@@ -56,6 +56,8 @@ COMMANDS = {
     "and choices.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
+_OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "sandbox"}
+"""Commands that start a run or take a run, so that they may belong to a login node."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
@@ -150,10 +152,11 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
-    from slurmddp.cli import over_ssh  # `slurmddp --help` does not need it.
+    if name in _OF_RUNS:
+        from slurmddp.cli import over_ssh
 
-    if (there := over_ssh.forward(name, typed, parsed)) is not None:
-        return there
+        if (there := over_ssh.forward(name, typed, parsed)) is not None:
+            return there
     code: int = module.run(parsed)
     return code
 

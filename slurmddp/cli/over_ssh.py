@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,12 +29,7 @@ from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.text_format import counted
 
 SUBMITTING = frozenset({"train", "run", "controller", "bench"})
-"""Commands whose settings may name a login node."""
-ABOUT_RUNS = frozenset({
-    "status", "explain", "logs", "stop", "cancel", "resume", "checkpoints", "rerun", "rm", "export", "report",
-    "open", "diff", "list",
-})  # fmt: skip
-"""Commands that take the name of a run."""
+"""Commands whose settings may name a login node; the others are about runs."""
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
 """The arguments that name runs, where it is not `run` alone."""
 _CONNECT_S = 20
@@ -103,7 +97,7 @@ def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
     """
-    if os.environ.get(OVER_SSH_VARIABLE) or name not in SUBMITTING | ABOUT_RUNS:
+    if os.environ.get(OVER_SSH_VARIABLE):
         return None
     if name in SUBMITTING:
         keys = _named_by_settings(parsed)
@@ -260,7 +254,13 @@ def _record(node: LoginNode, arguments: Sequence[str]) -> int:
             line = raw.decode(errors="replace")
             if named := _NAMED.match(line):
                 ssh_runs.remember(
-                    ssh_runs.SshRun(name=named[1], host=node.host, folder=node.folder, python=node.python)
+                    SshRun(
+                        name=named[1],
+                        host=node.host,
+                        folder=node.folder,
+                        python=node.python,
+                        is_sweep=line.startswith("sweep"),
+                    )
                 )
             print(line, end="", flush=True)
     return _judged(node, process.returncode)
@@ -287,5 +287,7 @@ def _fetch_reports(node: LoginNode, name: str, *, show: bool) -> int:
         write_atomic(copy, page)
         print(copy)
         if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            import webbrowser
+
             webbrowser.open(copy.as_uri())
     return _judged(node, code)

@@ -33,6 +33,7 @@ class SshRun:
     """Absolute path of the project's folder on the host."""
     python: str | None = None
     """The interpreter there that has slurmddp; None: the program `slurmddp` of the PATH."""
+    is_sweep: bool = False
     removed: bool = False
     time: float = field(default_factory=time.time)
     """Time of the submission, in seconds since the epoch."""

@@ -105,6 +105,29 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert main(["cancel", sweep]) == 0
 
 
+def test_list_shows_runs_of_hosts_beside_own_runs_and_unknown_ones_of_a_host_that_is_down(
+    node: LoginNode, make_run, capfd
+):
+    name = submit()
+    local = make_run("mlp-0a1b2c3d")
+    capfd.readouterr()
+    assert main(["list", "--json"]) == 0
+    assert {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)} == {
+        name: "queued",
+        local.name: "preparing",
+    }
+    ssh_runs.remember(ssh_runs.SshRun(name="far-0a1b2c3d", host="down", folder="/project"))
+    assert main(["list"]) == 0
+    printed = capfd.readouterr()
+    rows = {line.split()[0]: line for line in printed.out.splitlines()}
+    assert "queued" in rows[name] and f"login1:{node.home}/slurmddp/project/runs" in rows[name]
+    assert "unknown" in rows["far-0a1b2c3d"]
+    assert "slurmddp: down does not answer: " in printed.err and "refused" in printed.err
+    node.slurmddp("echo no JSON")
+    assert main(["list", "--json"]) == 0
+    assert {one["state"] for one in json.loads(capfd.readouterr().out)} == {"unknown", "preparing"}
+
+
 def test_settings_choose_the_host_and_the_folder_and_what_starts_nothing(node: LoginNode, capfd):
     words = ["+cluster=cpu", "ssh=login1", 'cluster.ssh_folder="~/other place"']
     assert main(["run", *words, "--dry-run", "train.py"]) == 0
@@ -158,3 +181,18 @@ def test_a_run_of_this_machine_and_a_run_over_ssh_are_told_apart(make_run, elsew
             ssh_runs.find(name)
     assert main(["diff", "gpt2-x", str(folder.path)]) == 2
     assert "different machines" in capsys.readouterr().err
+
+
+def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, monkeypatch):
+    name, shown = submit(), []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    monkeypatch.setenv("DISPLAY", ":9")
+    capfd.readouterr()
+    assert main(["report"]) == 0
+    report = Path(capfd.readouterr().out.strip())
+    assert name in report.read_text() and not report.is_relative_to(node.home)
+    assert main(["open", name]) == 0
+    assert shown == [report.as_uri()]
+    capfd.readouterr()
+    assert main(["open", name, "--folder"]) == 0
+    assert capfd.readouterr().out == f"{node.home}/slurmddp/project/runs/{name}\n"

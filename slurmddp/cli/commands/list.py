@@ -1,4 +1,7 @@
-"""List the runs of this account, the newest activity first, or the runs of a sweep."""
+"""List the runs of this account, the newest activity first, or the runs of a sweep.
+
+Login nodes to which runs were submitted over ssh are asked as well; HOST: stands before the folders there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmddp.cli import statuses_over_ssh
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, sweeps
@@ -38,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     runs = index.all_runs() if args.sweep is None else _runs_of(args.sweep)
-    shown = runs if args.all or args.sweep else runs[: args.limit]
-    return show(runs, shown, as_json=args.json)
+    limit = None if args.all or args.sweep else args.limit
+    there = statuses_over_ssh.statuses_there() if args.sweep is None else []
+    return show(runs, runs[:limit], as_json=args.json, there=there[:limit])
 
 
 def _runs_of(name: str) -> list[RunFolder]:
@@ -54,9 +59,17 @@ def _runs_of(name: str) -> list[RunFolder]:
     return sweep.started
 
 
-def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool) -> int:
-    """Print a table of `shown`, some or all of `runs`."""
+def show(
+    runs: Sequence[RunFolder],
+    shown: Sequence[RunFolder],
+    *,
+    as_json: bool,
+    there: Sequence[RunStatus] = (),
+) -> int:
+    """Print a table of `shown`, some or all of `runs`, and of runs over ssh, the newest activity first."""
     found = statuses(shown, SlurmClient())
+    if there:
+        found = sorted([*found, *there], key=lambda one: one.seen or one.created or 0.0, reverse=True)
     if as_json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
         return 0
