@@ -5,6 +5,7 @@
     |   +-- MismatchError    78   the job asks for other tasks, GPUs or hosts than this process finds
     +-- RunNotFoundError     66   no run of that name
     +-- RunStateError        73   the run has finished, is ending, or is active: nothing was changed
+    +-- LoginNodeError       68   the login node can't be reached by ssh, or can't run slurmddp
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
     +-- CheckpointError       1   a checkpoint can't be written or read
     +-- RankFailure           1   a rank failed
@@ -24,6 +25,7 @@ EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_RUN = 66
+EXIT_LOGIN_NODE = 68
 EXIT_SLURM = 69
 EXIT_RUN_STATE = 73
 EXIT_STOPPED = 75
@@ -73,6 +75,12 @@ class RunStateError(SlurmddpError):
     """The run has finished, is ending, or is active, so the command changed nothing."""
 
     exit_code = EXIT_RUN_STATE
+
+
+class LoginNodeError(SlurmddpError):
+    """The login node can't be reached by ssh, or it can't run this slurmddp. Nothing was started."""
+
+    exit_code = EXIT_LOGIN_NODE
 
 
 class SlurmError(SlurmddpError):

@@ -56,6 +56,8 @@ COMMANDS = {
     "and choices.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
+_OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "sandbox"}
+"""Commands that start a run or take a run, so that they may belong to a login node."""
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         own, program = _split(arguments)
         debug = debug or "--debug" in own
-        code = _run([word for word in own if word != "--debug"], program)
+        code = _run([word for word in own if word != "--debug"], program, arguments)
         sys.stdout.flush()
         return code
     except SlurmddpError as error:
@@ -119,7 +121,14 @@ def _module(name: str) -> Any:
     return import_module(f"slurmddp.cli.commands.{name}")
 
 
-def _run(arguments: list[str], program: list[str] | None) -> int:
+def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) -> int:
+    """Run a command, here or on its login node.
+
+    Args:
+        arguments: the words for slurmddp.
+        program: the words of a user's program; None if the command runs none.
+        typed: the whole command line.
+    """
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return EXIT_FINISHED
@@ -143,6 +152,11 @@ def _run(arguments: list[str], program: list[str] | None) -> int:
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
+    if name in _OF_RUNS:
+        from slurmddp.cli import over_ssh
+
+        if (there := over_ssh.forward(name, typed, parsed)) is not None:
+            return there
     code: int = module.run(parsed)
     return code
 

@@ -16,6 +16,7 @@ EXIT_CODES = """exit codes:
   1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
   2   unknown command or flag, or a missing or wrong argument
   66  no run of that name, or several
+  68  the login node (ssh=) can't be reached, or can't run this slurmddp
   69  SLURM is missing, does not answer, or refused
   73  the run has finished, is ending, or is active, so it can't be changed or put aside; nothing was done
   75  stopped before its end; the same command resumes, from a checkpoint if the program has saved one

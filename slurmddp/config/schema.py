@@ -295,6 +295,10 @@ class Cluster:
     )
     srun: Mapping[str, str | int | bool] = key({}, "any other srun option, by its long name; true: a flag")
     python: str | None = key(None, "the interpreter on the nodes; null: the one that submits")
+    ssh: str | None = key(None, "login node from which jobs are submitted, by your own ssh")
+    ssh_folder: str | None = key(
+        None, "folder of the project on the login node `ssh`; null: slurmddp/PROJECT in your home"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +331,11 @@ class Config:
     partition: str | None = key(None, "SLURM partition; null: the cluster's", FREE)
     account: str | None = key(None, "account that pays; null: the cluster's", FREE)
     qos: str | None = key(None, "quality of service; null: the cluster's", FREE)
+    ssh: str | None = key(
+        None,
+        "login node from which the job is submitted, by your own ssh; null: the cluster's",
+        FREE,
+    )
     launcher: Literal["auto", "local", "slurm"] = key(
         "auto", "where the ranks run; auto: on SLURM if a cluster is chosen, else here", FREE
     )

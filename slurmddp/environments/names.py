@@ -15,6 +15,8 @@ ALLOW_OTHER_CONFIG_VARIABLE = "SLURMDDP_ALLOW_OTHER_CONFIG"
 """`1` lets a run load a checkpoint of another configuration."""
 DEBUG_VARIABLE = "SLURMDDP_DEBUG"
 """`1` lets the command line show the traceback of an error."""
+OVER_SSH_VARIABLE = "SLURMDDP_OVER_SSH"
+"""`1` on a login node says that a command came by ssh, so that `ssh=` does not send it on again."""
 
 # Facts of an attempt. The batch step gives them to the agents, and agents to their ranks.
 

@@ -47,7 +47,7 @@ def all_runs(start: Path | None = None) -> list[RunFolder]:
         log.warning("The list of runs can't be read: %s", error)
         known = []
     paths = {path.absolute(): None for path in [*known, *here]}
-    dated = [(_last_touched(path), path) for path in paths]
+    dated = [(last_touched(path), path) for path in paths]
     alive = [(when, path) for when, path in dated if when is not None]
     return [RunFolder(path) for _, path in sorted(alive, reverse=True)]
 
@@ -114,7 +114,7 @@ def _indexed(path: Path) -> list[Path]:
     return found
 
 
-def _last_touched(path: Path) -> float | None:
+def last_touched(path: Path) -> float | None:
     """Return when a run was last written to; None if the folder holds no run."""
     if not _is_file(path / "config.yaml"):
         return None

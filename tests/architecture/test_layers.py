@@ -16,7 +16,7 @@ _ABOVE = """
     errors plugins config.schema spec config.keys config.check_values config.identity
     config.script_arguments config.loggers environments host slurm.units slurm.command_output
     slurm.limits slurm sandbox
-    runs runs.folder runs.index runs.sweeps runs.failures runs.status runs.report bench
+    runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local

@@ -1,4 +1,7 @@
-"""List the runs of this account, the newest activity first, or the runs of a sweep."""
+"""List the runs of this account, the newest activity first, or the runs of a sweep.
+
+Login nodes to which runs were submitted over ssh are asked as well; HOST: stands before the folders there.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.cli import statuses_over_ssh
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, sweeps
@@ -47,14 +51,16 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     sweep = None if args.sweep is None else _sweep(args.sweep)
+    limit = None if args.all or args.sweep else args.limit
 
     def read() -> list[RunFolder]:
         return index.all_runs() if sweep is None else sweep.started
 
     if args.watch:
-        return _watch(read, None if args.all or args.sweep else args.limit)
+        return _watch(read, limit)
     runs = read()
-    return show(runs, runs if args.all or args.sweep else runs[: args.limit], as_json=args.json)
+    there = statuses_over_ssh.statuses_there() if sweep is None else []
+    return show(runs, runs[:limit], as_json=args.json, there=there[:limit])
 
 
 def _watch(runs: Callable[[], list[RunFolder]], limit: int | None) -> int:
@@ -80,9 +86,17 @@ def _sweep(name: str) -> sweeps.Sweep:
     return sweep
 
 
-def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool) -> int:
-    """Print a table of `shown`, some or all of `runs`."""
+def show(
+    runs: Sequence[RunFolder],
+    shown: Sequence[RunFolder],
+    *,
+    as_json: bool,
+    there: Sequence[RunStatus] = (),
+) -> int:
+    """Print a table of `shown`, some or all of `runs`, and of runs over ssh, the newest activity first."""
     found = statuses(shown, SlurmClient())
+    if there:
+        found = sorted([*found, *there], key=lambda one: one.seen or one.created or 0.0, reverse=True)
     if as_json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
         return 0

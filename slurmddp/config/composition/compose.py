@@ -70,6 +70,10 @@ def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFA
     config = check(composed)
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
+    if config["ssh"] and not plan.has_cluster:
+        raise ConfigError(
+            f"ssh={config['ssh']} is set, but no cluster is chosen.", hint="Say +cluster=NAME as well."
+        )
     config = sbatch_environment.fill(config, os.environ)
     here = not (config["cluster"] and config["cluster"]["python"])
     paths.check_targets(config, project_dir, here=here)
@@ -82,6 +86,37 @@ def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFA
         for name in ("args", "resume_args"):
             config["program"][name] = script_words(config["program"].get(name))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
+
+
+def login_node(
+    overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT
+) -> dict[str, str | None] | None:
+    """Return the keys `ssh`, `ssh_folder` and `python` of a command; None if it stays on this machine.
+
+    Other keys are not resolved or checked, because they describe the cluster. A configuration that can't be
+    composed also gives None; `compose` raises its error.
+
+    Raises:
+        ConfigError: the value of a key can't be right.
+    """
+    try:
+        plan = make_plan(overrides, project_dir.absolute(), sources)
+        if not plan.has_cluster:
+            return None
+        composed = with_hydra(plan)
+        names = ("ssh", "launcher", "cluster.ssh", "cluster.ssh_folder", "cluster.python")
+        own, launcher, *cluster = (OmegaConf.select(composed, name) for name in names)
+    except (ConfigError, *TROUBLE):
+        return None
+    host, folder, python = own or cluster[0], *cluster[1:]
+    if not host or launcher == "local":
+        return None
+    if not isinstance(host, str) or host.startswith("-") or re.search(r"\s", host):
+        raise ConfigError(f"ssh={host!r} is no host.", hint="Give a host of your ~/.ssh/config: ssh=login1.")
+    for name, value in (("cluster.ssh_folder", folder), ("cluster.python", python)):
+        if not isinstance(value, str | None):
+            raise ConfigError(f"{name}={value!r} is no path.", hint="Give a path on the login node.")
+    return {"ssh": host, "ssh_folder": folder, "python": python}
 
 
 def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFAULT) -> list[str]:

@@ -70,6 +70,29 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
     return note + _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
 
 
+def code_of(project_dir: Path) -> list[Path]:
+    """Return the files of a project's code, without secrets, caches and run folders; raises ConfigError.
+
+    In a git repository these are the files that git tracks or would offer to track, elsewhere all files.
+    """
+    if _git_trouble(project_dir):
+        found = []
+        for folder, folders, files in os.walk(project_dir):
+            inside = Path(folder)
+            links = [name for name in folders if (inside / name).is_symlink()]
+            paths = [inside / name for name in (*files, *links)]
+            found += [path for path in paths if not _is_secret(path) and not _is_cache(path, project_dir)]
+            folders[:] = [
+                name
+                for name in folders
+                if not _is_cache(inside / name, project_dir) and not _is_run(inside / name)
+            ]
+    else:
+        found = _list_files(project_dir, ()).code
+    _refuse_large(project_dir, found)
+    return sorted(found)
+
+
 def _copy(path: Path, copy: Path) -> None:
     shutil.copy2(path, copy, follow_symlinks=False)
     if not copy.is_symlink():
@@ -196,7 +219,7 @@ def _git_trouble(project_dir: Path) -> str:
 def _list_files(project_dir: Path, exclude: Sequence[Path]) -> _ProjectFiles:
     """Return the entries of a project, without run folders and without entries of the folders `exclude`."""
     tracked, new, ignored = _entries(project_dir)
-    secrets = [path for path in new if any(fnmatch(path.name, pattern) for pattern in _SECRETS)]
+    secrets = [path for path in new if _is_secret(path)]
 
     is_run = cache(_is_run)  # Many files lie in one folder.
 
@@ -236,6 +259,10 @@ def _listed(repository: Path, *which: str) -> Iterator[Path]:
     for entry in _git(repository, "ls-files", "-z", *which).stdout.split(b"\0"):
         if entry:
             yield repository / os.fsdecode(entry)
+
+
+def _is_secret(path: Path) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in _SECRETS)
 
 
 def _is_run(folder: Path) -> bool:

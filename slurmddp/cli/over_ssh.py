@@ -1,0 +1,293 @@
+"""Run a command on a login node, by the user's own ssh, and pass its output and exit code through.
+
+A submission first sends the project's code with rsync. Then the same command line runs in the project's
+folder on the login node. Commands about that run later run in the same folder. ssh and rsync are the
+system's, with the user's configuration, keys and agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmddp import __version__
+from slurmddp.cli.messages import UsageError
+from slurmddp.environments.names import OVER_SSH_VARIABLE
+from slurmddp.errors import EXIT_FINISHED, LoginNodeError
+from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs import ssh_runs
+from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.ssh_runs import SshRun
+from slurmddp.runs.text_format import counted
+
+SUBMITTING = frozenset({"train", "run", "controller", "bench"})
+"""Commands whose settings may name a login node; the others are about runs."""
+_NAMES = {"list": ("sweep",), "diff": ("first", "second")}
+"""The arguments that name runs, where it is not `run` alone."""
+_CONNECT_S = 20
+"""Seconds for which ssh waits for the host."""
+_UNREACHABLE = 255
+"""Exit code of ssh for its own failures."""
+_NOT_FOUND = 127
+"""Exit code of a shell that does not find the program."""
+_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)")
+"""The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoginNode:
+    """The place where commands run: a host, the project's folder on it, and its interpreter."""
+
+    host: str
+    folder: str
+    python: str | None = None
+
+    def line(self, arguments: Sequence[str]) -> str:
+        """Return the shell's line that runs slurmddp with `arguments` in the folder."""
+        program = [self.python, "-m", "slurmddp"] if self.python else ["slurmddp"]
+        words = shlex.join(["env", f"{OVER_SSH_VARIABLE}=1", *program, *arguments])
+        return f"cd {shlex.quote(self.folder)} && exec {words}"
+
+    def ssh(self, line: str, *, terminal: bool = False) -> list[str]:
+        """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH."""
+        # Output of the profile goes to stderr, so that the output of the line is whole.
+        profiled = f"exec bash -lc {shlex.quote(f'exec >&3 3>&-; {line}')} 3>&1 >&2"
+        return [*_ssh(), "-t" if terminal else "-T", "--", self.host, f"sh -c {shlex.quote(profiled)}"]
+
+    def unreachable(self) -> LoginNodeError:
+        return LoginNodeError(
+            f"{self.host} can't be reached by ssh, or the connection broke; ssh says why above.",
+            hint=f"`ssh {self.host} true` must work without slurmddp. A job that is queued there stays.",
+        )
+
+    def without_slurmddp(self) -> LoginNodeError:
+        program = f"{self.python} -m slurmddp" if self.python else "slurmddp"
+        return LoginNodeError(
+            f"{self.host} can't run `{program}`.",
+            hint=f"Install it there (pip install slurmddp=={__version__}), and name its interpreter in the "
+            "cluster file: python: /path/to/python.",
+        )
+
+
+def _ssh() -> list[str]:
+    """Return ssh with its options; without a terminal nobody can answer a question of ssh."""
+    batch = [] if sys.stdin is not None and sys.stdin.isatty() else ["-o", "BatchMode=yes"]
+    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *batch]
+
+
+def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
+    """Run a command on the login node that its settings or its run name, and return the exit code.
+
+    Args:
+        name: the command.
+        typed: the whole command line, without `slurmddp`.
+        parsed: its parsed words for slurmddp.
+
+    Returns:
+        The exit code of the command there; None if the command belongs to this machine.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+    """
+    if os.environ.get(OVER_SSH_VARIABLE):
+        return None
+    if name in SUBMITTING:
+        keys = _named_by_settings(parsed)
+        return None if keys is None else _record(_send_code(keys), typed)
+    if (found := _named_by_run(name, typed, parsed)) is None:
+        return None
+    run, arguments = found
+    node = LoginNode(host=run.host, folder=run.folder, python=run.python)
+    if name == "report" or (name == "open" and not parsed.folder):
+        return _fetch_reports(node, run.name, show=name == "open")
+    if name in ("resume", "rerun"):
+        return _record(node, arguments)
+    code = _pass_through(node, arguments)
+    if name == "rm" and code == EXIT_FINISHED:
+        ssh_runs.remember(replace(run, removed=True))
+    return code
+
+
+def _named_by_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
+    """Return the keys of the login node that settings name; None if the command belongs to this machine."""
+    if parsed.cfg or parsed.info:  # They describe the configuration, and need no cluster.
+        return None
+    # Hydra is imported on use.
+    from slurmddp.cli import hydra_flags
+    from slurmddp.config.composition.compose import login_node
+
+    sources = hydra_flags.sources(parsed)
+    words = parsed.words if hasattr(parsed, "words") else parsed.overrides
+    if getattr(parsed, "multirun", False):
+        from slurmddp.config.composition.sweep import points
+
+        words = points(words, Path.cwd(), sources)[0]
+    return login_node(words, Path.cwd(), sources)
+
+
+def _named_by_run(
+    name: str, typed: Sequence[str], parsed: argparse.Namespace
+) -> tuple[SshRun, list[str]] | None:
+    """Return the run over ssh that a command is about, and its words with the whole name; None if none is."""
+    given = [getattr(parsed, key) for key in _NAMES.get(name, ("run",))]
+    if name == "list" and given == [None]:
+        return None
+    found = [ssh_runs.find(one) for one in given]
+    runs = [run for run in found if run is not None]
+    if not runs:
+        return None
+    if len(runs) < len(found) or len({run.host for run in runs}) > 1:
+        raise UsageError("The two runs lie on different machines.", hint="Compare runs of one cluster.")
+    arguments = list(typed)
+    for one, run in zip(given, runs, strict=True):
+        if one is None:
+            arguments.append(run.name)
+        else:
+            arguments[arguments.index(one, arguments.index(name) + 1)] = run.name
+    return runs[-1], arguments
+
+
+def _send_code(keys: dict[str, str | None]) -> LoginNode:
+    """Send the code of the project in this folder to a login node, and return the place where it lies there.
+
+    Raises:
+        LoginNodeError: the host can't be reached, has another version, or did not get all files.
+        ConfigError: the code is too large.
+    """
+    if shutil.which("rsync") is None:
+        raise LoginNodeError(
+            "There is no rsync on this machine's PATH, which sends the code.",
+            hint="Install rsync, here and there.",
+        )
+    project = Path.cwd()
+    files = [str(path.relative_to(project)) for path in code_snapshot.code_of(project)]
+    node = _prepared(
+        LoginNode(
+            host=keys["ssh"] or "",
+            folder=(keys["ssh_folder"] or f"slurmddp/{project.name}").removeprefix("~/"),
+            python=keys["python"],
+        )
+    )
+    # Files that were sent before and are deleted here are deleted there, and no others.
+    gone = [
+        name for name in ssh_runs.sent_files(node.host, node.folder) if not os.path.lexists(project / name)
+    ]
+    copied = subprocess.run(
+        ["rsync", "-lpt", "--protect-args", "--from0", "--files-from=-", "--delete-missing-args",
+         "-e", shlex.join(_ssh()), f"{project}/", f"{node.host}:{node.folder}/"],
+        input=b"".join(os.fsencode(name) + b"\0" for name in [*files, *gone]), check=False,
+    )  # fmt: skip
+    if copied.returncode == _UNREACHABLE:
+        raise node.unreachable()
+    if copied.returncode:
+        raise LoginNodeError(
+            f"The code did not reach {node.host}:{node.folder} whole (rsync's exit code is "
+            f"{copied.returncode}; rsync says why above). Nothing was started.",
+            hint="The folder must be writable, with free space, and the host must have rsync. "
+            "The same command sends what is missing.",
+        )
+    ssh_runs.remember_sent_files(node.host, node.folder, files)
+    print(f"code    {node.host}:{node.folder}  ({counted(len(files), 'file')})", file=sys.stderr, flush=True)
+    return node
+
+
+def _prepared(node: LoginNode) -> LoginNode:
+    """Create the project's folder on the host, and compare versions.
+
+    Returns:
+        The node, with the folder as an absolute path.
+    """
+    folder, program = shlex.quote(node.folder), shlex.quote(node.python or "")
+    version = f"{program} -m slurmddp --version" if node.python else "slurmddp --version"
+    # In a git repository a run keeps a snapshot of its code, so that later copies don't change waiting jobs.
+    repository = "{ [ -e .git ] || git init --quiet . || true; }"
+    code, output = _captured(
+        node, f"cd && mkdir -p -- {folder} && cd -- {folder} && {repository} && pwd && {version}"
+    )
+    lines = output.splitlines()
+    if code:
+        if lines and lines[-1].startswith("/"):
+            raise node.without_slurmddp()
+        raise LoginNodeError(
+            f"The folder {node.folder} can't be created on {node.host}; its shell says why above.",
+            hint="Name another folder in the cluster file: ssh_folder: /path/of/yours.",
+        )
+    if lines[-1] != f"slurmddp {__version__}":
+        raise LoginNodeError(
+            f"{node.host} has {lines[-1]}, this machine slurmddp {__version__}. Nothing was sent.",
+            hint="Install the same version on both.",
+        )
+    return replace(node, folder=lines[-2])
+
+
+def _captured(node: LoginNode, line: str) -> tuple[int, str]:
+    """Run a line of shell on the host; return its exit code and its output."""
+    done = subprocess.run(node.ssh(line), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    if done.returncode == _UNREACHABLE:
+        raise node.unreachable()
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def _pass_through(node: LoginNode, arguments: Sequence[str]) -> int:
+    """Run slurmddp on the host with this terminal; return its exit code."""
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    sys.stdout.flush()
+    stdin = None if terminal else subprocess.DEVNULL
+    return _judged(
+        node, subprocess.run(node.ssh(node.line(arguments), terminal=terminal), stdin=stdin).returncode
+    )
+
+
+def _record(node: LoginNode, arguments: Sequence[str]) -> int:
+    """Run slurmddp on the host, and record the run or sweep that its output names; return its exit code."""
+    command = node.ssh(node.line(arguments))
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        for raw in process.stdout or ():
+            line = raw.decode(errors="replace")
+            if named := _NAMED.match(line):
+                ssh_runs.remember(
+                    SshRun(
+                        name=named[1],
+                        host=node.host,
+                        folder=node.folder,
+                        python=node.python,
+                        is_sweep=line.startswith("sweep"),
+                    )
+                )
+            print(line, end="", flush=True)
+    return _judged(node, process.returncode)
+
+
+def _judged(node: LoginNode, code: int) -> int:
+    """Return the exit code of a command on the host; raise the error if it did not run there."""
+    if code == _UNREACHABLE:
+        raise node.unreachable()
+    if code == _NOT_FOUND:
+        raise node.without_slurmddp()
+    return code
+
+
+def _fetch_reports(node: LoginNode, name: str, *, show: bool) -> int:
+    """Let the host write the report of a run or of each run of a sweep, copy it here, print and open it."""
+    code, output = _captured(node, node.line(["report", name]))
+    for path in (line for line in output.splitlines() if line.startswith("/")):
+        status, page = _captured(node, f"cat -- {shlex.quote(path)}")
+        if status:
+            raise LoginNodeError(f"{node.host}:{path} can't be read.", hint="ssh says why above.")
+        copy = ssh_runs.records_file().parent / "reports" / node.host / f"{Path(path).parent.name}.html"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(copy, page)
+        print(copy)
+        if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            import webbrowser
+
+            webbrowser.open(copy.as_uri())
+    return _judged(node, code)

@@ -1,0 +1,104 @@
+"""A login node: a real sshd on this machine, with another home, in front of a SLURM of fake programs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.slurm.slurm_jobs import FakePrograms
+
+_START_S = 60
+
+
+@dataclass(frozen=True)
+class LoginNode:
+    """The node `login1`; ssh of `programs` knows it, and `down`, where nothing listens."""
+
+    home: Path
+    slurm: FakePrograms
+    programs: Path
+    """A folder for the PATH of the laptop: an ssh with the keys and hosts of the test."""
+
+    working = f'exec {sys.executable} -m slurmddp "$@"'
+
+    def slurmddp(self, text: str) -> None:
+        """Replace the program `slurmddp` of the login node."""
+        program = self.home / "bin" / "slurmddp"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _key(path: Path) -> str:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path.with_suffix(".pub").read_text()
+
+
+@contextmanager
+def login_node(folder: Path) -> Iterator[LoginNode]:
+    """Start sshd, and end it with all its sessions."""
+    folder.mkdir()
+    home, programs = folder / "home", folder / "programs"
+    (home / "bin").mkdir(parents=True)
+    programs.mkdir()
+    port, host_key, own_key = _free_port(), folder / "host_key", folder / "key"
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {_key(host_key)}")
+    (folder / "authorized_keys").write_text(_key(own_key))
+    (folder / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nUsePAM no\nStrictModes no\n"
+        f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin yes\nSetEnv HOME={home}\n"
+    )
+    (folder / "ssh_config").write_text(
+        f"Host login1\n  Port {port}\nHost down\n  Port {_free_port()}\nHost *\n  HostName 127.0.0.1\n"
+        f"  User {getpass.getuser()}\n  IdentityFile {own_key}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {folder}/known_hosts\n"
+    )
+    (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    (programs / "ssh").chmod(0o755)
+    node = LoginNode(home, FakePrograms(folder / "slurm"), programs)
+    exports = {**node.slurm.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    exports["PATH"] = f"{home}/bin:{exports['PATH']}"
+    # A profile may greet: the greeting must not be taken for an answer.
+    (home / ".bash_profile").write_text(
+        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
+        + "echo Welcome to login1\n"
+    )
+    node.slurmddp(node.working)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    assert sshd is not None, "there is no sshd: `make slurm` installs it"
+    with (folder / "sshd.log").open("wb") as log:
+        server = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    try:
+        _wait(port, server, folder / "sshd.log")
+        yield node
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise AssertionError(log.read_text())
