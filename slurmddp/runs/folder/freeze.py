@@ -29,6 +29,7 @@ MODULES = (
     "slurmddp.batch.slurm_job",
     "slurmddp.batch.srun_watch",
     "slurmddp.environments.hostlist",
+    "slurmddp.environments.job_id",
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
