@@ -228,6 +228,11 @@ class SlurmClient:
             if not re.search("invalid job id|already completing or completed", error.message, re.IGNORECASE):
                 raise
 
+    def max_array_size(self) -> int:
+        """Return how many elements an array may have: MaxArraySize bounds the index. 0: no arrays here."""
+        text = parse_facts(self._run(["scontrol", "show", "config"])).get("MaxArraySize", "")
+        return int(text) if text.isdigit() else 0
+
     def partitions(self) -> dict[str, Partition]:
         """Return the partitions and their limits, by name."""
         return parse_partitions(self._run(["scontrol", "-o", "show", "partition"]))
@@ -335,7 +340,7 @@ def _folders_of(job_id: str, script: str, folders: Sequence[Path]) -> list[Path]
     The script of a single job lies in the folder. Beside the script of an array lies a link to the folder,
     with the element's index as its name.
     """
-    link = Path(script).with_name(job_id.rpartition("_")[2])
+    link = Path(script).parent / job_id.rpartition("_")[2]
     if "_" not in job_id or not link.is_symlink():
         return [folder for folder in folders if _lies_in(script, folder)]
     name, parent = link.readlink().name, os.path.realpath(link.parent.parent)

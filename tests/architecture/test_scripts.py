@@ -13,7 +13,7 @@ from slurmddp.bench.page import write_page
 from slurmddp.runs.report.html import write_report
 from slurmddp.runs.status.run_status import status
 from slurmddp.sandbox import conf, plan
-from slurmddp.slurm.script import render
+from slurmddp.slurm.script import render, render_array
 from support import ROOT, TESTS
 from support.runs.bench_results import bench_result
 from support.runs.run_events import FAILED, make_folder, write
@@ -74,8 +74,13 @@ def render_bench(folder: Path) -> str:
     return (folder / "bench.html").read_text()
 
 
+def render_array_of(folder: Path) -> str:
+    return render_array([make_job(), make_job()], folder / "it's an array")
+
+
 RENDERERS = {
-    "job.sbatch.j2": render_job, "report.html.j2": render_report, "bench.html.j2": render_bench,
+    "job.sbatch.j2": render_job, "array.sbatch.j2": render_array_of, "report.html.j2": render_report,
+    "bench.html.j2": render_bench,
 }  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 

@@ -6,7 +6,7 @@ Both submitters exclude the nodes that failed under the run, if the cluster has 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -81,7 +81,10 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
 
 def live_jobs(folder: RunFolder, slurm: SlurmClient) -> dict[str, JobState]:
     """Return the jobs of a run that SLURM has queued or runs, also jobs that the folder does not name."""
-    found = slurm.jobs_of(folder.path)
+    return _live(slurm.jobs_of(folder.path))
+
+
+def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
     live = (PENDING | ACTIVE) - {"COMPLETING"}
     return {job_id: job for job_id, job in found.items() if job.state in live}
 
@@ -97,22 +100,36 @@ def leftovers(folder: RunFolder, slurm: SlurmClient) -> list[str]:
 
 
 def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
-    """Settle the jobs that SLURM still has of a run which is over by its folder.
+    """Settle the jobs of one run as `settle_each` does; return the id of the adopted job, or None."""
+    return settle_each([folder], slurm, say).get(folder.path)
+
+
+def settle_each(
+    folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
+) -> dict[Path, str]:
+    """Settle the jobs that SLURM still has of runs which are over by their folders.
 
     A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
     is recorded.
 
     Returns:
-        The id of the adopted job, which makes another submission unnecessary; None without such a job.
+        The id of the adopted job of each run that has one, which makes another submission unnecessary.
 
     Raises:
         RunStateError: a job of the run still holds nodes.
         SlurmError: SLURM does not answer, so nothing is submitted.
     """
     try:
-        live = live_jobs(folder, slurm)
+        found = slurm.jobs_of_each([folder.path for folder in folders])
     except SlurmError as error:
         raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
+    adopted = {folder.path: _settle(folder, _live(found[folder.path]), slurm, say) for folder in folders}
+    return {path: job_id for path, job_id in adopted.items() if job_id is not None}
+
+
+def _settle(
+    folder: RunFolder, live: Mapping[str, JobState], slurm: SlurmClient, say: Callable[[str], None]
+) -> str | None:
     history = read_history(folder)
     for job_id, job in live.items():
         if job_id not in _named(history):
@@ -138,14 +155,27 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 
     The job excludes the nodes that failed under the run, if SLURM has enough others.
     """
-    comment, by_person = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
+    return slurm.submit(script, token=new_token(job), options=site_options([job], script, slurm))
+
+
+def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
+    """Return the person's comment, and the exclusion of nodes that failed under a run, as options of sbatch.
+
+    Args:
+        jobs: the jobs of the submission. Their cluster is the same.
+        script: the batch script; the nodes are excluded only if SLURM then still takes it.
+        slurm: the SLURM to ask.
+    """
+    sbatch = jobs[0].cluster.sbatch
+    comment, by_person = sbatch.get("comment"), sbatch.get("exclude")
     options = [f"--comment={comment}"] if comment else []
-    failed = excluded_nodes(RunFolder(job.run_dir)) if job.policy.exclude_failed_h else []
+    found = (excluded_nodes(RunFolder(job.run_dir)) for job in jobs if job.policy.exclude_failed_h)
+    failed = list(dict.fromkeys(node for nodes in found for node in nodes))
     if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
         exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
         if slurm.would_take(script, [exclude]):
             options.append(exclude)
-    return slurm.submit(script, token=new_token(job), options=options)
+    return options
 
 
 def new_token(job: Job) -> str:

@@ -9,6 +9,7 @@ import io
 import json
 import marshal
 import zipfile
+from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def batch_program() -> bytes:
     return written.getvalue()
 
 
+@cache
 def _source(module: str) -> bytes:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
@@ -84,6 +86,7 @@ def _source(module: str) -> bytes:
     return Path(spec.origin).read_bytes()
 
 
+@cache
 def _compiled(source: bytes, place: str) -> bytes:
     """Return what this version of Python loads without reading the source, as PEP 552 lays it out."""
     unchecked = (1).to_bytes(4, "little")
