@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from slurmddp.batch.attempt import Attempt, read_settings
 from slurmddp.batch.slurm_job import SlurmJob
+from slurmddp.environments.job_id import job_id
 from slurmddp.environments.names import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import EXIT_USAGE
 from slurmddp.runs.folder.layout import RunFolder
@@ -27,10 +28,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         for number in _STOPS:
             signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
         job = SlurmJob(environ, say=_say_to_people)
-        return begin(folder, job, is_resubmitted=rest[:1] == ["resubmitted"])
+        return begin(folder, job, started_as=[*rest, ""][0])
     settings = read_settings(folder)
-    claimed, job_id = int(environ[ATTEMPT_VARIABLE]), environ.get("SLURM_JOB_ID", "")
-    attempt = Attempt(folder, claimed, settings, job_id, _say)
+    attempt = Attempt(folder, int(environ[ATTEMPT_VARIABLE]), settings, job_id(environ) or "", _say)
     if command == "watch":
         from slurmddp.batch.srun_watch import watch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import time
@@ -24,16 +25,19 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_run, parse_time
 
 _LAST_WORDS = ("submitted", "started", "ended")
+_SLURM_ID = re.compile(r"\d+(_\d+)?")
+"""The id of a job, or of an element of an array; local runs have other ids."""
 _OVER = ("finished", "failed", "config", "no_progress")
 
 
-def begin(folder: RunFolder, job: SlurmJob, *, is_resubmitted: bool = False) -> int:
+def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
     """Claim an attempt and print its settings for the shell; print nothing if no attempt may start.
 
     Args:
         folder: the run folder.
         job: the job that starts.
-        is_resubmitted: whether another job of the run submitted this one.
+        started_as: the argument of the batch script: `resubmitted` if another job of the run submitted this
+            job, `element` if the script of a sweep's array runs it.
 
     Returns:
         The exit code of the batch script if nothing is printed.
@@ -42,14 +46,14 @@ def begin(folder: RunFolder, job: SlurmJob, *, is_resubmitted: bool = False) -> 
         job.say("SLURM_JOB_ID is not set: this script is for sbatch.")
         return EXIT_FAILED
     array = job.environ.get("SLURM_ARRAY_JOB_ID")
-    if array:
+    if array and started_as != "element":
         job.say(
             f"Job {array} is an array, and its elements would all train in one run folder. Nothing was "
-            "started. Start one run for each element with slurmddp train, each with a name= of its own."
+            "started. `slurmddp train -m` submits an array with a run for each element."
         )
         return EXIT_CONFIG
     settings, events = read_settings(folder), events_of(folder)
-    reason = _why_not(folder, job, settings, events, is_resubmitted)
+    reason = _why_not(folder, job, settings, events, started_as == "resubmitted")
     if reason:
         job.say(reason)
         return EXIT_FINISHED
@@ -105,7 +109,7 @@ def _over(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:
     """Return the other job that trains this run now, with its nodes: SLURM runs it, its attempt is open."""
     last = {str(one["job_id"]): one["event"] for one in events if one.get("event") in ("started", "ended")
-            and str(one.get("job_id", "")).isdigit()}  # fmt: skip
+            and _SLURM_ID.fullmatch(str(one.get("job_id", "")))}  # fmt: skip
     open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
     if not open_jobs:
         return ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from slurmddp.batch import requeue_policy
+from slurmddp.environments.job_id import job_id
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.command_output import parse_facts
 
@@ -88,7 +89,7 @@ class SlurmJob:
         say: Callable[[str], None] = print,
     ) -> None:
         self.environ = environ
-        self.id = environ.get("SLURM_JOB_ID", "")
+        self.id = job_id(environ) or ""
         self.restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.node_list = environ.get("SLURM_JOB_NODELIST", "")
         self.facts: dict[str, str] = {}
@@ -110,7 +111,7 @@ class SlurmJob:
         return self._command(["scontrol", *words], self.environ)
 
     def squeue(self, form: str, *words: str) -> Answer:
-        command = ["squeue", "-h", "-a", "-t", "all", "-u", str(os.getuid()), *words, "-o", form]
+        command = ["squeue", "-h", "-a", "-r", "-t", "all", "-u", str(os.getuid()), *words, "-o", form]
         return self._command(command, self.environ)
 
     def sbatch(self, *words: str) -> Answer:

@@ -59,6 +59,13 @@ def hold(folder: RunFolder) -> RunLock:
     return lock
 
 
+def create(job: Job) -> bool:
+    """Create the folder of a new run; return False if it exists."""
+    from slurmddp.runs.folder import create
+
+    return create.create(job, script_of(job))
+
+
 def status_of(folder: RunFolder) -> RunStatus:
     """Return the state of a run; SLURM is asked if this machine has one."""
     from slurmddp.runs.status.run_status import status
@@ -144,7 +151,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
                 folder.add_event(UNANSWERED, submitter=job.submitter)
             remember(folder)
         elif is_new:
-            _remove(folder)
+            remove(folder)
         raise
     remember(folder)
     spares = f" and {counted(job.resources.spare_nodes, 'spare')}" if job.resources.spare_nodes else ""
@@ -169,7 +176,7 @@ def _progress_note(job: Job) -> str:
     )
 
 
-def _remove(folder: RunFolder) -> None:
+def remove(folder: RunFolder) -> None:
     """Remove the folder of a refused run, and the folder of runs if it is empty."""
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):

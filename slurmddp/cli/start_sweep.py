@@ -1,12 +1,12 @@
-"""Start the runs of a sweep: on this machine one after another, on a cluster each as a job of its own."""
+"""Start the runs of a sweep: on this machine one after another, on a cluster as elements of arrays."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from slurmddp.cli import start_run
 from slurmddp.config.script_arguments import as_typed
@@ -14,10 +14,18 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpEr
 from slurmddp.runs.text_format import counted, print_table
 
 if TYPE_CHECKING:
+    from slurmddp.cli.start_array import ArrayStart
     from slurmddp.spec import Job
 
 
-def start(jobs: Sequence[Job], begin: Callable[[Job], int]) -> int:
+class Begin(Protocol):
+    """Starts one run, or submits it; with an `array` it only adds the run to the array."""
+
+    def __call__(self, job: Job, *, array: ArrayStart | None = None) -> int:
+        """Return the exit code."""
+
+
+def start(jobs: Sequence[Job], begin: Begin) -> int:
     """Start each run that is not finished or active; return the exit code.
 
     Args:
@@ -32,45 +40,81 @@ def start(jobs: Sequence[Job], begin: Callable[[Job], int]) -> int:
     runs_dir = _refuse_alike(jobs)
     for job in {repr((job.resources, job.cluster)): job for job in jobs}.values():
         start_run.script_of(job)
-    names = {job.name for job in jobs}
-    sweep = sweeps.write(
-        runs_dir, names.pop() if len(names) == 1 else "", [(job.run_name, job.overrides) for job in jobs]
-    )
+    sweep = sweeps.write(runs_dir, _common_name(jobs), [(job.run_name, job.overrides) for job in jobs])
     print(f"sweep   {sweep.name}  ({counted(len(jobs), 'run')})")
-    codes = _begin_each(jobs, begin)
+    shown = {job.run_name: f"{number} of {len(jobs)}  {own}" for number, job, own in _numbered(jobs)}
+    codes: list[int] = []
+    for group in _groups(jobs):
+        begun = len(codes)
+        try:
+            codes += _begin_group(group, begin, sweep.name, shown)
+        except SlurmddpError:
+            left = counted(len(jobs) - begun, "point")
+            print(f"slurmddp: {left} not started; the same command starts them.", file=sys.stderr)
+            raise
+        if EXIT_STOPPED in codes:
+            break
     print(f"\nsweep   slurmddp list {sweep.name}")
     return combine_exit_codes(codes)
 
 
-def _begin_each(jobs: Sequence[Job], begin: Callable[[Job], int]) -> list[int]:
-    codes: list[int] = []
-    for number, job in enumerate(jobs, 1):
-        print(f"\npoint   {number} of {len(jobs)}  {shlex.join(_own(jobs, job))}", flush=True)
-        try:
-            codes.append(begin(job))
-        except SlurmddpError:
-            left = counted(len(jobs) - number + 1, "point")
-            print(f"slurmddp: {left} not started; the same command starts them.", file=sys.stderr)
-            raise
-        if codes[-1] == EXIT_STOPPED:
-            break
-    return codes
+def _common_name(jobs: Sequence[Job]) -> str:
+    names = {job.name for job in jobs}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the points of each array; a point that no array takes is alone."""
+    from slurmddp.cli.start_array import most_at_once
+    from slurmddp.launchers.submit import array
+    from slurmddp.slurm import client
+
+    if len(jobs) == 1 or all(job.launcher != "slurm" for job in jobs):
+        return [[job] for job in jobs]
+    return array.groups(jobs, most_at_once(client.SlurmClient()) if client.on_path() else len(jobs))
+
+
+def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, shown: Mapping[str, str]) -> list[int]:
+    """Start the points of a group, several as one array; return the exit code of each."""
+    from slurmddp.cli.start_array import ArrayStart
+
+    if len(group) == 1:
+        print(f"\npoint   {shown[group[0].run_name]}", flush=True)
+        return [begin(group[0])]
+    with ArrayStart(sweep) as array:
+        codes = []
+        for job in group:
+            print(f"point   {shown[job.run_name]}", flush=True)
+            codes.append(begin(job, array=array))
+        array.submit()
+        return codes
 
 
 def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
-    """Print the points of a sweep and the script or commands of the first; start nothing."""
-    _refuse_alike(jobs)
-    rows = [(f"# {number}", job.run_name, shlex.join(_own(jobs, job))) for number, job in enumerate(jobs, 1)]
+    """Print the points of a sweep, its arrays, and the script of the first point; start nothing."""
+    from slurmddp.launchers.submit import array
+    from slurmddp.runs import sweeps
+    from slurmddp.slurm.script import render_array
+
+    runs_dir = _refuse_alike(jobs)
+    rows = [(f"# {number}", job.run_name, own) for number, job, own in _numbered(jobs)]
     print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
+    name = sweeps.name_of(_common_name(jobs), [job.run_name for job in jobs])
+    for group in _groups(jobs):
+        if len(group) > 1:
+            print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
     print()
     show_one(jobs[0])
     return EXIT_FINISHED
 
 
-def _own(jobs: Sequence[Job], job: Job) -> list[str]:
-    """Return the settings that not all points have."""
-    shared = set.intersection(*(set(one.overrides) for one in jobs)) if len(jobs) > 1 else set()
-    return as_typed([word for word in job.overrides if word not in shared])
+def _numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
+    """Return the number of each point, its job, and its settings without the settings of all points."""
+    shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    return [
+        (number, job, shlex.join(as_typed([word for word in job.overrides if word not in shared])))
+        for number, job in enumerate(jobs, 1)
+    ]
 
 
 def _refuse_alike(jobs: Sequence[Job]) -> Path:
@@ -78,8 +122,8 @@ def _refuse_alike(jobs: Sequence[Job]) -> Path:
     seen: dict[str, Job] = {}
     for job in jobs:
         if other := seen.get(job.run_name):
-            pair = (other, job)
-            one, two = (shlex.join(_own(pair, each) or as_typed(each.overrides)) for each in pair)
+            pair = _numbered((other, job))
+            one, two = (own or shlex.join(as_typed(each.overrides)) for _, each, own in pair)
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {one}, and {two}.",
                 hint="Sweep keys whose values mean another run; docs/configuration.md lists them.",

@@ -73,6 +73,7 @@ def build_job(
         overrides=tuple(overrides),
         snapshot=config["snapshot"],
         elastic=config["elastic"],
+        array_parallelism=config["array_parallelism"],
     )
 
 

@@ -340,6 +340,9 @@ class Config:
         "auto", "where the ranks run; auto: on SLURM if a cluster is chosen, else here", FREE
     )
     submitter: Literal["sbatch", "submitit"] = key("sbatch", "how a job is submitted", FREE)
+    array_parallelism: int | None = key(
+        None, "points of a sweep that SLURM runs at once, at most; null: no bound", FREE, minimum=1
+    )
     runs_dir: str = key("runs", "where the run folders are", FIXED)
     snapshot: bool = key(True, "keep a copy of the project's code in the run folder, and run it", FIXED)
     backend: str = key(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slurmddp.environments.hostlist import expand, parse_counts
+from slurmddp.environments.job_id import job_id
 from slurmddp.environments.names import (
     EMULATED_VARIABLE,
     LAUNCH_ID_VARIABLE,
@@ -35,14 +36,6 @@ def in_step(environ: Mapping[str, str]) -> bool:
     step = environ.get("SLURM_STEP_ID", "")
     started = step.isascii() and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
     return started and in_allocation(environ) and "SLURM_PROCID" in environ
-
-
-def job_id(environ: Mapping[str, str]) -> str | None:
-    """Return the id that scontrol takes: `<array>_<task>` in a job array; None outside SLURM."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    if array and task:
-        return f"{array}_{task}"
-    return environ.get("SLURM_JOB_ID") or None
 
 
 def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:

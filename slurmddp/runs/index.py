@@ -23,16 +23,18 @@ def index_file() -> Path:
     return state_dir() / "runs.jsonl"
 
 
-def remember(folder: RunFolder) -> None:
-    """Add a run to the index, once; only warn if the index can't be written."""
+def remember(*folders: RunFolder) -> None:
+    """Add runs to the index, each once; only warn if the index can't be written."""
     try:
         path = index_file()
-        if folder.path in _indexed(path):
-            return
+        known = set(_indexed(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_line(path, {"name": folder.name, "path": str(folder.path)})
+        for folder in folders:
+            if folder.path not in known:
+                append_line(path, {"name": folder.name, "path": str(folder.path)})
     except OSError as error:
-        log.warning("The list of runs can't be written (%s); find %s by its path.", error, folder.path)
+        paths = ", ".join(str(folder.path) for folder in folders)
+        log.warning("The list of runs can't be written (%s); find %s by its path.", error, paths)
 
 
 def all_runs(start: Path | None = None) -> list[RunFolder]:

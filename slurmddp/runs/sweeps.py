@@ -48,12 +48,17 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]]) 
         name: the first part of the sweep's name, such as the common name of its runs; may be empty.
         runs: the name of each run, and its settings as typed.
     """
-    digits = hashlib.sha256("\n".join(sorted(run for run, _ in runs)).encode()).hexdigest()[:8]
-    file = runs_dir / f"{name}{name and '-'}sweep-{digits}{_SUFFIX}"
+    file = runs_dir / f"{name_of(name, [run for run, _ in runs])}{_SUFFIX}"
     runs_dir.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"run": run, "settings": list(typed)}, ensure_ascii=False) for run, typed in runs]
     write_atomic(file, "".join(f"{line}\n" for line in lines))
     return _read(file)
+
+
+def name_of(name: str, runs: Sequence[str]) -> str:
+    """Return the name of the sweep of these runs, which begins with `name`."""
+    digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:8]
+    return f"{name}{name and '-'}sweep-{digits}"
 
 
 def _read(file: Path) -> Sweep:

@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
@@ -150,7 +152,7 @@ class SlurmClient:
         for line in lines.splitlines():
             job_id, _, comment = line.partition("|")
             if token in comment.split():
-                return job_id
+                return job_id.partition("_")[0]  # of an array `7_[0-9]`
         return None
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
@@ -169,7 +171,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -188,18 +190,23 @@ class SlurmClient:
             if "accounting storage is disabled" in error.message.lower():
                 return {}
             raise
-        return {job.job_id: job for job in map(_from_sacct, lines.splitlines()) if job.job_id in job_ids}
+        found = [job for line in lines.splitlines() for job in _from_sacct(line)]
+        return {job.job_id: job for job in found if job.job_id in job_ids}
 
     def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        """Return this account's jobs whose batch script lies in `folder`: a run's name may recur."""
+        """Return this account's jobs that train in `folder`, by id; their batch scripts say so."""
+        return self.jobs_of_each([folder])[folder]
+
+    def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
+        """Return this account's jobs that train in each folder, with one query to SLURM."""
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
         lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
-        asked = [line.split("|", 2) for line in lines if line.count("|") >= 2]
-        return {
-            job_id.strip(): JobState(job_id=job_id.strip(), state=parse_state(state))
-            for job_id, state, script in asked
-            if _lies_in(script, folder)
-        }
+        found: dict[Path, dict[str, JobState]] = {folder: {} for folder in folders}
+        for line in (line for line in lines if line.count("|") >= 2):
+            job_id, state, script = (word.strip() for word in line.split("|", 2))
+            for folder in _folders_of(job_id, script, folders):
+                found[folder][job_id] = JobState(job_id=job_id, state=parse_state(state))
+        return found
 
     def jobs_ahead(self, job_id: str) -> int | None:
         """Return how many waiting jobs of a job's partition have a higher priority.
@@ -221,6 +228,11 @@ class SlurmClient:
         except SlurmError as error:
             if not re.search("invalid job id|already completing or completed", error.message, re.IGNORECASE):
                 raise
+
+    def max_array_size(self) -> int:
+        """Return how many elements an array may have: MaxArraySize bounds the index. 0: no arrays here."""
+        text = parse_facts(self._run(["scontrol", "show", "config"])).get("MaxArraySize", "")
+        return int(text) if text.isdigit() else 0
 
     def partitions(self) -> dict[str, Partition]:
         """Return the partitions and their limits, by name."""
@@ -330,6 +342,19 @@ class _NotAnswered(SlurmError):
     may_be_queued = True
 
 
+def _folders_of(job_id: str, script: str, folders: Sequence[Path]) -> list[Path]:
+    """Return the folder among `folders` in which a job trains. A run's name does not count: it may recur.
+
+    The script of a single job lies in the folder. Beside the script of an array lies a link to the folder,
+    with the element's index as its name.
+    """
+    link = Path(script).parent / job_id.rpartition("_")[2]
+    if "_" not in job_id or not link.is_symlink():
+        return [folder for folder in folders if _lies_in(script, folder)]
+    name, parent = link.readlink().name, os.path.realpath(link.parent.parent)
+    return [one for one in folders if one.name == name and os.path.realpath(one.parent) == parent]
+
+
 def _lies_in(script: str, folder: Path) -> bool:
     """Return whether a script, with its arguments, lies in `folder`; both paths may hold links."""
     parent, found, _ = script.partition(f"/{folder.name}/")
@@ -355,13 +380,16 @@ def _from_squeue(line: str) -> JobState:
     )
 
 
-def _from_sacct(line: str) -> JobState:
-    job_id, state, code, nodes = [*line.split("|", 3), "", "", ""][:4]
+def _from_sacct(line: str) -> list[JobState]:
+    """Return the job of a line, or the elements of an array that never started: `7_[2-5,9%2]`."""
+    ids, state, code, nodes = [*line.split("|", 3), "", "", ""][:4]
     exit_code, signal = parse_exit(code)
     nodes = "" if nodes.strip() == "None assigned" else nodes.strip()
-    return JobState(
-        job_id=job_id.strip(), state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal
-    )
+    known = JobState(job_id="", state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal)
+    elements = re.fullmatch(r"(\d+_\[[\d,-]+)(?:%\d+)?\]", ids.strip())
+    return [
+        replace(known, job_id=job_id) for job_id in (expand(f"{elements[1]}]") if elements else [ids.strip()])
+    ]
 
 
 def _user() -> str:

@@ -160,8 +160,7 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         if name == "array":
             raise ConfigError(
                 f"cluster.{tool} sets array, but the elements of an array would all train in one run folder.",
-                hint="Remove it there and start one run for each element: "
-                "`slurmddp train name=... seed=...`, once for each.",
+                hint="Remove it there; `slurmddp train -m` submits an array with one run for each element.",
             )
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
             own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""

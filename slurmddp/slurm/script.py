@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
@@ -47,6 +49,26 @@ def render(job: Job) -> str:
         setup=[_setup_line(line) for line in job.cluster.setup],
         env=_exports(job),
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
+    )
+
+
+def render_array(jobs: Sequence[Job], folder: Path) -> str:
+    """Return the batch script of an array, whose elements run the batch scripts of their run folders.
+
+    Args:
+        jobs: the jobs of the elements, in the order of their indexes; all have the same options.
+        folder: the folder of the script; links in it, named after the indexes, lead to the run folders.
+    """
+    most = jobs[0].array_parallelism
+    own: dict[str, Option] = {
+        "array": f"0-{len(jobs) - 1}" + (f"%{most}" if most else ""),
+        "job-name": job_name(folder.name.removeprefix(".")),
+        "output": str(folder).replace("%", "%%") + "/%a/logs/slurm-%A_%a.out",
+    }
+    options = sorted({**sbatch_options(jobs[0]), **own}.items())
+    return template("array.sbatch.j2").render(
+        header=[_directive(name, value) for name, value in options],
+        array=_shell("runs_dir", str(folder)),
     )
 
 

@@ -14,7 +14,7 @@ from slurmddp.runs.report.html import write_report
 from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status
 from slurmddp.sandbox import conf, plan
-from slurmddp.slurm.script import render
+from slurmddp.slurm.script import render, render_array
 from support import ROOT, TESTS
 from support.runs.bench_results import bench_result
 from support.runs.run_events import FAILED, make_folder, write
@@ -76,13 +76,20 @@ def render_bench(folder: Path) -> str:
 
 
 def render_sweep(folder: Path) -> str:
-    run = make_folder(folder, "name: gpt\nnodes: 2\nranks_per_node: 2\n")
+    run = make_folder(folder, "name: gpt
+nodes: 2
+ranks_per_node: 2
+")
     return write_sweep_report(folder / "sweep.html", "gpt-sweep", [status(run, None)]).read_text()
 
 
+def render_array_of(folder: Path) -> str:
+    return render_array([make_job(), make_job()], folder / "it's an array")
+
+
 RENDERERS = {
-    "job.sbatch.j2": render_job, "report.html.j2": render_report, "bench.html.j2": render_bench,
-    "sweep.html.j2": render_sweep,
+    "job.sbatch.j2": render_job, "array.sbatch.j2": render_array_of, "report.html.j2": render_report,
+    "bench.html.j2": render_bench, "sweep.html.j2": render_sweep,
 }  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.batch.slurm_job import Answer
 from support.slurm.batch_run import PARTITION, RUNNING, STOP, Run, exits
 
 
@@ -35,8 +36,38 @@ def test_a_folder_that_cannot_be_written_ends_the_job_at_once(run: Run) -> None:
 def test_an_array_starts_nothing_and_writes_nothing(run: Run) -> None:
     before = list(run.folder.path.iterdir())
     assert run.start(SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3") == 78
-    assert "Job 40 is an array" in run.said[0] and "name=" in run.said[0]
+    assert "Job 40 is an array" in run.said[0] and "train -m" in run.said[0]
     assert list(run.folder.path.iterdir()) == before
+
+
+ELEMENT = {"started_as": "element", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+def test_an_element_of_a_sweep_is_requeued_alone(run: Run) -> None:
+    run.start(STOP, **ELEMENT)
+    assert [event["job_id"] for event in (*run.events("started"), *run.events("ended"))] == ["40_3"] * 2
+    assert run.end == ("stopped", "requeue") and run.asked() == ["requeue 40_3"]
+    assert ["show", "job", "40_3"] in [call[-3:] for call in run.slurm.calls]
+
+
+@pytest.mark.parametrize("state", ["RUNNING|n3|", "COMPLETED||"])
+def test_an_element_leaves_a_run_alone_that_another_element_runs(run: Run, state: str) -> None:
+    run.folder.add_event("started", attempt=0, job_id="39_1")
+    run.slurm.jobs["39_1"] = state
+    assert run.start(**ELEMENT) == 0
+    assert ("Job 39_1 on n3 runs this run already" in " ".join(run.said)) == ("RUNNING" in state)
+    assert len(run.events("started")) == (1 if "RUNNING" in state else 2)
+
+
+def test_an_element_is_resubmitted_as_a_job_of_its_own(run: Run) -> None:
+    run.slurm.on["requeue"] = lambda: Answer(1, err="Requested operation is presently disabled")
+    run.start(STOP, **ELEMENT)
+    (submitted,) = run.submissions()
+    assert "--dependency=afterany:40_3" in submitted and submitted[-2:] == [
+        str(run.folder.script_file),
+        "resubmitted",
+    ]
+    assert "SLURM_ARRAY_JOB_ID" not in run.slurm.submitted_with
 
 
 def test_outside_slurm_it_says_what_the_script_is_for(run: Run) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.folder import freeze
+from slurmddp.slurm.script import render_array
 from slurmddp.spec import Program
 from support.slurm.script_run import FAIL, FINISH, PREEMPTED, SAVE, STOP, Script
+from support.slurm.slurm_jobs import make_job
 
 
 @pytest.fixture
@@ -284,6 +286,19 @@ def test_a_job_that_starts_no_attempt_ends_with_the_code_of_begin(
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert not script.srun_began
+
+
+def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) -> None:
+    array = script.folder.path.parent / ".it's an array"
+    array.mkdir()
+    (array / "3").symlink_to(f"../{script.folder.name}")
+    (array / "job.sbatch").write_text(render_array([make_job()], array))
+    script.programs.write("step", FINISH)
+    environ = {**script.environ, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+    done = subprocess.run(["bash", str(array / "job.sbatch")], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert script.events("started")[0]["job_id"] == script.events("ended")[0]["job_id"] == "40_3"
+    assert script.end == ("finished", "none")
 
 
 def test_a_host_without_python_starts_nothing(script: Script, tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from slurmddp.errors import (
     EXIT_NO_RUN,
     EXIT_SLURM,
     EXIT_STOPPED,
+    SlurmError,
 )
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.lock import RunLock
 from slurmddp.slurm.limits.partitions import Partition
 from support.runs.train_runs import BIG
 
@@ -52,13 +54,20 @@ def test_a_failure_is_told_at_the_end_and_a_stop_ends_the_sweep(project, here):
     assert len(sweep_of(project).started) == 3 and len(sweep_of(project).runs) == 8
 
 
-def test_each_point_is_a_job_and_one_command_acts_on_all(project, cluster, slurm, capsys, monkeypatch):
+def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
+    project, cluster, slurm, capsys, monkeypatch
+):
     for command in ("list", "cancel", "report"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: cluster)
     assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
     sweep = sweep_of(project)
-    assert len(cluster.submissions) == 4
-    assert {one.script.split("--nodes=")[1][0] for one in cluster.submissions} == {"1", "2"}
+    assert [one.script.split("--nodes=")[1][0] for one in cluster.submissions] == ["1", "2"]
+    recorded = [run.events()[-1]["job_id"] for run in sweep.runs]
+    assert recorded == ["1_0", "2_0", "1_1", "2_1"]
+    for run, job_id in zip(sweep.runs, recorded, strict=True):
+        assert set(cluster.jobs_of(run.path)) == {job_id} and run.script_file.is_file()
+    assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
+    assert len(cluster.submissions) == 2
     monkeypatch.chdir(project.parent)
     capsys.readouterr()
     for command in ("list", "status"):
@@ -70,10 +79,9 @@ def test_each_point_is_a_job_and_one_command_acts_on_all(project, cluster, slurm
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [run.name for run in sweep.runs]
     assert main(["cancel", sweep.name]) == EXIT_FINISHED
     assert all(run.cancelled_file.exists() for run in sweep.runs)
-    for job in "1234":
-        cluster.set_state(job, "CANCELLED")
+    assert {state.state for state in cluster.states.values()} == {"CANCELLED"}
     assert main(["resume", sweep.name, "time_limit=01:00:00"]) == EXIT_FINISHED
-    assert len(cluster.submissions) == 8 and "--time=01:00:00" in cluster.submissions[-1].script
+    assert len(cluster.submissions) == 6 and "--time=01:00:00" in cluster.submissions[-1].script
     capsys.readouterr()
     assert main(["report", sweep.name]) == EXIT_FINISHED
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
@@ -120,7 +128,7 @@ def test_a_sweep_is_refused_before_anything_is_queued(project, cluster, capsys, 
 
 
 def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(project, cluster, capsys):
-    really, words = cluster.submit, ["train", *BIG, "-m", "seed=1,2,3"]
+    really, words = cluster.submit, ["train", *BIG, "-m", "nodes=1,2", "seed=1,2"]
 
     def submit(*args, **options):
         cluster.refusal = "Job violates accounting policy" if len(cluster.submissions) == 1 else ""
@@ -129,19 +137,54 @@ def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(pr
     cluster.submit = submit
     assert main(words) == EXIT_SLURM
     sweep = sweep_of(project)
-    assert "2 points not started" in capsys.readouterr().err and len(sweep.started) == 1
+    assert "2 points not started" in capsys.readouterr().err
+    assert sweep.started == [run for run in sweep.runs if run.path.exists()] == list(sweep.runs[:2])
+    assert len(list((project / "runs").glob(".*"))) == 1
     cluster.submit = really
     cluster.refusal = ""
     assert main(["list", sweep.name]) == EXIT_FINISHED
-    assert "2 of 3 points have no run folder" in capsys.readouterr().err
+    assert "2 of 4 points have no run folder" in capsys.readouterr().err
     assert main(words) == EXIT_FINISHED
-    assert len(cluster.submissions) == 3 and len(sweep.started) == 3
+    assert len(cluster.submissions) == 2 and len(sweep.started) == 4
 
 
-def test_a_dry_run_prints_the_points_and_a_script(project, capsys):
+def test_an_array_whose_answer_was_lost_is_found_and_not_submitted_again(project, cluster, capsys):
+    really, words = cluster.submit, ["train", *BIG, "-m", "seed=1,2,3", "array_parallelism=2"]
+
+    def submit(*args, **options):
+        really(*args, **options)
+        error = SlurmError("sbatch gave no answer.")
+        error.may_be_queued = True
+        raise error
+
+    cluster.submit = submit
+    assert main(words) == EXIT_SLURM
+    sweep = sweep_of(project)
+    assert len(sweep.started) == 3 and "--array=0-2%2\n" in cluster.submissions[0].script
+    cluster.submit = really
+    assert main(words) == EXIT_FINISHED
+    assert capsys.readouterr().out.count("which its folder did not name") == 3
+    assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1", "1_2"]
+    assert main(words) == EXIT_FINISHED
+    assert len(cluster.submissions) == 1
+
+
+def test_an_array_has_the_points_that_are_left_and_as_many_as_slurm_allows(project, cluster, capsys):
+    cluster.largest_array = 2
+    assert main(["train", *BIG, "seed=2"]) == EXIT_FINISHED
+    assert main(["train", *BIG, "-m", "seed=range(1,6)"]) == EXIT_FINISHED
+    runs = sweep_of(project).runs
+    assert [run.events()[-1]["job_id"] for run in runs] == ["2_0", "1", "3_0", "3_1", "4"]
+    assert all(RunLock(run).acquire() for run in runs), "the locks of all points are free again"
+    assert main(["train", *BIG, "-m", "seed=6,7", "submitter=submitit", "--dry-run"]) == EXIT_FINISHED
+    assert "--array" not in capsys.readouterr().out, "submitit submits one job for each point"
+
+
+def test_a_dry_run_prints_the_points_and_the_scripts(project, capsys):
     assert main(["train", *BIG, "-m", "seed=1,2", "--dry-run"]) == EXIT_FINISHED
     shown = capsys.readouterr().out
-    assert "# 1" in shown and "seed=2" in shown and shown.count("#!/bin/bash") == 1
+    assert "# 1" in shown and "seed=2" in shown and shown.count("#!/bin/bash") == 2
+    assert "#SBATCH --array=0-1\n" in shown and "job.sbatch element" in shown
     assert main(["train", *BIG, "-m", "seed=1,2", "--cfg", "-p", "seed"]) == EXIT_FINISHED
     documents = capsys.readouterr().out.split("---\n")[1:]
     assert [document.splitlines()[-1] for document in documents] == ["1", "2"]

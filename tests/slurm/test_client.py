@@ -204,6 +204,37 @@ def test_accounting_answers_for_what_squeue_has_forgotten(
     assert jobs["4"].nodes == ""
 
 
+def test_accounting_names_the_elements_of_an_array_that_never_started(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    programs.write("jobs/99", "RUNNING||None|\n")
+    programs.write("accounting", "7_1|COMPLETED|0:0|n1\n7_[2-4,9%2]|CANCELLED by 0|0:0|None assigned\n")
+    found = slurm.jobs(["7_1", "7_3", "7_9", "7_5"])
+    assert {job_id: job.state for job_id, job in found.items()} == {
+        "7_1": "COMPLETED",
+        "7_3": "CANCELLED",
+        "7_9": "CANCELLED",
+    }
+
+
+def test_the_element_of_an_array_is_found_by_the_link_beside_its_script(
+    programs: FakePrograms, slurm: SlurmClient, tmp_path: Path
+) -> None:
+    runs = [tmp_path / "runs" / name for name in ("gpt-1", "gpt-2", "gpt-3")]
+    array = tmp_path / "runs" / ".array"
+    array.mkdir(parents=True)
+    for index, run in enumerate(runs):
+        run.mkdir()
+        (array / str(index)).symlink_to(f"../{run.name}")
+    (programs.folder / "scripts").mkdir()
+    for job_id, script in (("7_0", array), ("7_2", array), ("8", runs[0])):
+        programs.write(f"jobs/{job_id}", "PENDING||Priority|\n")
+        programs.write(f"scripts/{job_id}", f"{script}/job.sbatch\n")
+    found = slurm.jobs_of_each(runs)
+    assert [set(found[run]) for run in runs] == [{"7_0", "8"}, set(), {"7_2"}]
+    assert set(slurm.jobs_of(runs[2])) == {"7_2"}
+
+
 def test_without_accounting_unknown_jobs_are_left_out(programs: FakePrograms, slurm: SlurmClient) -> None:
     programs.write("jobs/1", "RUNNING|n1||\n")
     assert set(slurm.jobs(["1", "2"])) == {"1"}

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
 
 if TYPE_CHECKING:
+    from slurmddp.cli.start_array import ArrayStart
     from slurmddp.config.composition.sources import Sources
     from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.spec import Job
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         return start_sweep.show(jobs, _show_script)
     if args.check:
         return max(_check(job) for job in jobs)
-    return start_sweep.start(jobs, lambda job: begin(job, fresh=args.fresh))
+    return start_sweep.start(jobs, partial(begin, fresh=args.fresh))
 
 
 def jobs_of(
@@ -142,26 +144,30 @@ def _settings() -> str:
     return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
 
 
-def begin(job: Job, *, fresh: bool = False) -> int:
-    """Create the run folder or take the one that is there, and start the job unless the run has one."""
-    from slurmddp.runs.folder.create import create
+def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> int:
+    """Create the run folder or take the one that is there, and start the job unless the run has one.
+
+    If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
+    """
     from slurmddp.runs.folder.history import is_unanswered
 
     folder = RunFolder(job.run_dir)
-    is_new = not folder.path.exists() and create(job, start_run.script_of(job))
+    create = array.create if array else start_run.create
+    is_new = not folder.path.exists() and create(job)
     with start_run.hold(folder) as lock:
         found = start_run.status_of(folder)
         if fresh and not is_new:
             refuse_fresh(folder, found, is_held_elsewhere=lock.fileno < 0)
             print(f"The run so far is kept as {put_aside(folder)}.")
-            return begin(job)
+            return begin(job, array=array)
         if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
             return start_run.already_active(found)
         if found.state == "finished":
             return _already_finished(found, job)
         if found.attempts:
             print(_goes_on(found))
-        return start_run.start_job(job, lock, is_new=is_new)
+        start = array.add if array else start_run.start_job
+        return start(job, lock, is_new=is_new)
 
 
 def refuse_fresh(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:

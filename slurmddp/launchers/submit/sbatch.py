@@ -6,7 +6,7 @@ Both submitters exclude the nodes that failed lately under the account's runs, i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -82,7 +82,10 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
 
 def live_jobs(folder: RunFolder, slurm: SlurmClient) -> dict[str, JobState]:
     """Return the jobs of a run that SLURM has queued or runs, also jobs that the folder does not name."""
-    found = slurm.jobs_of(folder.path)
+    return _live(slurm.jobs_of(folder.path))
+
+
+def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
     live = (PENDING | ACTIVE) - {"COMPLETING"}
     return {job_id: job for job_id, job in found.items() if job.state in live}
 
@@ -98,22 +101,36 @@ def leftovers(folder: RunFolder, slurm: SlurmClient) -> list[str]:
 
 
 def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
-    """Settle the jobs that SLURM still has of a run which is over by its folder.
+    """Settle the jobs of one run as `settle_each` does; return the id of the adopted job, or None."""
+    return settle_each([folder], slurm, say).get(folder.path)
+
+
+def settle_each(
+    folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
+) -> dict[Path, str]:
+    """Settle the jobs that SLURM still has of runs which are over by their folders.
 
     A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
     is recorded.
 
     Returns:
-        The id of the adopted job, which makes another submission unnecessary; None without such a job.
+        The id of the adopted job of each run that has one, which makes another submission unnecessary.
 
     Raises:
         RunStateError: a job of the run still holds nodes.
         SlurmError: SLURM does not answer, so nothing is submitted.
     """
     try:
-        live = live_jobs(folder, slurm)
+        found = slurm.jobs_of_each([folder.path for folder in folders])
     except SlurmError as error:
         raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
+    adopted = {folder.path: _settle(folder, _live(found[folder.path]), slurm, say) for folder in folders}
+    return {path: job_id for path, job_id in adopted.items() if job_id is not None}
+
+
+def _settle(
+    folder: RunFolder, live: Mapping[str, JobState], slurm: SlurmClient, say: Callable[[str], None]
+) -> str | None:
     history = read_history(folder)
     for job_id, job in live.items():
         if job_id not in _named(history):
@@ -140,22 +157,37 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     The job excludes the nodes that failed lately under this or another run of the account, if SLURM has
     enough others.
     """
-    comment, by_person = job.cluster.sbatch.get("comment"), job.cluster.sbatch.get("exclude")
+    return slurm.submit(script, token=new_token(job), options=site_options([job], script, slurm))
+
+
+def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
+    """Return the person's comment, and the exclusion of nodes that failed under a run, as options of sbatch.
+
+    Args:
+        jobs: the jobs of the submission. Their cluster is the same.
+        script: the batch script; the nodes are excluded only if SLURM then still takes it.
+        slurm: the SLURM to ask.
+    """
+    sbatch = jobs[0].cluster.sbatch
+    comment, by_person = sbatch.get("comment"), sbatch.get("exclude")
     options = [f"--comment={comment}"] if comment else []
-    failed = _failed_nodes(RunFolder(job.run_dir), slurm) if job.policy.exclude_failed_h else []
+    folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
+    failed = _failed_nodes(folders, slurm) if folders else []
     if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
         exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
         if slurm.would_take(script, [exclude]):
             options.append(exclude)
-    return slurm.submit(script, token=new_token(job), options=options)
+    return options
 
 
-def _failed_nodes(folder: RunFolder, slurm: SlurmClient) -> list[str]:
+def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
     """Return the nodes to avoid; other runs' nodes are left out if SLURM does not say which cluster it is."""
     if shared_nodes():
         with suppress(SlurmError, OSError):
-            adopt(folder, slurm.cluster_name())
-    return excluded_nodes(folder)
+            cluster = slurm.cluster_name()
+            for folder in folders:
+                adopt(folder, cluster)
+    return list(dict.fromkeys(node for folder in folders for node in excluded_nodes(folder)))
 
 
 def new_token(job: Job) -> str:

@@ -93,6 +93,30 @@ def code_of(project_dir: Path) -> list[Path]:
     return sorted(found)
 
 
+def share(taken: Path, target: Path) -> None:
+    """Give the new folder `target` the files of the snapshot `taken`, by hard links where possible.
+
+    Files that a job has written into `taken` since are left out. If `taken` does not exist, do nothing.
+    """
+    names = _names(taken)
+    if names is None:
+        return
+    record = (str(path.relative_to(taken)) for path in (taken / RECORD).iterdir())
+    for name in [*names, *record]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        _link(taken / name, target / name)
+
+
+def _link(path: Path, link: Path) -> None:
+    """Make a hard link; copy the file on a filesystem without hard links, or to a different one."""
+    try:
+        os.link(path, link, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(path, link, follow_symlinks=False)
+
+
 def _copy(path: Path, copy: Path) -> None:
     shutil.copy2(path, copy, follow_symlinks=False)
     if not copy.is_symlink():
@@ -161,12 +185,7 @@ def carry_over(old: Path, new: Path) -> None:
     for name in written_beside(old):
         with suppress(FileExistsError, NotADirectoryError):  # The project now has a file of that name.
             (new / name).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(old / name, new / name, follow_symlinks=False)
-            except FileExistsError:
-                raise
-            except OSError:  # A different filesystem, or a filesystem without hard links.
-                shutil.copy2(old / name, new / name, follow_symlinks=False)
+            _link(old / name, new / name)
 
 
 def _names(code: Path) -> set[str] | None:

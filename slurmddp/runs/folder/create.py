@@ -28,39 +28,40 @@ from slurmddp.spec import Job
 Say = Callable[[str], object]
 
 
-def prepare(job: Job, script: str | None, say: Say = print) -> RunFolder:
+def prepare(job: Job, script: str | None, say: Say = print, like: RunFolder | None = None) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
     Removes the marks of an earlier `cancel` or `stop`. `say` gets a sentence if the code has changed.
+    The folder `like` of a run with the same cluster, written just before, gives its snapshot of the code.
 
     Raises:
         ConfigError: the script can't be parsed, the folder can't be written, or it belongs to another
             account.
     """
     folder = RunFolder(job.run_dir)
-    with _draft(job, script) as draft:
+    with _draft(job, script, like) as draft:
         if not _put_in_place(draft, folder.path):
             refuse_foreign(folder.path)  # Another account may have created it meanwhile.
             _update(draft, folder, say)
     return folder
 
 
-def create(job: Job, script: str | None) -> bool:
+def create(job: Job, script: str | None, like: RunFolder | None = None) -> bool:
     """Write the run folder of a new run as `prepare` does; return False if it exists, and leave it."""
-    with _draft(job, script) as draft:
+    with _draft(job, script, like) as draft:
         return _put_in_place(draft, job.run_dir)
 
 
 @contextmanager
-def _draft(job: Job, script: str | None) -> Iterator[Path]:
-    if script is not None:
+def _draft(job: Job, script: str | None, like: RunFolder | None) -> Iterator[Path]:
+    if script is not None and like is None:  # The same cluster has the same `setup` lines.
         check_syntax(script)
     place = RunFolder(job.run_dir).path
     refuse_foreign(place)
     with _writable(place), _writable_for_us_alone():
         place.parent.mkdir(parents=True, exist_ok=True)
         with _beside(place) as draft:
-            _fill(draft, job, script)
+            _fill(draft, job, script, like)
             yield draft
     warn_if_exposed(place)
 
@@ -79,7 +80,7 @@ def check_syntax(script: str) -> None:
         )
 
 
-def _fill(draft: Path, job: Job, script: str | None) -> None:
+def _fill(draft: Path, job: Job, script: str | None, like: RunFolder | None) -> None:
     """Write all files of a submission into the empty folder `draft`."""
     (draft / "logs").mkdir()
     config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
@@ -91,10 +92,13 @@ def _fill(draft: Path, job: Job, script: str | None) -> None:
     if script is not None:
         freeze(draft, job, script)
     if job.snapshot:
-        (draft / "code.txt").write_text(f"{_take_code(draft, job)}\n", encoding="utf-8")
+        (draft / "code.txt").write_text(f"{_take_code(draft, job, like)}\n", encoding="utf-8")
 
 
-def _take_code(draft: Path, job: Job) -> str:
+def _take_code(draft: Path, job: Job, like: RunFolder | None) -> str:
+    if like is not None:
+        code_snapshot.share(like.code_dir, draft / "code")
+        return (like.path / "code.txt").read_text(encoding="utf-8").strip()
     runs = job.run_dir.parent
     project = job.project_dir
     exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]

@@ -9,6 +9,7 @@ import io
 import json
 import marshal
 import zipfile
+from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
@@ -29,6 +30,7 @@ MODULES = (
     "slurmddp.batch.slurm_job",
     "slurmddp.batch.srun_watch",
     "slurmddp.environments.hostlist",
+    "slurmddp.environments.job_id",
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
@@ -76,6 +78,7 @@ def batch_program() -> bytes:
     return written.getvalue()
 
 
+@cache
 def _source(module: str) -> bytes:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
@@ -83,6 +86,7 @@ def _source(module: str) -> bytes:
     return Path(spec.origin).read_bytes()
 
 
+@cache
 def _compiled(source: bytes, place: str) -> bytes:
     """Return what this version of Python loads without reading the source, as PEP 552 lays it out."""
     unchecked = (1).to_bytes(4, "little")

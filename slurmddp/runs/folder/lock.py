@@ -77,6 +77,13 @@ class RunLock:
             time.sleep(_POLLED_S)
         return True
 
+    def hand_over(self) -> RunLock:
+        """Return the lock as another object; this object no longer releases it."""
+        other = RunLock(RunFolder(self._path.parent))
+        other.fileno, other._holds_file = self.fileno, self._holds_file
+        self.fileno, self._holds_file = -1, False
+        return other
+
     def release(self) -> None:
         """Release the lock, unless a child process has inherited it."""
         if self._holds_file:

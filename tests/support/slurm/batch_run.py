@@ -176,7 +176,7 @@ class FakeSlurm:
 
     def _queue(self, words: list[str]) -> str:
         comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
-        new = str(len([one for one in self.jobs if int(one) < 40]) + 1)
+        new = str(len([one for one in self.jobs if one.isdigit() and int(one) < 40]) + 1)
         self.jobs[new] = f"PENDING||{comment}"
         return new
 
@@ -231,19 +231,19 @@ class Run:
     def attempt_of(self, job: SlurmJob) -> Attempt:
         return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
 
-    def begin(self, *, is_resubmitted: bool = False, **environ: str) -> int:
+    def begin(self, *, started_as: str = "", **environ: str) -> int:
         """Begin an attempt and return the exit code; `exported` holds what the shell gets."""
         with _signals_kept(), contextlib.redirect_stdout(io.StringIO()) as printed:
-            code = begin(self.folder, self.job(self.said.append, **environ), is_resubmitted=is_resubmitted)
+            code = begin(self.folder, self.job(self.said.append, **environ), started_as=started_as)
         self.exported = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
         self.exported = {name: value.strip("'") for name, value in self.exported.items()}
         return code
 
     def start(
-        self, step: Step = FINISH, *, is_resubmitted: bool = False, terminated: bool = False, **environ: str
+        self, step: Step = FINISH, *, started_as: str = "", terminated: bool = False, **environ: str
     ) -> int:
         """Run an attempt with `step` in place of the ranks and return the exit code of the script."""
-        code = self.begin(is_resubmitted=is_resubmitted, **environ)
+        code = self.begin(started_as=started_as, **environ)
         if not self.exported:
             return code
         self.attempt = int(self.exported["ATTEMPT"])
@@ -258,7 +258,7 @@ class Run:
 
     def succeed(self) -> int:
         """Run the script as a resubmitted job, with ranks that finish."""
-        return self.start(is_resubmitted=True, SLURM_JOB_ID="42")
+        return self.start(started_as="resubmitted", SLURM_JOB_ID="42")
 
     def lose_first_node(self, **environ: str) -> list[str]:
         """Let an agent ask for its lost batch script, and return what was asked of SLURM then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ class FakeSlurm:
     site: dict[str, Partition] = field(default_factory=dict)
     refusal: str = ""
     """What SLURM says to every submission; empty: it accepts them."""
+    largest_array: int = 1001
     lacks_nodes: bool = False
     """Whether it says, when it is asked, that it has not the nodes for a job."""
     silence: str = ""
@@ -45,9 +47,9 @@ class FakeSlurm:
         text = script.read_text(encoding="utf-8")
         job_id = str(len(self.submissions) + 1)
         self.submissions.append(Submission(job_id, text, token, tuple(options), script.absolute()))
-        self.states[job_id] = JobState(
-            job_id=job_id, state="PENDING", reason="Priority", run=parse_run(token)
-        )
+        array = re.search(r"^#SBATCH --array=0-(\d+)", text, re.MULTILINE)
+        for one in [f"{job_id}_{index}" for index in range(int(array[1]) + 1)] if array else [job_id]:
+            self.states[one] = JobState(job_id=one, state="PENDING", reason="Priority", run=parse_run(token))
         return job_id
 
     def cluster_name(self) -> str:
@@ -61,9 +63,25 @@ class FakeSlurm:
         return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
 
     def jobs_of(self, folder: Path) -> dict[str, JobState]:
+        return self.jobs_of_each([folder])[folder]
+
+    def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
         self._answer()
-        ids = [one.job_id for one in self.submissions if folder.absolute() in one.path.parents]
-        return {job_id: self.states[job_id] for job_id in ids if job_id in self.states}
+        return {
+            folder: {id_: job for id_, job in self.states.items() if self._is_of(id_, folder)}
+            for folder in folders
+        }
+
+    def _is_of(self, job_id: str, folder: Path) -> bool:
+        number, _, index = job_id.partition("_")
+        scripts = [one.path for one in self.submissions if one.job_id == number]
+        if index:
+            return any((path.parent / index).resolve() == folder.resolve() for path in scripts)
+        return any(folder.absolute() in path.parents for path in scripts)
+
+    def max_array_size(self) -> int:
+        self._answer()
+        return self.largest_array
 
     def cancel(self, job_id: str) -> None:
         self._answer()
