@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from slurmddp.config.keys import GROUPS, every_key
 from slurmddp.runs import index
+from slurmddp.runs.ssh_runs import ssh_runs
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -65,8 +66,9 @@ def _attach(command: argparse.ArgumentParser) -> None:
 
 
 def runs(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of runs, the newest first."""
-    return [run.name for run in index.all_runs() if run.name.startswith(prefix)]
+    """Return the names of runs, the newest first, then of runs over ssh."""
+    names = [*(run.name for run in index.all_runs()), *(run.name for run in reversed(ssh_runs()))]
+    return [name for name in names if name.startswith(prefix)]
 
 
 def clusters(prefix: str, **_facts: Any) -> list[str]:

@@ -60,7 +60,9 @@ class LoginNode:
         """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH."""
         # Output of the profile goes to stderr, so that the output of the line is whole.
         profiled = f"exec bash -lc {shlex.quote(f'exec >&3 3>&-; {line}')} 3>&1 >&2"
-        return [*_ssh(), "-t" if terminal else "-T", "--", self.host, f"sh -c {shlex.quote(profiled)}"]
+        # With a terminal ssh tells the end of each connection, unless it tells errors only.
+        kind = ["-t", "-o", "LogLevel=ERROR"] if terminal else ["-T"]
+        return [*_ssh(), *kind, "--", self.host, f"sh -c {shlex.quote(profiled)}"]
 
     def unreachable(self) -> LoginNodeError:
         return LoginNodeError(

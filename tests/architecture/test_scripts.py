@@ -76,10 +76,7 @@ def render_bench(folder: Path) -> str:
 
 
 def render_sweep(folder: Path) -> str:
-    run = make_folder(folder, "name: gpt
-nodes: 2
-ranks_per_node: 2
-")
+    run = make_folder(folder, "name: gpt\nnodes: 2\nranks_per_node: 2\n")
     return write_sweep_report(folder / "sweep.html", "gpt-sweep", [status(run, None)]).read_text()
 
 

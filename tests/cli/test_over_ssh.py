@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN, RunNotFoundError
+from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN
 from slurmddp.runs import ssh_runs
 from support.slurm.login_node import LoginNode, login_node
 
@@ -122,6 +122,7 @@ def test_list_shows_runs_of_hosts_beside_own_runs_and_unknown_ones_of_a_host_tha
     rows = {line.split()[0]: line for line in printed.out.splitlines()}
     assert "queued" in rows[name] and f"login1:{node.home}/slurmddp/project/runs" in rows[name]
     assert "unknown" in rows["far-0a1b2c3d"]
+    assert main(["status", "far"]) == EXIT_LOGIN_NODE
     assert "slurmddp: down does not answer: " in printed.err and "refused" in printed.err
     node.slurmddp("echo no JSON")
     assert main(["list", "--json"]) == 0
@@ -162,25 +163,6 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     (there / "train.py" / "in the way").write_text("")
     assert "rsync says why above" in trouble()
     assert "can't be created" in trouble("cluster.ssh_folder=/dev/null/x")
-
-
-def test_a_run_of_this_machine_and_a_run_over_ssh_are_told_apart(make_run, elsewhere, capsys):
-    folder = make_run("gpt-0a1b2c3d")
-    for name, host in (("gpt-0a1b2c3d", "a"), ("mlp-0a1b2c3d", "a"), ("mlp-0a1b2c3d", "b"), ("gpt2-x", "b")):
-        ssh_runs.remember(ssh_runs.SshRun(name=name, host=host, folder="/project"))
-
-    def host(name: str | None) -> str | None:
-        found = ssh_runs.find(name)
-        return found and found.host
-
-    assert host("a:gpt-0a1b2c3d") == host("a:gp") == "a"
-    assert host("b:mlp-0a1b2c3d") == host("gpt2") == host(None) == "b"
-    assert host(str(folder.path)) is host("nothing") is None
-    for name in ("gpt-0a1b2c3d", "gpt", "mlp", "mlp-0a1b2c3d"):
-        with pytest.raises(RunNotFoundError, match="HOST:NAME"):
-            ssh_runs.find(name)
-    assert main(["diff", "gpt2-x", str(folder.path)]) == 2
-    assert "different machines" in capsys.readouterr().err
 
 
 def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, monkeypatch):

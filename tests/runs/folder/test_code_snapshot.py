@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.code_snapshot import differences, share, take
+from slurmddp.runs.folder.code_snapshot import code_of, differences, share, take
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -245,3 +246,22 @@ def test_a_snapshot_that_is_too_large_names_what_is_large(project: Path, tmp_pat
         take(project, tmp_path / "code")
     assert "snapshot=false" in caught.value.hint
     assert not (tmp_path / "code").exists()
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Path, in_git: bool):
+    for name in (
+        ".env",
+        "__pycache__/a.pyc",
+        ".venv/pyvenv.cfg",
+        "runs/a/overrides.txt",
+        "runs/a/config.yaml",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    (project / "link").symlink_to("pkg")
+    (project / ".gitignore").write_text("__pycache__\n.venv\n")
+    if not in_git:
+        shutil.rmtree(project / ".git")
+    found = {str(path.relative_to(project)) for path in code_of(project)}
+    assert found == {".gitignore", "link", "pkg/model.py", "train.py"}

@@ -1,0 +1,38 @@
+"""The record of runs over ssh: a name means one run, here or on one host."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.cli import completion
+from slurmddp.cli.main import main
+from slurmddp.errors import RunNotFoundError
+from slurmddp.runs import ssh_runs
+
+
+def test_a_run_of_this_machine_and_a_run_over_ssh_are_told_apart(make_run, elsewhere, capsys):
+    folder = make_run("gpt-0a1b2c3d")
+    for name, host in (("gpt-0a1b2c3d", "a"), ("mlp-0a1b2c3d", "a"), ("mlp-0a1b2c3d", "b"), ("gpt2-x", "b")):
+        ssh_runs.remember(ssh_runs.SshRun(name=name, host=host, folder="/project"))
+
+    def host(name: str | None) -> str | None:
+        found = ssh_runs.find(name)
+        return found and found.host
+
+    assert host("a:gpt-0a1b2c3d") == host("a:gp") == "a"
+    assert host("b:mlp-0a1b2c3d") == host("gpt2") == host(None) == "b"
+    assert host(str(folder.path)) is host("nothing") is None
+    for name in ("gpt-0a1b2c3d", "gpt", "mlp", "mlp-0a1b2c3d"):
+        with pytest.raises(RunNotFoundError, match="HOST:NAME"):
+            ssh_runs.find(name)
+    assert main(["diff", "gpt2-x", str(folder.path)]) == 2
+    assert "different machines" in capsys.readouterr().err
+
+
+def test_a_damaged_record_costs_no_other_run(caplog):
+    ssh_runs.remember(ssh_runs.SshRun(name="a", host="one", folder="/project"))
+    with ssh_runs.records_file().open("a") as stream:
+        stream.write("{no record\n")
+    ssh_runs.remember(ssh_runs.SshRun(name="b", host="one", folder="/project"))
+    assert [run.name for run in ssh_runs.ssh_runs()] == ["a", "b"]
+    assert completion.runs("b") == ["b"]
