@@ -10,7 +10,7 @@ import pytest
 
 from slurmddp.sandbox import Sandbox
 from support import ROOT
-from support.slurm.train_project import SMALL, Command, Run, make_project
+from support.slurm.train_project import SMALL, UNHURRIED, Command, Run, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -38,7 +38,7 @@ def runs_of(command: Command, shown: str) -> list[Run]:
     return runs
 
 
-def test_points_and_jobs_of_hydra_train_as_runs_of_their_own(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_jobs_of_hydra_train_as_runs_of_their_own(sandbox: Sandbox, tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     command = Command(project, sandbox.environment())
     (project / "app.py").write_text(APP)
@@ -52,12 +52,35 @@ def test_points_and_jobs_of_hydra_train_as_runs_of_their_own(sandbox: Sandbox, t
         timeout=240,
     )
     assert launched.returncode == 0, launched.stdout + launched.stderr
-    sweep = ["train", "-m", "+cluster=sandbox", *SMALL, "train.steps=3", "seed=1,2", "nodes=1"]
-    points = runs_of(command, command(*sweep))
-    assert len({run.job_id for run in points}) == 2 and all(run.steps() == 3 for run in points)
-    assert points[0].losses() != points[1].losses()
-    assert command(*sweep).count("is finished") == 2
     jobs = runs_of(command, launched.stdout)
+    assert [run.job_id.partition("_")[2] for run in jobs] == ["0", "1"]
     for rate, run in enumerate(jobs, 1):
         written = {file.name: file.read_text() for file in (run.folder / "hydra").glob("rank-*")}
         assert written == {"rank-0": f"{rate} of 2", "rank-1": f"{rate} of 2"}
+
+
+def test_an_element_of_an_array_is_requeued_alone_and_a_point_that_differs_is_a_job(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    command = Command(make_project(tmp_path / "project"), sandbox.environment())
+    settings = ["name=gpt", "train.steps=30", "array_parallelism=2", "ranks_per_node=1", UNHURRIED]
+    sweep = ["train", "-m", "+cluster=sandbox", *SMALL, *settings, "seed=1,2,3", "nodes=1"]
+    shown = command(*sweep)
+    array = shown.partition("array   ")[2].split()[0]
+    names = [run.name for run in sorted((command.project / "runs").glob("gpt-*")) if run.is_dir()]
+    runs = {run.job_id: run for run in (Run(command.project / "runs" / name, command) for name in names)}
+    assert sorted(runs) == [f"{array}_{index}" for index in range(3)]
+    first, last = runs[f"{array}_0"], runs[f"{array}_2"]
+    first.wait_step(2)
+    assert last.events("started") == []
+    command.slurm("scontrol", "requeue", first.job_id)
+    assert "array   " not in command(*sweep)
+    points = runs_of(command, shown)
+    assert all(run.steps() == 30 for run in points) and len({str(run.losses()) for run in points}) == 3
+    started = [event["job_id"] for event in first.events("started")]
+    assert started == [first.job_id] * 2 and first.events("resumed")[-1]["step"] >= 2
+    assert all(len(run.events("started")) == 1 for run in points if run.folder != first.folder)
+    assert (first.folder / f"logs/slurm-{first.job_id}.out").exists()
+    again = command(*sweep[:-1], "nodes=1,2")
+    assert again.count("is finished") == 3 and "(3 jobs on 2 nodes of sandbox each, 2 at once)" in again
+    command("cancel", again.rpartition("slurmddp list ")[2].split()[0])
