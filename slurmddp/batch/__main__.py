@@ -1,7 +1,8 @@
-"""The commands of the batch step: `begin`, `watch`, `setup-failed`, `end` and `first-node-lost`."""
+"""The commands of the batch step: `begin`, `watch`, `setup-failed`, `end`, `first-node-lost` and `event`."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -29,6 +30,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
         job = SlurmJob(environ, say=_say_to_people)
         return begin(folder, job, started_as=[*rest, ""][0])
+    if command == "event":
+        from slurmddp.batch.event_command import run_command
+
+        run_command(folder, json.load(sys.stdin))
+        return 0
     settings = read_settings(folder)
     attempt = Attempt(folder, int(environ[ATTEMPT_VARIABLE]), settings, job_id(environ) or "", _say)
     if command == "watch":
@@ -44,13 +50,17 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         code, terminated = [*rest, "", ""][:2]
         end = AttemptEnd(attempt, SlurmJob(environ, say=_say), terminated=bool(terminated))
-        return end.conclude(int(code) if code else None)
+        try:
+            return end.conclude(int(code) if code else None)
+        finally:
+            attempt.commands.wait()
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)  # SLURM signals this process when it grants the requeue.
         first_node_lost(attempt, SlurmJob(environ, say=_say))
+        attempt.commands.wait()
     else:
         return EXIT_USAGE
     return 0

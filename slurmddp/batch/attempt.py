@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.batch import requeue_policy
+from slurmddp.batch import event_command, requeue_policy
+from slurmddp.batch.event_command import EventCommands
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
@@ -53,6 +54,8 @@ class Settings(NamedTuple):
     requeue: bool = True
     max_restarts: int = 3
     max_requeues_without_progress: int = 3
+    on_event: Sequence[str] = ()
+    """The command that gets the events of the run."""
 
     @property
     def policy(self) -> requeue_policy.Policy:
@@ -92,6 +95,7 @@ class Attempt:
         self.say = say
         self.log_dir = folder.log_dir(number)
         self._start_file = self.log_dir / "start.json"
+        self.commands = EventCommands(folder, settings.on_event, Path(settings.project), say)
 
     def start(self, node_list: str, restart_count: int) -> None:
         """Record the start, and what the run has saved by then."""
@@ -100,6 +104,7 @@ class Attempt:
         with said_if_not_recorded("started", self.say):
             self._start_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
             self.folder.add_event("started", attempt=self.number, job_id=self.job_id, **facts)
+        self.commands.start("started", self.number, job_id=self.job_id, **facts)
 
     def _saved(self) -> Saved:
         return saved(self.folder, Path(self.settings.project), self.settings.checkpoints)
@@ -245,3 +250,5 @@ class Attempt:
             facts["lost"] = lost
         with said_if_not_recorded("ended", self.say):
             self.folder.add_event("ended", attempt=self.number, job_id=self.job_id, **facts)
+        kind = event_command.kind_of_end(decision.outcome, decision.next)
+        self.commands.start(kind, self.number, job_id=self.job_id, **facts)

@@ -30,7 +30,7 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (int, str): ('a time such as "HH:MM:SS", "90m" or a number of minutes', "02:00:00"),
     (Node,): ("a mapping with a `_target_`", ""),
     (NamedNodes,): ("a mapping of names to mappings with a `_target_`", ""),
-    (tuple[str, ...],): ("a list of shell lines", ""),
+    (tuple[str, ...],): ("a list of texts", ""),
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }

@@ -68,7 +68,7 @@ def build_job(
         python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
         cluster=cluster or Cluster(name="local"),
         resources=resources,
-        policy=Policy(**config["policy"]),
+        policy=Policy(**{**config["policy"], "on_event": tuple(config["policy"].get("on_event", ()))}),
         program=Program(target=config["program"]["_target_"], config=final),
         overrides=tuple(overrides),
         snapshot=config["snapshot"],

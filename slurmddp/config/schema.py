@@ -170,6 +170,9 @@ class Policy:
     join_timeout_s: float = key(300, "seconds for which the nodes of a job wait for each other", minimum=1)
     rendezvous_timeout_s: float = key(60, "seconds for which the ranks wait for each other", minimum=1)
     collective_timeout_s: float = key(1800, "seconds that a collective may take", minimum=1)
+    on_event: tuple[str, ...] = key(
+        (), "command that runs when the run starts, is requeued or ends; it gets the event as JSON on stdin"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

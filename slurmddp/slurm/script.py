@@ -90,6 +90,7 @@ def settings(job: Job) -> dict[str, object]:
         "requeue": policy.requeue,
         "max_restarts": policy.max_restarts,
         "max_requeues_without_progress": policy.max_requeues_without_progress,
+        "on_event": [*policy.on_event],
     }
 
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.event_command import EventCommands, kind_of_end
 from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
@@ -70,6 +71,7 @@ class LocalRun:
         self._before = Saved()
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
+        self._commands = EventCommands(folder, job.policy.on_event, job.project_dir, say)
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
@@ -98,6 +100,7 @@ class LocalRun:
             process_start=process.start_time(os.getpid()),
             host=socket.gethostname(),
         )
+        self._commands.start("started", self.attempt, job_id=self._job_id, launcher="local")
         self.nodes.start(self.attempt, self._job_number, self._lock.fileno)
 
     def _saved(self) -> Saved:
@@ -178,6 +181,8 @@ class LocalRun:
         self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})
         with said_if_not_recorded("ended", self._say):
             self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
+        kind = kind_of_end(decision.outcome, decision.next)
+        self._commands.start(kind, self.attempt, job_id=self._job_id, exit_code=code, **facts)
         return decision
 
     def _result(self, code: int) -> int:
@@ -202,6 +207,7 @@ class LocalRun:
 
     def _leave_nothing(self) -> None:
         self.nodes.close()
+        self._commands.wait()
         self._undo.close()
         self._inbox = None
 

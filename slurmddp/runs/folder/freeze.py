@@ -21,6 +21,7 @@ MODULES = (
     "slurmddp.batch.attempt",
     "slurmddp.batch.begin",
     "slurmddp.batch.end",
+    "slurmddp.batch.event_command",
     "slurmddp.batch.exclusions",
     "slurmddp.batch.first_node",
     "slurmddp.batch.requeue_policy",

@@ -212,3 +212,16 @@ def test_on_a_full_disk_an_agent_that_is_gone_ends_the_run(
     with pytest.raises(RankFailure, match=r"A rank failed\."):
         run.wait()
     assert [line.split(" was not ")[0] for line in said] == ["the failure", "ended"]
+
+
+def test_the_command_of_the_events_gets_start_and_end_of_a_run_here(tmp_path: Path) -> None:
+    policy = Policy(on_event=("sh", "-c", f"cat >>{tmp_path}/told-$SLURMDDP_EVENT; exit 1"))
+    run = local_run(tmp_path, agent="raise SystemExit(1)", policy=policy)
+    run.start()
+    with pytest.raises(RankFailure):
+        run.wait()
+    told = {file.name: file.read_text().splitlines() for file in tmp_path.glob("told-*")}
+    assert {name: len(lines) for name, lines in told.items()} == {"told-started": 1, "told-failed": 1}
+    (failed,) = map(json.loads, told["told-failed"])
+    assert (failed["attempt"], failed["exit_code"], failed["run"]) == (0, 1, run.folder.name)
+    assert len(events(run.folder, "warned")) == 2

@@ -1,0 +1,121 @@
+"""Run the command of `policy.on_event` for an event; a command that fails or hangs changes no run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slurmddp.environments.names import ATTEMPT_VARIABLE, EVENT_VARIABLE, RUN_DIR_VARIABLE
+from slurmddp.runs.folder.layout import RunFolder
+
+TIMEOUT_S = 20
+"""Seconds after which the command is killed: at its end a job holds its nodes for so long, at most."""
+_SLACK_S = 5
+
+
+def kind_of_end(outcome: str, next_: str) -> str:
+    """Return the name of the event for the end of an attempt: what followed, else how the run ended."""
+    if next_ != "none":
+        return "requeued"
+    return outcome if outcome in ("finished", "stopped", "cancelled") else "failed"
+
+
+class EventCommands:
+    """The commands that one process of a run has started, one for each event."""
+
+    def __init__(
+        self, folder: RunFolder, command: Sequence[str], project: Path, say: Callable[[str], None]
+    ) -> None:
+        """Prepare the commands of a run.
+
+        Args:
+            folder: the run folder.
+            command: the words of `policy.on_event`; empty: no event starts anything.
+            project: the folder in which the command runs.
+            say: gets a line if the command can't be started.
+        """
+        self._folder, self._command, self._project, self._say = folder, command, project, say
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, kind: str, attempt: int, **facts: Any) -> None:
+        """Start the command for an event, and return at once.
+
+        A process of its own watches the command, because the caller may end or be killed meanwhile.
+
+        Args:
+            kind: started, requeued, finished, stopped, cancelled or failed.
+            attempt: the number of the attempt.
+            facts: further facts for the command.
+        """
+        if not self._command:
+            return
+        where = {"run": self._folder.name, "run_dir": str(self._folder.path)}
+        event = {"event": kind, **where, "attempt": attempt, "time": round(time.time(), 3), **facts}
+        frozen = self._folder.batch_file
+        program = ["-IS", str(frozen)] if frozen.exists() else ["-m", "slurmddp.batch"]
+        environ = {**os.environ, RUN_DIR_VARIABLE: str(self._folder.path), ATTEMPT_VARIABLE: str(attempt)}
+        try:
+            with (self._folder.log_dir(attempt) / "on-event.log").open("ab") as log:
+                watcher = subprocess.Popen(
+                    [sys.executable, *program, "event"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._project if self._project.is_dir() else None,
+                    env={**environ, EVENT_VARIABLE: kind},
+                    start_new_session=True,
+                )
+            self._started.append(watcher)
+            if watcher.stdin is not None:
+                watcher.stdin.write(json.dumps({"command": [*self._command], "event": event}).encode())
+                watcher.stdin.close()
+        except OSError as error:
+            self._say(f"The command of policy.on_event was not started: {error}")
+
+    def wait(self) -> None:
+        """Wait until the commands have ended or were killed."""
+        end = time.monotonic() + TIMEOUT_S + _SLACK_S
+        for watcher in self._started:
+            with suppress(subprocess.TimeoutExpired):
+                watcher.wait(max(0.0, end - time.monotonic()))
+        self._started.clear()
+
+
+def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> None:
+    """Run the command of a request with its event on stdin; record a failure as a warning of the run.
+
+    Args:
+        folder: the run folder.
+        request: the words of the `command`, and the `event`.
+        timeout_s: seconds after which the command and its children are killed.
+    """
+    command, event = request["command"], request["event"]
+    why = _failure(command, json.dumps(event).encode() + b"\n", timeout_s)
+    if why:
+        log = folder.log_dir(event["attempt"]) / "on-event.log"
+        text = f"policy.on_event: `{command[0]}` {why}, at the event {event['event']}; its output is in {log}"
+        folder.add_event("warned", attempt=event["attempt"], text=text)
+
+
+def _failure(command: Sequence[str], text: bytes, timeout_s: float) -> str:
+    """Run a command and return how it failed; empty if it ended with exit code 0."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        return f"can't be started ({error.strerror})"
+    try:
+        process.communicate(text, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"was killed after {timeout_s:g} s"
+    return f"ended with exit code {process.returncode}" if process.returncode else ""
