@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +184,10 @@ class SlurmClient:
         if shutil.which("sacct") is None:
             return {}
         command = ["sacct", "-X", "-P", "-n", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(job_ids)]
+        if cluster := os.environ.get("SLURM_CLUSTERS"):
+            command.append(
+                f"--clusters={cluster}"
+            )  # Of all commands, only sacct does not read the variable.
         try:
             lines = self._run(command)
         except SlurmError as error:
@@ -252,15 +256,17 @@ class SlurmClient:
             partitions=self.partitions(),
             groups=parse_groups(self._run(["sinfo", "--noheader", "--exact", "-o", SINFO_FORMAT])),
             config=config,
-            accounting=self._accounting(config.get("AccountingStorageEnforce", "")),
+            accounting=self._accounting(config),
         )
 
-    def _accounting(self, enforce: str) -> accounting.Accounting | None:
-        enforced = accounting.parse_enforced(enforce)
+    def _accounting(self, config: Mapping[str, str]) -> accounting.Accounting | None:
+        enforced = accounting.parse_enforced(config.get("AccountingStorageEnforce", ""))
         if not enforced or shutil.which("sacctmgr") is None:
             return None
         ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
         user = ["where", f"user={pwd.getpwuid(os.getuid()).pw_name}"]
+        if name := config.get("ClusterName"):  # One database may serve several clusters.
+            user.append(f"cluster={name}")
         try:
             qualities = self._run([*ask, "qos", f"format={accounting.QOS_FIELDS}"])
             own = self._run([*ask, "associations", *user, f"format={accounting.ASSOCIATION_FIELDS}"])
@@ -280,6 +286,11 @@ class SlurmClient:
         return self._complete(command).stdout
 
     def _complete(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        if (clusters := os.environ.get("SLURM_CLUSTERS", "")) == "all" or "," in clusters:
+            raise SlurmError(
+                f"SLURM_CLUSTERS={clusters} names several clusters, and a job's number is one cluster's.",
+                hint="Say `export SLURM_CLUSTERS=NAME` with one of them.",
+            )
         limit_s = self._timeout_s if command[0] == "sbatch" else min(self._timeout_s, QUERY_TIMEOUT_S)
         try:
             done = self._answer(command, limit_s)

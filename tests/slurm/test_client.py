@@ -181,6 +181,27 @@ def test_the_cluster_is_named_by_slurms_configuration(programs: FakePrograms, sl
         slurm.cluster_name()
 
 
+def test_every_command_asks_the_cluster_that_a_person_selects(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "beta")
+    programs.write("suffix", ";beta")
+    programs.write("accounting", "7|COMPLETED|0:0|n1\n")
+    job_id = slurm.submit(script, token="t:1")
+    assert "SLURM_CLUSTERS=beta" in programs.read("sbatch.env")
+    assert set(slurm.jobs([job_id, "7"])) == {job_id, "7"}
+
+
+@pytest.mark.parametrize("clusters", ["all", "alpha,beta"])
+def test_several_clusters_at_once_are_refused_before_anything_is_queued(
+    clusters: str, programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+    with pytest.raises(SlurmError, match=f"SLURM_CLUSTERS={clusters} names several"):
+        slurm.submit(script, token="t:1")
+    assert programs.calls("sbatch") == 0
+
+
 def test_accounting_answers_for_what_squeue_has_forgotten(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:
