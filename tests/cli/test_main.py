@@ -132,7 +132,7 @@ def test_ctrl_c_ends_without_a_traceback(probe, capsys):
             "flag '--lr'. A script runs as `slurmddp run [settings] fit.py --lr ...`",
         ),
         (["train", "--nodes=3"], "Settings have no dashes: nodes=3"),
-        (["train", "--cluster=a100x8"], "Settings have no dashes: +cluster=a100x8"),
+        (["train", "--cluster=a100x8"], "Settings have no dashes: cluster=a100x8"),
         (["train", "--steps", "3"], "no flag '--steps'. Settings have no dashes: train.steps=VALUE"),
         (["train", "--batch-size=8"], "Settings have no dashes: train.batch_size=8"),
         (["run", "--lr", "3", "fit.py"], "no flag '--lr'. The program's own flags stand behind the program."),
