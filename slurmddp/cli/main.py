@@ -171,7 +171,11 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
         kind = "flag" if rest[0].startswith("-") else "argument"
         hint = _hint_for_train(rest[0], arguments) if parser.prog.endswith(("train", "run")) else ""
         if not hint and kind == "flag":
-            hint = near_matches(rest[0].partition("=")[0], _flags(parser))
+            known = {name.removeprefix("--"): name for name in _flags(parser)}
+            near = near_matches(rest[0].partition("=")[0].lstrip("-"), known, prefix="--", else_all=False)
+            hint = near or f"Known: {', '.join(sorted(known.values()))}."
+            if not near and parser.prog.endswith(" run"):
+                hint = "The program's own flags stand behind the program."
         raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {hint}".strip())
     return parsed
 

@@ -15,8 +15,8 @@ FLAGS = {
     "init": "folder",
     "train": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
     "--package --resolve overrides",
-    "run": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
-    "--package --ranks --resolve --torchrun -m overrides",
+    "run": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --launcher "
+    "--multirun --package --ranks --resolve -m overrides",
     "exec": "--nodes --ranks",
     "controller": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
     "--ranks --resolve overrides",

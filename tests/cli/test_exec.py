@@ -108,6 +108,7 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path):
         (["-n", "2"], EXIT_USAGE, "needs a program"),
         (["-n", "two", "ls"], EXIT_USAGE, "invalid int value"),
         (["-n", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
+        (["-np", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
         (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
         (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
         (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),

@@ -101,7 +101,7 @@ CASES = {
     "+data.root=cnof": "cnof.*Did you mean conf",
     "fit.py": "'fit.py' is a script, not a setting. A script runs as `slurmddp run fit.py`",
     "program.script=trian.py": "no script .*trian.py.*program.script",
-    "program.torchrun=true": "`program.torchrun`.*no script.*slurmddp run --torchrun FILE.py",
+    "program.torchrun=true": "`program.torchrun`.*no script.*slurmddp run --launcher torchrun FILE.py",
     "program.args=--epochs": "`program.args`.*no script.*slurmddp run FILE.py",
     ("program.script=conf/model/gpt_small.yaml", "program.args=[--epochs"): (
         "not closed at its end. Write them as in a shell: program.args='--epochs 20'"

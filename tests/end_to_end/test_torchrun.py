@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: by `slurmddp run --torchrun`, and by torchrun itself, which restarts them."""
+"""Ranks of torchrun, which `slurmddp run --launcher torchrun` or a person starts, and which restarts them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print("done", step, *sys.argv[2:], flush=True)
 def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(SCRIPT)
     own = ['program.checkpoints="{run_dir}/mine.pt"', "program.resume_args=--again", "program.resumable=true"]
-    words = ["run", "--torchrun", "nodes=2", "-n", "1", "name=fit", *own, "fit.py", "{run_dir}"]
+    words = ["run", "--launcher", "torchrun", "nodes=2", "-n", "1", "name=fit", *own, "fit.py", "{run_dir}"]
     first = subprocess.Popen(
         [sys.executable, "-m", "slurmddp", *words],
         cwd=tmp_path,

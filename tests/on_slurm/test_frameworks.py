@@ -25,7 +25,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
     with own_sandbox("f", nodes=2, cpus=len(FRAMEWORKS) + 1) as sandbox:
         command = Command(project, sandbox.environment())
         found = {name: submit(command, name, framework.words) for name, framework in FRAMEWORKS.items()}
-        found["torchrun"] = submit(command, "torchrun", ["--torchrun", *FRAMEWORKS["torch"].words])
+        found["torchrun"] = submit(
+            command, "torchrun", ["--launcher", "torchrun", *FRAMEWORKS["torch"].words]
+        )
         for name, run in found.items():
             pattern = FRAMEWORKS.get(name, FRAMEWORKS["torch"]).checkpoints
             run.wait("checkpoint", lambda run=run, pattern=pattern: [*run.folder.glob(f"own/{pattern}")])

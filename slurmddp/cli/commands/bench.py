@@ -86,7 +86,7 @@ def _measure(args: argparse.Namespace) -> int:
     # Each benchmark is a run of its own: the same command measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
     args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", *args.words]
-    args.torchrun, args.program = False, ["-m", MODULE, settings.to_json()]
+    args.launcher, args.program = None, ["-m", MODULE, settings.to_json()]
     code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:
         return code

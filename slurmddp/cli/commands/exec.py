@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from slurmddp.cli.messages import UsageError
 
-_WITH_VALUE = ("-n", "--ranks", "--nodes")
+_WITH_VALUE = ("-n", "-np", "--ranks", "--nodes")
 
 
 def split(
@@ -51,7 +51,7 @@ def split(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp exec`."""
     parser.usage = "slurmddp exec -n RANKS [--nodes NODES] [--] PROGRAM [argument ...]"
-    parser.add_argument("-n", "--ranks", type=int, metavar="RANKS", help="ranks on all nodes together")
+    parser.add_argument("-n", "-np", "--ranks", type=int, metavar="RANKS", help="ranks on all nodes together")
     parser.add_argument(
         "--nodes", type=int, metavar="NODES", help="nodes; outside an allocation they are emulated here (1)"
     )

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 _OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 """A flag or a setting."""
+_WITH_VALUE = {**hydra_flags.WITH_VALUE, "--launcher": ()}
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words for slurmddp, and the words from the program on: `[-m] PROGRAM ARGUMENT...`."""
-    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word), hydra_flags.WITH_VALUE)
+    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word), _WITH_VALUE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
     parser.add_argument(
-        "--torchrun", action="store_true", help="let one torchrun per node start the ranks (program.torchrun)"
+        "--launcher",
+        choices=["torchrun"],
+        help="let one torchrun per node start the ranks (program.torchrun)",
     )
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     ]:
         raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
     args.overrides += program
-    if args.torchrun:
+    if args.launcher:
         args.overrides.append("program.torchrun=true")
     if args.ranks is not None:
         args.overrides.append(f"ranks_per_node={args.ranks}")

@@ -103,7 +103,7 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
     if program.get("torchrun") and not program.get("script"):
         raise ConfigError(
             "`program.torchrun` is for a script, and there is no script.",
-            hint="Say slurmddp run --torchrun FILE.py, or leave it out.",
+            hint="Say slurmddp run --launcher torchrun FILE.py, or leave it out.",
         )
     if is_own_trainer(program):
         return _check_trainer(config)

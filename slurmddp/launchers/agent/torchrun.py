@@ -1,4 +1,6 @@
-"""Run the ranks of a node under torchrun, for programs that need torch elastic: `slurmddp run --torchrun`.
+"""Run the ranks of a node under torchrun, for programs that need torch elastic.
+
+The command is `slurmddp run --launcher torchrun`.
 
 The agent forks one process, which becomes the node's torchrun (`start`). torchrun starts this module once per
 rank (`main`), and the rank runs the program as it does without torchrun. All torchruns of a worker group meet
