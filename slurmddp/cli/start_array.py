@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +68,12 @@ class ArrayStart:
         self._points.append((job, lock.hand_over(), is_new))
         return EXIT_FINISHED
 
-    def submit(self) -> int:
-        """Submit the points that SLURM does not have, and return the exit code."""
+    def submit(self, order: Sequence[str]) -> int:
+        """Submit the points that SLURM does not have; return the exit code.
+
+        Args:
+            order: the names of the runs in the order of the elements.
+        """
         from slurmddp.launchers.submit import array, sbatch
         from slurmddp.runs.folder.history import UNANSWERED
         from slurmddp.runs.index import remember
@@ -76,6 +81,8 @@ class ArrayStart:
 
         if not self._points:
             return EXIT_FINISHED
+        places = {name: place for place, name in enumerate(order)}
+        self._points.sort(key=lambda point: places[point[0].run_name])
         slurm, folders = client.SlurmClient(), [RunFolder(job.run_dir) for job, _, _ in self._points]
         adopted = sbatch.settle_each(folders, slurm, print)
         for path, job_id in adopted.items():

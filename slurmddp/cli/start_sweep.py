@@ -83,10 +83,12 @@ def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, shown: Mapping[
         return [begin(group[0])]
     with ArrayStart(sweep) as array:
         codes = []
-        for job in group:
+        for job in sorted(
+            group, key=lambda job: job.run_name
+        ):  # Two sweeps never wait for each other's locks.
             print(f"point   {shown[job.run_name]}", flush=True)
             codes.append(begin(job, array=array))
-        array.submit()
+        array.submit([job.run_name for job in group])
         return codes
 
 
