@@ -48,16 +48,17 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     sweep = None if args.sweep is None else _sweep(args.sweep)
 
-    def read() -> list[RunFolder]:
-        return index.all_runs() if sweep is None else sweep.started
+    def read() -> list[str]:
+        return index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
 
     if args.watch:
         return _watch(read, None if args.all or args.sweep else args.limit)
-    runs = read()
-    return show(runs, runs if args.all or args.sweep else runs[: args.limit], as_json=args.json)
+    paths = read()
+    shown = paths if args.all or args.sweep else paths[: args.limit]
+    return show([*map(RunFolder, shown)], as_json=args.json, more=len(paths) - len(shown))
 
 
-def _watch(runs: Callable[[], list[RunFolder]], limit: int | None) -> int:
+def _watch(runs: Callable[[], list[str]], limit: int | None) -> int:
     from slurmddp.cli.list_view import ListView
     from slurmddp.slurm.paced_client import PacedClient
 
@@ -80,8 +81,8 @@ def _sweep(name: str) -> sweeps.Sweep:
     return sweep
 
 
-def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool) -> int:
-    """Print a table of `shown`, some or all of `runs`."""
+def show(shown: Sequence[RunFolder], *, as_json: bool, more: int = 0) -> int:
+    """Print a table of runs, and how many more there are."""
     found = statuses(shown, SlurmClient())
     if as_json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
@@ -93,8 +94,8 @@ def show(runs: Sequence[RunFolder], shown: Sequence[RunFolder], *, as_json: bool
     print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
     for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
         print(f"unknown: {sentence}", file=sys.stderr)
-    if len(runs) > len(shown):
-        print(f"{len(runs) - len(shown)} more; `slurmddp list --all` shows them.", file=sys.stderr)
+    if more:
+        print(f"{more} more; `slurmddp list --all` shows them.", file=sys.stderr)
     return 0
 
 
