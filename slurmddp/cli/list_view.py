@@ -35,13 +35,13 @@ class ListView:
     """The table of the newest runs, as many as fit the screen.
 
     Args:
-        runs: returns the runs, the newest activity first, for each refresh.
+        runs: returns the paths of the runs, the newest activity first, for each refresh.
         limit: shows so many runs, at most; None: as many as fit.
         table: draws the statuses of runs.
         slurm: asks SLURM.
     """
 
-    runs: Callable[[], Sequence[RunFolder]]
+    runs: Callable[[], Sequence[str]]
     limit: int | None
     table: Callable[[Sequence[RunStatus]], Table]
     slurm: PacedClient
@@ -81,7 +81,7 @@ class ListView:
 
         runs = self.runs()
         # Ordered by age: by their last activity running runs would change places all the time.
-        found = self.read(runs[: min(rows, self.limit or rows)])
+        found = self.read([*map(RunFolder, runs[: min(rows, self.limit or rows)])])
         found.sort(key=lambda one: (one.created or 0.0, one.name), reverse=True)
         return Group(self.table(found), "", Text(self._footer(found, len(runs)), style="bright_black"))
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import stat
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
@@ -30,7 +31,7 @@ def remember(*folders: RunFolder) -> None:
         known = set(_indexed(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders:
-            if folder.path not in known:
+            if str(folder.path) not in known:
                 append_line(path, {"name": folder.name, "path": str(folder.path)})
     except OSError as error:
         paths = ", ".join(str(folder.path) for folder in folders)
@@ -39,19 +40,24 @@ def remember(*folders: RunFolder) -> None:
 
 def all_runs(start: Path | None = None) -> list[RunFolder]:
     """Return all existing runs of the index and of `./runs`, the last written first."""
+    return [RunFolder(path) for path in run_paths(start)]
+
+
+def run_paths(start: Path | None = None) -> list[str]:
+    """Return the paths of `all_runs`; much faster, since thousands of runs are touched and few are shown."""
     local = (start or Path.cwd()) / "runs"
     here = sorted(local.iterdir()) if local.is_dir() else []
     # A name with a dot is a run folder that is being created.
-    here = [path for path in here if path.is_dir() and not path.name.startswith(".")]
+    found = [str(path.absolute()) for path in here if path.is_dir() and not path.name.startswith(".")]
     try:
         known = _indexed(index_file())
     except OSError as error:
         log.warning("The list of runs can't be read: %s", error)
         known = []
-    paths = {path.absolute(): None for path in [*known, *here]}
+    paths = dict.fromkeys([*known, *found])
     dated = [(last_touched(path), path) for path in paths]
     alive = [(when, path) for when, path in dated if when is not None]
-    return [RunFolder(path) for _, path in sorted(alive, reverse=True)]
+    return [path for _, path in sorted(alive, reverse=True)]
 
 
 def parents() -> list[Path]:
@@ -60,7 +66,8 @@ def parents() -> list[Path]:
         known = _indexed(index_file())
     except OSError:
         known = []
-    return list(dict.fromkeys([Path.cwd() / "runs", *(path.parent for path in known)]))
+    folders = {os.path.dirname(path): None for path in known}  # noqa: PTH120
+    return list(dict.fromkeys([Path.cwd() / "runs", *map(Path, folders)]))
 
 
 def find(name: str | None, start: Path | None = None) -> RunFolder:
@@ -101,8 +108,8 @@ def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
 
 
-def _indexed(path: Path) -> list[Path]:
-    """Return the paths in the index; a damaged line costs only its run."""
+def _indexed(path: Path) -> list[str]:
+    """Return the absolute paths in the index; a damaged line costs only its run."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -110,18 +117,28 @@ def _indexed(path: Path) -> list[Path]:
     found = []
     for line in lines:
         try:
-            found.append(Path(json.loads(line)["path"]))
+            found.append(os.path.abspath(json.loads(line)["path"]))  # noqa: PTH100
         except (ValueError, TypeError, KeyError):
             log.warning("A damaged line in the list of runs is passed over: %s", path)
     return found
 
 
-def last_touched(path: Path) -> float | None:
+def last_touched(path: str) -> float | None:
     """Return when a run was last written to; None if the folder holds no run."""
-    if not _is_file(path / "config.yaml"):
+    written = _written_at(f"{path}/config.yaml")
+    if written is None:
         return None
-    files = [path / "attempts.jsonl", path / "metrics.jsonl", path / "config.yaml"]
-    return max(file.stat().st_mtime for file in files if _is_file(file))
+    others = (_written_at(f"{path}/{name}") for name in ("attempts.jsonl", "metrics.jsonl"))
+    return max([written, *(one for one in others if one is not None)])
+
+
+def _written_at(file: str) -> float | None:
+    """Return when a file was last written to; None without such a file, or if it can't be seen."""
+    try:
+        found = os.stat(file)  # noqa: PTH116 - a Path costs more than the call, thousands of times
+    except (OSError, ValueError):  # Another account's folder, or a file system that is gone.
+        return None
+    return found.st_mtime if stat.S_ISREG(found.st_mode) else None
 
 
 def _is_file(path: Path) -> bool:

@@ -36,7 +36,7 @@ def shown(programs):
         at[0] = float(now)
         console = Console(width=200, color_system=None)
         with console.capture() as captured:
-            console.print(ListView(index.all_runs, limit, table, client).render(rows))
+            console.print(ListView(index.run_paths, limit, table, client).render(rows))
         return captured.get().splitlines()
 
     return show

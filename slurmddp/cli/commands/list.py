@@ -53,17 +53,18 @@ def run(args: argparse.Namespace) -> int:
     sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
 
-    def read() -> list[RunFolder]:
-        return index.all_runs() if sweep is None else sweep.started
+    def read() -> list[str]:
+        return index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
 
     if args.watch:
         return _watch(read, limit)
-    runs = read()
+    paths = read()
+    shown = [*map(RunFolder, paths[:limit])]
     there = statuses_over_ssh.statuses_there() if sweep is None else []
-    return show(runs, runs[:limit], as_json=args.json, there=there[:limit])
+    return show(shown, as_json=args.json, more=len(paths) - len(shown), there=there[:limit])
 
 
-def _watch(runs: Callable[[], list[RunFolder]], limit: int | None) -> int:
+def _watch(runs: Callable[[], list[str]], limit: int | None) -> int:
     from slurmddp.cli.list_view import ListView
     from slurmddp.slurm.paced_client import PacedClient
 
@@ -87,13 +88,9 @@ def _sweep(name: str) -> sweeps.Sweep:
 
 
 def show(
-    runs: Sequence[RunFolder],
-    shown: Sequence[RunFolder],
-    *,
-    as_json: bool,
-    there: Sequence[RunStatus] = (),
+    shown: Sequence[RunFolder], *, as_json: bool, more: int = 0, there: Sequence[RunStatus] = ()
 ) -> int:
-    """Print a table of `shown`, some or all of `runs`, and of runs over ssh, the newest activity first."""
+    """Print a table of runs and of runs over ssh, the newest activity first, and how many more there are."""
     found = statuses(shown, SlurmClient())
     if there:
         found = sorted([*found, *there], key=lambda one: one.seen or one.created or 0.0, reverse=True)
@@ -107,8 +104,8 @@ def show(
     print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
     for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
         print(f"unknown: {sentence}", file=sys.stderr)
-    if len(runs) > len(shown):
-        print(f"{len(runs) - len(shown)} more; `slurmddp list --all` shows them.", file=sys.stderr)
+    if more:
+        print(f"{more} more; `slurmddp list --all` shows them.", file=sys.stderr)
     return 0
 
 
