@@ -182,9 +182,7 @@ class SlurmClient:
             return {}
         command = ["sacct", "-X", "-P", "-n", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(job_ids)]
         if cluster := os.environ.get("SLURM_CLUSTERS"):
-            command.append(
-                f"--clusters={cluster}"
-            )  # Of all commands, only sacct does not read the variable.
+            command.append(f"--clusters={cluster}")  # Of all commands, only sacct does not read the variable.
         try:
             lines = self._run(command)
         except SlurmError as error:
