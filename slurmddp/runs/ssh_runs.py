@@ -81,7 +81,7 @@ def find(name: str | None) -> SshRun | None:
     if not runs or (name and "/" in name):
         return None
     if not name:
-        touched = [index.last_touched(run.path) or 0 for run in index.all_runs()[:1]]
+        touched = [index.last_touched(str(run.path)) or 0 for run in index.all_runs()[:1]]
         return runs[-1] if all(runs[-1].time > moment for moment in touched) else None
     found = [run for run in runs if name in (run.name, f"{run.host}:{run.name}")]
     here = [] if ":" in name else _names_here(name)

@@ -87,9 +87,7 @@ def _sweep(name: str) -> sweeps.Sweep:
     return sweep
 
 
-def show(
-    shown: Sequence[RunFolder], *, as_json: bool, more: int = 0, there: Sequence[RunStatus] = ()
-) -> int:
+def show(shown: Sequence[RunFolder], *, as_json: bool, more: int = 0, there: Sequence[RunStatus] = ()) -> int:
     """Print a table of runs and of runs over ssh, the newest activity first, and how many more there are."""
     found = statuses(shown, SlurmClient())
     if there:
