@@ -158,11 +158,19 @@ def _submit(job: Job, *, is_new: bool) -> int:
     where = f"{counted(job.resources.nodes, 'node')}{spares} of {job.cluster.name}"
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
-    print(f"folder  {folder.path}")
+    print(_places(folder))
     if note := _progress_note(job):
         print(f"note    {note}")
     print(_how_to_follow(folder.name))
     return EXIT_FINISHED
+
+
+def _places(folder: RunFolder) -> str:
+    """Return where a run is, and which code it runs."""
+    lines = [f"folder  {folder.path}"]
+    with suppress(OSError):  # Only a run with a snapshot has the file.
+        lines.append(f"code    {folder.code_note_file.read_text(encoding='utf-8').strip()}")
+    return "\n".join(lines)
 
 
 def _progress_note(job: Job) -> str:
@@ -204,7 +212,7 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     folder = RunFolder(job.run_dir) if is_new else prepare(job, script_of(job))
     remember(folder)
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
-    print(f"folder  {folder.path}", flush=True)
+    print(_places(folder), flush=True)
     if job.resources.gpus_per_node and not gpus_here(os.environ):
         print("This machine shows no GPU: the training runs on its CPUs.")
     # Another program than the trainer may only print.

@@ -85,6 +85,8 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     capsys.readouterr()
     assert main(["report", sweep.name]) == EXIT_FINISHED
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
+    assert main(["open", sweep.name]) == EXIT_FINISHED
+    assert capsys.readouterr().out == f"{sweep.report_file}\n"
     page = sweep.report_file.read_text()
     assert all(run.report_file.exists() and f'"{run.name}/report.html"' in page for run in sweep.runs)
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report of a run, or the reports of a sweep's runs and the page that compares them."""
     sweep = sweeps.find(args.run)
-    print(written(index.find(args.run)) if sweep is None else _written_sweep(sweep))
+    print(written(index.find(args.run)) if sweep is None else written_sweep(sweep))
     return EXIT_FINISHED
 
 
@@ -45,7 +45,8 @@ def _write(folder: RunFolder, found: RunStatus) -> Path:
         return write_report(folder, found)
 
 
-def _written_sweep(sweep: sweeps.Sweep) -> Path:
+def written_sweep(sweep: sweeps.Sweep) -> Path:
+    """Write the reports of a sweep's runs and the page that compares them; return the page's path."""
     from slurmddp.runs.report.sweep import write_sweep_report
 
     folders = sweep.started

@@ -98,7 +98,7 @@ def _fill(draft: Path, job: Job, script: str | None, like: RunFolder | None) -> 
 def _take_code(draft: Path, job: Job, like: RunFolder | None) -> str:
     if like is not None:
         code_snapshot.share(like.code_dir, draft / "code")
-        return (like.path / "code.txt").read_text(encoding="utf-8").strip()
+        return like.code_note_file.read_text(encoding="utf-8").strip()
     runs = job.run_dir.parent
     project = job.project_dir
     exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
@@ -124,7 +124,7 @@ def _update(draft: Path, folder: RunFolder, say: Say) -> None:
             with replacing(folder.path / name) as stream:
                 stream.write((draft / name).read_bytes())
     if not (draft / "code.txt").exists():
-        (folder.path / "code.txt").unlink(missing_ok=True)
+        folder.code_note_file.unlink(missing_ok=True)
     _replace_code(draft / "code", folder.code_dir, draft / "replaced", say)
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)

@@ -53,6 +53,8 @@ class RunFolder:
         self.batch_file = self.path / "job.pyz"
         """The program of the batch step, frozen at submission."""
         self.code_dir = self.path / "code"
+        self.code_note_file = self.path / "code.txt"
+        """What the snapshot in `code/` holds, or why there is none."""
         self.attempts_file = self.path / "attempts.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
         self.loggers_dir = self.path / "loggers"

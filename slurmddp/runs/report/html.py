@@ -172,7 +172,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         has_steps=bool(charts) or not has_script,
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
         output="\n".join(logs.tail(found.log, _OUTPUT_LINES)) if has_script and found.log else "",
-        code=_text(folder.path / "code.txt").strip(),
+        code=_text(folder.code_note_file).strip(),
         command=_command(folder, "run" if has_script else "train"),
         config=_config(folder),
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
