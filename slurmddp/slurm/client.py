@@ -232,8 +232,16 @@ class SlurmClient:
                 raise
 
     def max_array_size(self) -> int:
-        """Return how many elements an array may have: MaxArraySize bounds the index. 0: no arrays here."""
-        text = parse_facts(self._run(["scontrol", "show", "config"])).get("MaxArraySize", "")
+        """Return how many elements an array may have: MaxArraySize bounds the index.
+
+        0: there are no arrays here, or the site does not say. Raises SlurmError without an answer.
+        """
+        try:
+            text = parse_facts(self._run(["scontrol", "show", "config"])).get("MaxArraySize", "")
+        except _NotAnswered:
+            raise
+        except SlurmError:
+            return 0
         return int(text) if text.isdigit() else 0
 
     def partitions(self) -> dict[str, Partition]:

@@ -35,7 +35,7 @@ from support.distributed.ranks import Program, place_environments, run_programs
 pytestmark = pytest.mark.distributed
 
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-LANGUAGES = ("python", "bash", "yaml", "text", "")
+LANGUAGES = ("python", "bash", "yaml", "json", "text", "")
 BLOCKS = [(doc, number) for doc in DOCS for number in range(len(python_blocks(doc)))]
 
 

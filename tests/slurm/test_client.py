@@ -181,6 +181,15 @@ def test_the_cluster_is_named_by_slurms_configuration(programs: FakePrograms, sl
         slurm.cluster_name()
 
 
+def test_a_site_may_have_no_arrays_or_not_say(programs: FakePrograms, slurm: SlurmClient) -> None:
+    assert slurm.max_array_size() == 0, "scontrol show config is refused"
+    programs.write("config", "MaxArraySize            = 1001\n")
+    assert slurm.max_array_size() == 1001
+    programs.write("silence", "slurm_load_ctl_conf error: Unable to contact slurm controller\n")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        slurm.max_array_size()
+
+
 def test_every_command_asks_the_cluster_that_a_person_selects(
     programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

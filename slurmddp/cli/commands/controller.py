@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="N", help="workers in all; with settings: workers on each node"
     )
     train.add_flags(parser)
-    parser.set_defaults(torchrun=False)
+    parser.set_defaults(launcher=None)
     parser.epilog = EXIT_CODES
 
 

@@ -213,7 +213,7 @@ def test_a_file_that_is_no_whole_store_is_refused_at_once(tmp_path):
     whole, key = file.read_bytes(), b"\1" + bytes(3) + b"k"
     for damaged in (whole[:-3], whole + key, whole + b"text", b"x" * 300):
         file.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"store \(init_method\) holds something else") as caught:
+        with pytest.raises(ConfigError, match=r"store \(init_method\) is not a whole store") as caught:
             open_store(rank(1, 2), 0.1, f"file://{file}")
         assert "Delete the file" in caught.value.hint
     file.write_bytes(whole)
