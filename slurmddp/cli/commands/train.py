@@ -102,14 +102,16 @@ def jobs_of(
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.composition.compose import compose, unread
+    from slurmddp.config.composition.compose import Shared, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []
-    for words in points:
-        composed = compose(words, project_dir, sources)
+    lines = list(points)
+    shared: Shared | None = {} if len(lines) > 1 else None
+    for words in lines:
+        composed = compose(words, project_dir, sources, shared=shared)
         here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
         job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
         check(job)

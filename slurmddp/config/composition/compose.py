@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -31,7 +34,7 @@ from slurmddp.config.composition import hydra_errors, hydra_keys
 from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
-from slurmddp.config.keys import TOP
+from slurmddp.config.keys import GROUPS, TOP
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
@@ -45,6 +48,8 @@ _LEFT_OUT = [
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
 """Parts of Hydra that run programs; without them Hydra composes in two thirds of the time."""
+Shared = dict[str, DictConfig]
+"""What Hydra has composed without values, for each choice of files."""
 TROUBLE = (
     HydraException,
     OmegaConfBaseException,
@@ -56,14 +61,24 @@ TROUBLE = (
 )
 
 
-def compose(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> dict[str, Any]:
-    """Return the whole configuration, resolved and checked; raises ConfigError."""
+def compose(
+    overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT, *, shared: Shared | None = None
+) -> dict[str, Any]:
+    """Return the whole configuration, resolved and checked; raises ConfigError.
+
+    Args:
+        overrides: the settings of the command line.
+        project_dir: the project's folder.
+        sources: the flags that name other places of files.
+        shared: what Hydra has composed for command lines that chose the same files, such as other points of
+            a sweep; the files are read once for all of them.
+    """
     project_dir = project_dir.absolute()
     paths.check_project(project_dir)
     for text in overrides:
         paths.check_utf8("The setting", text)
     plan = make_plan(overrides, project_dir, sources)
-    composed = compose_plan(plan, overrides)
+    composed = compose_plan(plan, overrides, shared)
     expressions = composed.pop(EXPRESSIONS)
     if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
         cluster["name"] = cluster.get("name") or plan.cluster
@@ -186,10 +201,11 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def compose_plan(plan: Plan, typed: Sequence[str]) -> dict[str, Any]:
+def compose_plan(plan: Plan, typed: Sequence[str], shared: Shared | None = None) -> dict[str, Any]:
     """Let Hydra compose a plan, and resolve the result without checking it; raises ConfigError."""
     try:
-        return _resolved(with_hydra(plan))
+        composed = None if shared is None else _with_values(plan, shared)
+        return _resolved(with_hydra(plan) if composed is None else composed)
     except TROUBLE as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
 
@@ -213,10 +229,41 @@ def with_hydra(plan: Plan) -> DictConfig:
         return hydra_compose(name, list(plan.overrides), return_hydra_config=True)
 
 
+def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
+    """Set the values of a plan in a copy of what Hydra composes without them.
+
+    Returns:
+        What `with_hydra` returns, without Hydra's node; None if only Hydra can set the values.
+    """
+    values = OverridesParser.create().parse_overrides(list(plan.overrides))
+    if not all(_is_value(one) for one in values):
+        return None
+    files = repr((plan.base, plan.primary, plan.roots))
+    if files not in shared:
+        composed = with_hydra(replace(plan, overrides=()))
+        with open_dict(composed):
+            del composed["hydra"]
+        shared[files] = composed
+    copy = deepcopy(shared[files])
+    try:
+        for one in values:
+            OmegaConf.update(copy, one.key_or_group, one.value(), force_add=one.is_force_add())
+    except OmegaConfBaseException:
+        return None  # Hydra explains the error.
+    return None if "${hydra:" in "".join(_texts(OmegaConf.to_container(copy, resolve=False))) else copy
+
+
+def _is_value(override: Override) -> bool:
+    """Return whether an override sets one key, and chooses no file of a group."""
+    plain = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
+    key = override.key_or_group
+    return plain and not (override.is_sweep_override() or override.package or key in GROUPS or "/" in key)
+
+
 def _resolved(composed: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain values, without Hydra's node and the project's own keys."""
     with open_dict(composed):
-        hydra = composed.pop("hydra")
+        hydra = composed.pop("hydra", None)
     raw: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
     texts = "\n".join(_texts(raw))
     if referred := re.findall(r"\$\{hydra:([\w.]+)", texts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -209,3 +210,35 @@ def test_a_flag_is_on_or_off_in_a_file_and_on_the_command_line(
 def test_the_strategies_are_those_that_have_a_file() -> None:
     strategies = {str(keys(one)["name"].default) for one in TOP["strategy"].sections}
     assert set(options([CONF], "strategy")) == strategies
+
+
+def test_a_sweep_reads_files_once_and_each_point_is_composed_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WIDTH", "48")
+    project = make_project(
+        tmp_path / "p", slurmddp="width: 32\nmodel: {width: '${width}'}\n", experiment__long="seed: 7\n"
+    )
+    points = [
+        ("seed=1",), ("seed=2", "train.lr_decay=null"), ("+cluster=big", "nodes=2"),
+        ("+cluster=big", "nodes=3"), ("model=gpt_tiny", "model.layers=2"), ("width=64",), ("width=${oc.env:WIDTH}",), ("~loss",),
+        ("+experiment=long",), ("+experiment=long", "seed=3"),
+        ("model={_target_: torch.nn.Linear, in_features: 1}",),
+        ("program.script=it.py", "program.args=[a,'b c']"), ("loggers=[csv]",), ("name='${hydra:job.name}'",),
+        ("model.no_such_key=1",), ("nodes=0",), ("optimizer.lr=1e-3",), ("optimizer.nosuch=1",),
+    ]  # fmt: skip
+    (project / "it.py").write_text("")
+
+    def outcome(words: tuple[str, ...], **shared: Any) -> object:
+        try:
+            return compose(words, project, **shared)
+        except ConfigError as error:
+            return str(error)
+
+    shared: dict[str, Any] = {}
+    found = [outcome(words, shared=shared) for words in points]
+    assert found == [outcome(words) for words in points]
+    assert sum(isinstance(one, dict) for one in found) >= 10
+    made = len(shared)
+    assert 1 < made < len(points) and outcome(("seed=9",), shared=shared) == outcome(("seed=9",))
+    assert len(shared) == made, "the files were read again"
