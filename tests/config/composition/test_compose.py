@@ -221,8 +221,8 @@ def test_a_sweep_reads_files_once_and_each_point_is_composed_as_alone(
     )
     points = [
         ("seed=1",), ("seed=2", "train.lr_decay=null"), ("+cluster=big", "nodes=2"),
-        ("+cluster=big", "nodes=3"), ("model=gpt_tiny", "model.layers=2"), ("width=64",), ("width=${oc.env:WIDTH}",),
-        ("~loss",), ("+experiment=long",), ("+experiment=long", "seed=3"),
+        ("+cluster=big", "nodes=3"), ("model=gpt_tiny", "model.layers=2"), ("width=64",),
+        ("width=${oc.env:WIDTH}",), ("~loss",), ("+experiment=long",), ("+experiment=long", "seed=3"),
         ("model={_target_: torch.nn.Linear, in_features: 1}",),
         ("program.script=it.py", "program.args=[a,'b c']"), ("loggers=[csv]",), ("name='${hydra:job.name}'",),
         ("model.no_such_key=1",), ("nodes=0",), ("optimizer.lr=1e-3",), ("optimizer.nosuch=1",),
