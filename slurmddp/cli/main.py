@@ -51,7 +51,7 @@ COMMANDS = {
     "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",
     "bench": "Measure a cluster, its collectives, strategies and scaling; compare results.",
     "report": "Write the report of a run, or of a sweep and its runs, and print its path.",
-    "open": "Open the report of a run and print its path; --folder only prints the run's folder.",
+    "open": "Open the report of a run or sweep and print its path; --folder only prints the folder of a run.",
     "completion": "Print the lines with which bash, zsh or fish completes commands, flags, runs, settings "
     "and choices.",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
