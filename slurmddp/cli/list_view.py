@@ -50,11 +50,11 @@ class ListView:
         """Show the table until the reader types q or Ctrl-C, and return exit code 0.
 
         Raises:
-            ConfigError: the output is no terminal.
+            ConfigError: the output is not a terminal.
         """
         if not is_terminal(sys.stdout):
             raise ConfigError(
-                "--watch needs a terminal, and the output is none.",
+                "--watch needs a terminal, but the output goes to a file or a pipe.",
                 hint="`slurmddp list` prints the table once, `slurmddp list --json` prints it for programs.",
             )
         from rich.console import Console

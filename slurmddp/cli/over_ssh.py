@@ -109,7 +109,7 @@ def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int 
     run, arguments = found
     node = LoginNode(host=run.host, folder=run.folder, python=run.python)
     if name == "report" or (name == "open" and not parsed.folder):
-        return _fetch_reports(node, run.name, show=name == "open")
+        return _fetch_report(node, run.name, show=name == "open")
     if name in ("resume", "rerun"):
         return _record(node, arguments)
     code = _pass_through(node, arguments)
@@ -277,19 +277,19 @@ def _judged(node: LoginNode, code: int) -> int:
     return code
 
 
-def _fetch_reports(node: LoginNode, name: str, *, show: bool) -> int:
-    """Let the host write the report of a run or of each run of a sweep, copy it here, print and open it."""
+def _fetch_report(node: LoginNode, name: str, *, show: bool) -> int:
+    """Let the host write the report of a run or sweep, copy it here, print its path and open it."""
     code, output = _captured(node, node.line(["report", name]))
     for path in (line for line in output.splitlines() if line.startswith("/")):
         status, page = _captured(node, f"cat -- {shlex.quote(path)}")
         if status:
             raise LoginNodeError(f"{node.host}:{path} can't be read.", hint="ssh says why above.")
-        copy = ssh_runs.records_file().parent / "reports" / node.host / f"{Path(path).parent.name}.html"
+        copy = ssh_runs.records_file().parent / "reports" / node.host / f"{name}.html"
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(copy, page)
         print(copy)
-        if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            import webbrowser
+        if show:
+            from slurmddp.cli.commands import open as open_command
 
-            webbrowser.open(copy.as_uri())
+            open_command.show(copy)
     return _judged(node, code)

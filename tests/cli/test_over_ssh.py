@@ -102,6 +102,9 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     capfd.readouterr()
     assert main(["list", sweep, "--json"]) == 0
     assert len(json.loads(capfd.readouterr().out)) == 2
+    assert main(["report", sweep]) == 0
+    page = Path(capfd.readouterr().out.strip())
+    assert page.name == f"{sweep}.html" and sweep in page.read_text()
     assert main(["cancel", sweep]) == 0
 
 

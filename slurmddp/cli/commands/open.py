@@ -34,9 +34,14 @@ def run(args: argparse.Namespace) -> int:
     sweep = sweeps.find(args.run)
     report = _report_of(index.find(args.run)) if sweep is None else written_sweep(sweep)
     print(report)
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(report.as_uri())
+    show(report)
     return EXIT_FINISHED
+
+
+def show(page: Path) -> None:
+    """Show a page in the browser where there is a display."""
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.as_uri())
 
 
 def _report_of(folder: RunFolder) -> Path:

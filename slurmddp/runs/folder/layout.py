@@ -54,7 +54,7 @@ class RunFolder:
         """The program of the batch step, frozen at submission."""
         self.code_dir = self.path / "code"
         self.code_note_file = self.path / "code.txt"
-        """What the snapshot in `code/` holds, or why there is none."""
+        """A sentence that describes the snapshot in `code/`, or gives the reason why there is no snapshot."""
         self.attempts_file = self.path / "attempts.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
         self.loggers_dir = self.path / "loggers"
