@@ -22,6 +22,7 @@ from slurmddp import __version__
 from slurmddp.cli.messages import UsageError
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, LoginNodeError
+from slurmddp.host import browser
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import code_snapshot
@@ -289,7 +290,5 @@ def _fetch_report(node: LoginNode, name: str, *, show: bool) -> int:
         write_atomic(copy, page)
         print(copy)
         if show:
-            from slurmddp.cli.commands import open as open_command
-
-            open_command.show(copy)
+            browser.show(copy)
     return _judged(node, code)

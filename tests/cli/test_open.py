@@ -15,7 +15,7 @@ def opened(monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     pages: list[str] = []
-    monkeypatch.setattr(command.webbrowser, "open", pages.append)
+    monkeypatch.setattr("webbrowser.open", pages.append)
     return pages
 
 

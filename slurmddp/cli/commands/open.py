@@ -7,12 +7,11 @@ cd "$(slurmddp open first --folder)"
 from __future__ import annotations
 
 import argparse
-import os
-import webbrowser
 from pathlib import Path
 
 from slurmddp.cli.commands.report import written, written_sweep
 from slurmddp.errors import EXIT_FINISHED
+from slurmddp.host import browser
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import foreign_owner
@@ -34,14 +33,8 @@ def run(args: argparse.Namespace) -> int:
     sweep = sweeps.find(args.run)
     report = _report_of(index.find(args.run)) if sweep is None else written_sweep(sweep)
     print(report)
-    show(report)
+    browser.show(report)
     return EXIT_FINISHED
-
-
-def show(page: Path) -> None:
-    """Show a page in the browser where there is a display."""
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(page.as_uri())
 
 
 def _report_of(folder: RunFolder) -> Path:
