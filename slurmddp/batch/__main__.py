@@ -1,4 +1,4 @@
-"""The commands of the batch step: `begin`, `watch`, `setup-failed`, `end`, `first-node-lost` and `event`."""
+"""The commands of the batch step: `begin`, `watch`, `setup-failed`, `stage`, `end` and others."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from slurmddp.batch.setup_lines import warn
 
         warn(attempt, *rest[:3])
+    elif command == "stage":
+        from slurmddp.batch.staged_environment import start_agent
+
+        start_agent(attempt)
     elif command == "end":
         from slurmddp.batch.end import AttemptEnd
 

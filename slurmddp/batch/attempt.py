@@ -56,6 +56,10 @@ class Settings(NamedTuple):
     max_requeues_without_progress: int = 3
     on_event: Sequence[str] = ()
     """The command that gets the events of the run."""
+    python: str = ""
+    """The interpreter of the ranks."""
+    stage: str = ""
+    """The folder on each node's own disk for a copy of the environment; empty: no copy."""
 
     @property
     def policy(self) -> requeue_policy.Policy:

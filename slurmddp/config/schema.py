@@ -298,6 +298,9 @@ class Cluster:
     )
     srun: Mapping[str, str | int | bool] = key({}, "any other srun option, by its long name; true: a flag")
     python: str | None = key(None, "the interpreter on the nodes; null: the one that submits")
+    stage: str | None = key(
+        None, "folder on each node's own disk to copy the Python environment to, such as /tmp; null: no copy"
+    )
     ssh: str | None = key(None, "login node from which jobs are submitted, by your own ssh")
     ssh_folder: str | None = key(
         None, "folder of the project on the login node `ssh`; null: slurmddp/PROJECT in your home"

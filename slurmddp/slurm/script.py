@@ -49,6 +49,7 @@ def render(job: Job) -> str:
         setup=[_setup_line(line) for line in job.cluster.setup],
         env=_exports(job),
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
+        is_staged=_is_staged(job),
     )
 
 
@@ -91,19 +92,42 @@ def settings(job: Job) -> dict[str, object]:
         "max_restarts": policy.max_restarts,
         "max_requeues_without_progress": policy.max_requeues_without_progress,
         "on_event": [*policy.on_event],
+        "python": job.python,
+        "stage": job.cluster.stage or "",
     }
 
 
 def outline(job: Job) -> list[str]:
     """Return the lines of the script that a person's settings decide: header, variables, set-up, srun."""
     srun = [_argument(name, value) for name, value in srun_options(job).items()]
-    agent = f"... {_shell('python', job.python)} -m slurmddp.launchers.agent ..."
+    python = _shell("python", job.python)
+    agent = f"... {'job.pyz stage' if _is_staged(job) else f'{python} -m slurmddp.launchers.agent'} ..."
     return [
         *_header(job),
         *(f"export {line}" for line in _exports(job)),
         *map(_setup_line, job.cluster.setup),
         " ".join(["srun", _step(job), *srun, agent]),
     ]
+
+
+def _is_staged(job: Job) -> bool:
+    """Return whether each node copies the environment; raises ConfigError where it can't."""
+    folder = job.cluster.stage
+    if not folder:
+        return False
+    if not folder.startswith(("/", "$")):
+        raise ConfigError(
+            f"cluster.stage={folder!r} is not a folder of a node's own disk.",
+            hint="Give an absolute path, such as /tmp, or a variable of the node, such as $SLURM_TMPDIR.",
+        )
+    images = [name for name in srun_options(job) if name.startswith("container")]
+    if images:
+        raise ConfigError(
+            f"cluster.stage={folder} copies an environment of the host, but cluster.srun.{images[0]} runs "
+            "the ranks in a container.",
+            hint="Remove cluster.stage: the container brings its own Python.",
+        )
+    return True
 
 
 def _header(job: Job) -> list[str]:

@@ -223,3 +223,22 @@ def test_a_job_that_has_neither_ends_with_its_node() -> None:
     with pytest.raises(ConfigError, match="no-kill") as caught:
         render(make_job(sbatch={"no-kill": True}))
     assert "spare_nodes= or elastic=" in caught.value.hint
+
+
+def test_a_staged_environment_is_copied_by_the_batch_program() -> None:
+    text = render(make_job(stage="/tmp"))
+    (line,) = (line for line in text.splitlines() if line.endswith("/job.pyz stage"))
+    assert line.strip().startswith('"$SLURMDDP_PYTHON" -IS ')
+    assert "-m slurmddp.launchers.agent" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stage": "tmp"}, "not a folder of a node's own disk"),
+        ({"stage": "/tmp", "srun": {"container-image": "/images/torch.sqsh"}}, "container-image"),
+    ],
+)
+def test_environments_that_cannot_be_staged_are_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        render(make_job(**changes))

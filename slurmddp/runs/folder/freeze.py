@@ -30,6 +30,7 @@ MODULES = (
     "slurmddp.batch.setup_lines",
     "slurmddp.batch.slurm_job",
     "slurmddp.batch.srun_watch",
+    "slurmddp.batch.staged_environment",
     "slurmddp.environments.hostlist",
     "slurmddp.environments.job_id",
     "slurmddp.environments.names",
