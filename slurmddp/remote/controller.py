@@ -33,11 +33,10 @@ from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.launchers.link.connection import Secret
-from slurmddp.remote import channel
+from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
-from slurmddp.remote.collective import REDUCTIONS
 from slurmddp.remote.connection import Node, misplaced
-from slurmddp.remote.dispatch import RemoteTensor, contiguous, describe
+from slurmddp.remote.dispatch import RemoteTensor, describe
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -215,17 +214,9 @@ class Workers:
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Return, for each worker that takes part, the tensors of all of them, without waiting."""
         parts, nodes = _parts_of(tensors)
-        if len(nodes) == 1:
-            return [[parts[0][0].clone()]]
-        found: list[list[torch.Tensor]] = []
-        for (own,) in parts:
-            made = [
-                RemoteTensor(contiguous(own.shape, own.dtype, own.meta.device), own.reference.node.new())
-                for _ in nodes
-            ]
-            numbers = [one.reference.number for one in made]
-            own.reference.node.run("collective", numbers, "all_gather", nodes, [own])
-            found.append(list(made))
+        found: list[list[torch.Tensor]]
+        found = [[own.clone(memory_format=torch.contiguous_format) for _ in nodes] for (own,) in parts]
+        self._collective("all_gather", [[*row, *own] for row, own in zip(found, parts, strict=True)])
         return found
 
     def _collective(self, name: str, tensors: Sequence[Tensors], *more: Any, node: int | None = None) -> None:
@@ -237,9 +228,9 @@ class Workers:
         if len(nodes) == 1:
             return
         for own in parts:
-            operands = [own, *more] if node is None else [own, *more, node]
             numbers = [one.reference.number for one in own]
-            own[0].reference.node.run("collective", numbers, name, nodes, *operands)
+            operands = [name, nodes, own, *more, *([] if node is None else [node])]
+            own[0].reference.node.run(numbers, collective.run, operands)
             torch.autograd.graph.increment_version([one.detach() for one in own])
 
 
@@ -275,6 +266,8 @@ def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], lis
 
 
 def _known(op: str) -> str:
-    if op in REDUCTIONS:
+    if op in collective.REDUCTIONS:
         return op
-    raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(REDUCTIONS)}.")
+    raise ConfigError(
+        f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(collective.REDUCTIONS)}."
+    )
