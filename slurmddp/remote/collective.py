@@ -1,12 +1,13 @@
 """Collectives, copies and events between workers; each worker runs its part in the order of its commands.
 
 Before a collective the workers agree on whether all operands are there. So a worker whose operand has failed
-leaves no other worker waiting, and no result lacks a part.
+leaves no other worker waiting, and no result lacks a part. The functions of this module therefore also run on
+operands that have failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -34,25 +35,6 @@ class Failure(Exception):
     traceback: str
 
 
-def run(name: str, nodes: list[int], tensors: list[Any], *more: Any) -> list[torch.Tensor]:
-    """Run this worker's part of a collective of workers `nodes`, which changes some of its tensors in place.
-
-    Raises:
-        Failure: an operand of this worker has failed.
-        RuntimeError: an operand of another worker has failed.
-    """
-    group = _group_of(tuple(nodes))
-    failure = next((one for one in tensors if isinstance(one, Failure)), None)
-    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
-    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
-    if failure is not None:
-        raise failure
-    if failed:
-        raise RuntimeError(f"worker {int(failed) - 1} has no tensor for this collective: it failed there")
-    _OPERATIONS[name](group, nodes, tensors, *more)
-    return tensors
-
-
 def _group_of(nodes: tuple[int, ...]) -> Any:
     """Return the group of all workers, or make one at its first use that needs no other workers.
 
@@ -72,28 +54,53 @@ def _store() -> Any:
     return distributed.distributed_c10d._get_default_store()
 
 
-def _all_reduce(group: Any, nodes: list[int], tensors: list[torch.Tensor], op: str) -> None:
+def _agree(nodes: list[int], tensors: list[Any]) -> Any:
+    """Return the group of workers `nodes`, once each of them has told whether its operands are there.
+
+    Raises:
+        Failure: an operand of this worker has failed.
+        RuntimeError: an operand of another worker has failed.
+    """
+    group = _group_of(tuple(nodes))
+    failure = next((one for one in tensors if isinstance(one, Failure)), None)
+    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
+    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise RuntimeError(f"worker {int(failed) - 1} has no tensor for this collective: it failed there")
+    return group
+
+
+def all_reduce(nodes: list[int], tensors: list[torch.Tensor], op: str) -> list[torch.Tensor]:
+    """Reduce the tensors of all workers in place."""
+    group = _agree(nodes, tensors)
     flat = _summand(tensors, op, nodes)
     distributed.all_reduce(flat, REDUCTIONS[op], group)
-    _fill(tensors, flat)
+    return _fill(tensors, flat)
 
 
-def _reduce(group: Any, nodes: list[int], tensors: list[torch.Tensor], op: str, node: int) -> None:
+def reduce(nodes: list[int], tensors: list[torch.Tensor], op: str, node: int) -> list[torch.Tensor]:
+    """Reduce the tensors of all workers into those of worker `node`."""
+    group = _agree(nodes, tensors)
     flat = _summand(tensors, op, nodes)
     distributed.reduce(flat, op=REDUCTIONS[op], group=group, group_dst=nodes.index(node))
-    if distributed.get_rank() == node:
-        _fill(tensors, flat)
+    return _fill(tensors, flat) if distributed.get_rank() == node else tensors
 
 
-def _broadcast(group: Any, nodes: list[int], tensors: list[torch.Tensor], node: int) -> None:
+def broadcast(nodes: list[int], tensors: list[torch.Tensor], node: int) -> list[torch.Tensor]:
+    """Copy the tensors of worker `node` into those of all workers."""
+    group = _agree(nodes, tensors)
     flat = _flat(tensors)
     distributed.broadcast(flat, group=group, group_src=nodes.index(node))
-    _fill(tensors, flat)
+    return _fill(tensors, flat)
 
 
-def _all_gather(group: Any, nodes: list[int], tensors: list[torch.Tensor]) -> None:
+def all_gather(nodes: list[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the last tensor of each worker into the other tensors, which are contiguous."""
+    group = _agree(nodes, tensors)
     distributed.all_gather(tensors[:-1], tensors[-1].detach().contiguous(), group)
+    return tensors
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -106,19 +113,12 @@ def _summand(tensors: Sequence[torch.Tensor], op: str, nodes: list[int]) -> torc
     return _flat(tensors).mul_(1 / len(nodes)) if op == "mean" else _flat(tensors)
 
 
-def _fill(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+def _fill(tensors: list[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
     """Copy the parts of `flat` back into the tensors."""
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.detach().copy_(part.view(tensor.shape))
-
-
-_OPERATIONS: dict[str, Callable[..., None]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-}
+    return tensors
 
 
 # --- one worker to another

@@ -59,6 +59,14 @@ class Owned:
     def reference(self) -> Owned:
         return self
 
+    def fetch(self) -> Any:
+        """Wait for the object, and return it: tensors stay on the worker, plain values come here.
+
+        Raises:
+            RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
+        """
+        return self.node.ask("describe", self)
+
     def __del__(self) -> None:
         self.node.drop(self.number)
 

@@ -220,7 +220,7 @@ def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
     key = func, device, _key(args, operands, exact), *kwargs, _key([*kwargs.values()], operands, exact)
-    node = node or _common_node(func, operands)
+    node = node or common_node(func, operands)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _PLANS_KEPT:
@@ -229,13 +229,14 @@ def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     return plan.run(node, args, kwargs, operands)
 
 
-def _common_node(func: Any, operands: Sequence[Any]) -> Node:
-    """Return the worker of all operands."""
-    first = next(one for one in operands if isinstance(one, RemoteTensor))
+def common_node(what: Any, operands: Sequence[Any]) -> Node:
+    """Return the worker of all operands of `what`; raise ConfigError if there is none."""
+    first = next((one for one in operands if isinstance(one, RemoteTensor)), operands[0])
     for other in operands:
-        if _node_of(other) is not first.reference.node:
-            raise misplaced(str(func), first, other)
-    return first.reference.node
+        if not isinstance(other, RemoteTensor) or other.reference.node is not first.reference.node:
+            raise misplaced(str(what), first, other)
+    node: Node = first.reference.node
+    return node
 
 
 def _key(value: Any, operands: list[Any], exact: bool) -> Any:
@@ -279,7 +280,7 @@ class _Plan:
         if self.structure is None:
             whole = node.new()
             node.run(whole.number, self.command, args, named)
-            return node.ask("describe", whole)
+            return whole.fetch()
         results = [
             RemoteTensor(leaf, node.new())
             if isinstance(leaf, Meta)

@@ -98,22 +98,7 @@ def module(model: Model, node: int) -> Model:
     return placed
 
 
-class Result:
-    """The result of a call on a worker: an operand of further calls there, or `fetch` it."""
-
-    def __init__(self, reference: Owned) -> None:
-        self.reference = reference
-
-    def fetch(self) -> Any:
-        """Wait for the call, and return its result: tensors stay on the worker, plain values come here.
-
-        Raises:
-            RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
-        """
-        return self.reference.node.ask("describe", self.reference)
-
-
-def call(function: str, *args: Any, node: int, **kwargs: Any) -> Result:
+def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
     """Call a function on worker `node`, without waiting.
 
     Args:
@@ -122,13 +107,17 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Result:
         node: the worker.
         **kwargs: as `args`.
 
+    Returns:
+        The result, as an operand of further calls there. Its `fetch` waits for it: tensors stay on the
+        worker, plain values come here.
+
     Example:
         env = remote.call("my_project.environment.make", "maze", node=1)
         steps = remote.call("my_project.environment.play", env, policy, node=1).fetch()
     """
     made = _current(node).new()
     made.node.run(made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
-    return Result(made)
+    return made
 
 
 class Event:

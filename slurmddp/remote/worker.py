@@ -32,9 +32,6 @@ from slurmddp.remote.collective import Failure
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 from slurmddp.training.process_group.setup import RankContext, finish, start
 
-_RUN_ALTHOUGH_FAILED = ("reply", f"{collective.__name__}.run", f"{collective.__name__}.give")
-"""Functions that run although an operand has failed: the controller, or other workers, wait for them."""
-
 
 class Worker:
     """Run the commands of one controller until it says goodbye."""
@@ -83,7 +80,9 @@ class Worker:
         results, path, args, named = self._encoding.decode(line)
         numbers = [results] if isinstance(results, int) else results
         try:
-            if self._operand is not None and path not in _RUN_ALTHOUGH_FAILED:
+            # The controller waits for a reply, and other workers wait for a collective, whatever has failed.
+            waited_for = path == "reply" or path.startswith(f"{collective.__name__}.")
+            if self._operand is not None and not waited_for:
                 raise self._operand
             if path not in self._functions:
                 self._functions[path] = plugins.locate(path, key="remote.call")
