@@ -14,9 +14,9 @@ import pytest
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import SlurmddpError
-from slurmddp.sandbox.machine import search_path, slurm_version
 from support.slurm import stub_runs, train_project
 from support.slurm.faulty_sandbox import FaultySandbox
+from support.slurm.versions import by_version
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def shortest_timeout_s() -> int:
 
     SLURM 24.11 counts the answers to a ping only once a dead node among them has timed out, after 12 s.
     """
-    return 30 if slurm_version(search_path(os.environ)) >= (23, 2) else 10
+    return by_version(10, 30)
 
 
 def lose(used: FaultySandbox, node: str) -> None:
