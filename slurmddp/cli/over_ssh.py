@@ -59,13 +59,19 @@ class LoginNode:
         words = shlex.join(["env", f"{OVER_SSH_VARIABLE}=1", *program, *arguments])
         return f"cd {shlex.quote(self.folder)} && exec {words}"
 
-    def ssh(self, line: str, *, terminal: bool = False) -> list[str]:
-        """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH."""
+    def ssh(self, line: str, *, terminal: bool = False, silent: bool = False) -> list[str]:
+        """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH.
+
+        Args:
+            line: a line of shell.
+            terminal: whether the line gets this terminal.
+            silent: whether ssh asks nothing, although there is a terminal.
+        """
         # Output of the profile goes to stderr, so that the output of the line is whole.
         profiled = f"exec bash -lc {shlex.quote(f'exec >&3 3>&-; {line}')} 3>&1 >&2"
         # With a terminal ssh tells the end of each connection, unless it tells errors only.
         kind = ["-t", "-o", "LogLevel=ERROR"] if terminal else ["-T"]
-        return [*_ssh(), *kind, "--", self.host, f"sh -c {shlex.quote(profiled)}"]
+        return [*_ssh(silent=silent), *kind, "--", self.host, f"sh -c {shlex.quote(profiled)}"]
 
     def unreachable(self) -> LoginNodeError:
         return LoginNodeError(
@@ -82,9 +88,10 @@ class LoginNode:
         )
 
 
-def _ssh() -> list[str]:
+def _ssh(*, silent: bool = False) -> list[str]:
     """Return ssh with its options; without a terminal nobody can answer a question of ssh."""
-    batch = [] if sys.stdin is not None and sys.stdin.isatty() else ["-o", "BatchMode=yes"]
+    asks = not silent and sys.stdin is not None and sys.stdin.isatty()
+    batch = [] if asks else ["-o", "BatchMode=yes"]
     return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *batch]
 
 
