@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,11 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert main(["report", sweep]) == 0
     page = Path(capfd.readouterr().out.strip())
     assert page.name == f"{sweep}.html" and sweep in page.read_text()
+    links = re.findall(r'href="([^"]+)"', page.read_text())
+    assert len(links) == 2 and all(
+        Path(link).parent.name in (page.parent / link).read_text() for link in links
+    )
+    assert not page.is_relative_to(node.home)
     assert main(["cancel", sweep]) == 0
 
 

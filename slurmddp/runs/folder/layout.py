@@ -11,6 +11,9 @@ from typing import Any
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 
+REPORT_FILE = "report.html"
+"""Name of the report in a run folder."""
+
 
 def state_dir() -> Path:
     """Return the folder of what this account's runs share: `$XDG_STATE_HOME/slurmddp`."""
@@ -61,7 +64,7 @@ class RunFolder:
         """Files of loggers."""
         self.tensorboard_dir = self.loggers_dir / "tensorboard"
         self.checkpoints_dir = self.path / "checkpoints"
-        self.report_file = self.path / "report.html"
+        self.report_file = self.path / REPORT_FILE
         self.figure_file = self.path / "report.png"
         self.sample_file = self.path / "sample.txt"
         """Text that a language model wrote at the end of its training."""
