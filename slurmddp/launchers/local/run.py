@@ -113,8 +113,9 @@ class LocalRun:
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> int:
         """Wait until the run ends.
 
-        The first Ctrl-C (or SIGTERM) stops at a checkpoint; the second Ctrl-C kills. Ranks that outlive the
-        policy's `grace_s` are killed too. A failure within the policy's `max_restarts` starts the next attempt.
+        The first Ctrl-C (or SIGTERM) stops at a checkpoint, and kills ranks that outlive the policy's
+        `grace_s`. The second Ctrl-C kills. A failure within the policy's `max_restarts` starts the next
+        attempt.
 
         Args:
             on_tick: called ten times a second.
