@@ -10,6 +10,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -116,10 +117,26 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
 def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
     last = name.rpartition(".")[2]
     found = f"module {parent.__name__} has no {last}" if parent else f"there is no module {name}"
-    hint = near_matches(last, _public(parent)) if parent else ""
+    hint = near_matches(last, _public(parent)) if parent else src_layout_hint(name)
     return ConfigError(
         f"{key} is {path!r}, but {found}.",
         hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
+    )
+
+
+def src_layout_hint(module: str) -> str:
+    """Return the advice for a missing module that lies in `src/` of the project; empty if it does not.
+
+    Args:
+        module: the dotted name; the working folder is the project.
+    """
+    name = module.partition(".")[0]
+    place = next((path for path in (Path("src", name), Path("src", f"{name}.py")) if path.exists()), None)
+    if place is None:
+        return ""
+    return (
+        f"{place} is in this project, but src/ is not on the search path. Install the project where the job "
+        "runs: `pip install -e .`. Or set PYTHONPATH=src."
     )
 
 

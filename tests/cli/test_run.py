@@ -142,6 +142,49 @@ def test_the_lines_of_a_failed_rank_are_shown_once_where_its_output_is_shown(
     assert f"rank-{rank}.log" in err
 
 
+HOOKED = """
+import sys
+def hook(kind, error, frames):
+    print("hooked:", error, file=sys.stderr)
+sys.excepthook = hook
+raise ValueError("seen")
+"""
+CHAINED = """
+def deep():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise KeyError("k") from error
+deep()
+"""
+SRC = "import mine\n"
+ENDS = {
+    "chained.py": (CHAINED, 1, "KeyError: 'k' (chained.py:6 in deep)"),
+    "syntax.py": ("x = 1\nx = = 1\n", 1, "SyntaxError: invalid syntax (syntax.py:2)"),
+    "hooked.py": (HOOKED, 1, "hooked: seen"),
+    "silent.py": (HOOKED.replace("print(", "str(").replace(", file=sys.stderr", ""), 1, "ValueError: seen"),
+    "exits.py": ("import sys\nsys.exit(7)\n", 7, "exit code 7"),
+    "missing.py": (SRC, 1, "`pip install -e .`"),
+}
+
+
+def test_a_script_that_fails_shows_its_own_frames_as_python_does(project, capfd):
+    (project / "src" / "mine").mkdir(parents=True)
+    for name, (text, code, shown) in ENDS.items():
+        (project / name).write_text(text)
+        assert main(["run", "-n", "1", name]) == 1
+        out, err = capfd.readouterr()
+        assert shown in out + err, name
+        (log,) = (project / "runs").glob(f"{Path(name).stem}*/logs/attempt-0/rank-0.log")
+        told = log.read_text()
+        assert "runpy" not in told, name
+        assert "slurmddp" not in told.replace("set PYTHONPATH", ""), name
+        assert json.loads((log.parent / "failure.json").read_text())["exit_code"] == code
+        if name in ("chained.py", "syntax.py"):
+            alone = subprocess.run([sys.executable, name], cwd=project, capture_output=True, text=True).stderr
+            assert told.strip() == alone.replace(f'"{project}/', '"').strip()
+
+
 def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
