@@ -139,12 +139,12 @@ class Run:
         cancel.run(argparse.Namespace(run=str(self.path)))
 
 
-def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
+def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     """Start the training that `slurmddp train` starts with these settings, and return its run.
 
     Args:
         overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
-        fresh: whether a run that exists is put aside and started again.
+        again: whether a run that exists is put aside and started again.
         settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
 
     Returns:
@@ -163,20 +163,20 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
     words = [*overrides, *(f"{key}={spelled(value)}" for key, value in settings.items())]
     (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
-        command.begin(job, fresh=fresh)
+        command.begin(job, again=again)
     else:
-        _start_here(RunFolder(job.run_dir), [*words, *(["--fresh"] if fresh else [])])
+        _start_here(RunFolder(job.run_dir), [*words, *(["--again"] if again else [])])
     return Run(job.run_dir)
 
 
-def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = False, **settings: Any) -> Run:
+def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = False, **settings: Any) -> Run:
     """Call a function as every rank of a run, and return the run; its `result` is rank 0's return value.
 
     Args:
         function: a function of a module, or its import path. The ranks import it by this path.
         arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
             text. The same function with the same arguments and settings is the same run.
-        fresh: whether a run that exists is put aside and started again.
+        again: whether a run that exists is put aside and started again.
         settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
 
     Returns:
@@ -204,7 +204,7 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = Fa
     program = {"script": MODULE + _MODULE, "args": ["{run_dir}", path, text]}
     words = [f"program.{key}={spelled(value)}" for key, value in program.items()]
     settings.setdefault("name", re.sub(r"\W+", "-", path.rpartition(".")[2]))
-    return train(*words, fresh=fresh, **settings)
+    return train(*words, again=again, **settings)
 
 
 def _import_path(function: Callable[..., Any] | str) -> str:

@@ -103,7 +103,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
 
 
 def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
-    """Leave out runs that `train --fresh` has renamed to NAME.old-1 if NAME is among the found."""
+    """Leave out runs that `train --again` has renamed to NAME.old-1 if NAME is among the found."""
     names = {run.name for run in found}
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
 

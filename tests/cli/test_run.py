@@ -142,14 +142,15 @@ def test_the_lines_of_a_failed_rank_are_shown_once_where_its_output_is_shown(
     assert f"rank-{rank}.log" in err
 
 
-def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
+def test_a_finished_script_is_started_again_only_with_again(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
     assert main(command) == 0
     capsys.readouterr()
     assert main(command) == 0
     assert (
-        "--fresh starts it again; other arguments of the script are another run." in capsys.readouterr().out
+        "--again starts it once more; other arguments of the script are another run."
+        in capsys.readouterr().out
     )
     assert len([*(project / "runs").iterdir()]) == 1
 

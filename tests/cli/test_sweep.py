@@ -42,7 +42,7 @@ def test_points_train_one_after_another_and_never_twice(project, here, capsys):
     assert here.started == 3 and sweep_of(project).name == sweep.name
     assert main(["train", "seed=2", "name=first"]) == EXIT_FINISHED
     assert here.started == 3, "a point is the run of the same settings"
-    assert main(["train", *SEEDS, "--fresh"]) == EXIT_FINISHED
+    assert main(["train", *SEEDS, "--again"]) == EXIT_FINISHED
     assert here.started == 6
 
 
