@@ -77,6 +77,8 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
         RunNotFoundError: there is no such run, or there are several.
     """
     here = start or Path.cwd()
+    if name and "/" in name and _is_file(here / name / "config.yaml"):  # No name of a run has a slash.
+        return RunFolder((here / name).resolve())
     runs = all_runs(here)
     if name is None:
         if not runs:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.errors import (
     EXIT_CONFIG,
@@ -14,6 +15,7 @@ from slurmddp.errors import (
     EXIT_NO_RUN,
     EXIT_SLURM,
     EXIT_STOPPED,
+    ConfigError,
     SlurmError,
 )
 from slurmddp.runs import sweeps
@@ -89,6 +91,35 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
     page = sweep.report_file.read_text()
     assert all(run.report_file.exists() and f'"{run.name}/report.html"' in page for run in sweep.runs)
+
+
+def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
+    project, cluster, capsys, monkeypatch
+):
+    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    settings = {"cluster": "big", "nodes": 2, "array_parallelism": 2, "name": "power"}
+    runs = slurmddp.map_array("math.pow", [3, 2, 3], iter([1.5, 2.5, 1.5]), **settings)
+    sweep = sweep_of(project)
+    assert [run.name for run in runs] == [sweep.runs[place].name for place in (0, 1, 0)]
+    assert f"slurmddp list {sweep.name}" in capsys.readouterr().out and sweep.name.startswith("power-sweep-")
+    assert "#SBATCH --array=0-1%2\n" in cluster.submissions[0].script
+    assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1"]
+    assert [run.config()["program"]["args"][1:] for run in sweep.runs] == [
+        ["math.pow", "[3, 1.5]"],
+        ["math.pow", "[2, 2.5]"],
+    ]
+    assert {run.status().state for run in runs} == {"queued"}
+    assert slurmddp.map_array("math.pow", [2], [2.5], **settings)[0].path == runs[1].path
+    assert len(cluster.submissions) == 1, "the same point is never submitted twice"
+    runs[1].cancel()
+    assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
+    for wrong, reason in [
+        (((1, 2), (3,)), "different lengths: 2, 1"),
+        (((1, {2}), (3, 4)), "can't be kept as text"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            slurmddp.map_array("math.pow", *wrong, **settings)
+    assert slurmddp.map_array("math.pow", [], [], **settings) == [] and len(cluster.submissions) == 1
 
 
 def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
