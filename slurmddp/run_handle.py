@@ -241,8 +241,11 @@ def map_array(
     jobs = command.jobs_of([*_call(path, arguments), *words] for arguments in zip(*columns, strict=True))
     points = list({job.run_name: job for job in jobs}.values())
     on_slurm = any(job.launcher == "slurm" for job in points)
-    if points:
-        start_sweep.start(points, partial(command.begin if on_slurm else _finish_here, again=again))
+    begin = partial(command.begin if on_slurm else _finish_here, again=again)
+    if points and start_sweep.start(points, begin) != EXIT_FINISHED:
+        raise SlurmddpError(
+            "Not all calls were started.", hint="The messages say why; the same call starts them."
+        )
     return [Run(job.run_dir) for job in jobs]
 
 

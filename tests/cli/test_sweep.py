@@ -8,6 +8,7 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -22,6 +23,7 @@ from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.slurm.limits.partitions import Partition
+from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG
 
 SEEDS = ("-m", "seed=range(1,4)", "name=first")
@@ -48,11 +50,12 @@ def test_points_train_one_after_another_and_never_twice(project, here, capsys):
     assert here.started == 6
 
 
-def test_a_failure_is_told_at_the_end_and_a_stop_ends_the_sweep(project, here):
-    codes = iter([EXIT_FAILED, 0, EXIT_STOPPED])
+@pytest.mark.parametrize("last", [EXIT_STOPPED, EXIT_INTERRUPTED])
+def test_a_failure_is_told_and_only_a_person_ends_the_sweep(project, here, capsys, last):
+    codes = iter([EXIT_FAILED, 0, last])
     here.ends = staticmethod(lambda: next(codes))
     assert main(["train", "-m", "seed=range(1,9)"]) == EXIT_FAILED
-    assert here.started == 3
+    assert here.started == 3 and "error: A rank failed." in capsys.readouterr().err
     assert len(sweep_of(project).started) == 3 and len(sweep_of(project).runs) == 8
 
 
@@ -83,7 +86,10 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     assert all(run.cancelled_file.exists() for run in sweep.runs)
     assert {state.state for state in cluster.states.values()} == {"CANCELLED"}
     assert main(["resume", sweep.name, "time_limit=01:00:00"]) == EXIT_FINISHED
-    assert len(cluster.submissions) == 6 and "--time=01:00:00" in cluster.submissions[-1].script
+    assert len(cluster.submissions) == 4 and "--array=0-1\n" in cluster.submissions[-1].script
+    assert all("--time=01:00:00" in run.script_file.read_text() for run in sweep.runs)
+    assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["3_0", "4_0", "3_1", "4_1"]
+    assert not any(run.cancelled_file.exists() for run in sweep.runs)
     capsys.readouterr()
     assert main(["report", sweep.name]) == EXIT_FINISHED
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
@@ -134,6 +140,31 @@ def test_the_first_part_of_the_names_of_runs_is_not_the_sweep(project, here, cap
     main(["train", *SEEDS])
     assert main(["cancel", "first"]) == EXIT_NO_RUN
     assert "fits 3 runs" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=range(1,6)"])
+    sweep = sweep_of(project)
+    for place, (run, outcome) in enumerate(
+        zip(sweep.runs, ("finished", "", "failed", "stopped"), strict=False)
+    ):
+        start(run, job_id=f"1_{place}")
+        cluster.set_state(f"1_{place}", "COMPLETED" if outcome else "RUNNING")
+        if outcome:
+            end(run, outcome, job_id=f"1_{place}")
+    capsys.readouterr()
+    assert main(["resume", sweep.name, "array_parallelism=1"]) == EXIT_FINISHED
+    shown, told = capsys.readouterr()
+    assert f"sweep   {sweep.name}  (2 of 5 runs to resume)" in shown and "array   2  (2 jobs" in shown
+    assert told.count("The changes were not applied") == 2 and told.count("has finished") == 1
+    assert [one.script.count("#SBATCH --array=0-1%1\n") for one in cluster.submissions] == [0, 1]
+    assert [run.events()[-1]["job_id"] for run in sweep.runs[2:]] == ["2_0", "2_1", "1_4"]
+    assert set(cluster.jobs_of(sweep.runs[3].path)) == {"1_3", "2_1"}
+    sweep.runs[4].config_file.unlink()
+    assert main(["resume", sweep.name]) == EXIT_FINISHED
+    shown, told = capsys.readouterr()
+    assert len(cluster.submissions) == 2 and shown.count(" already: ") == 3
+    assert "1 point without a run folder" in told
 
 
 def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):
