@@ -14,8 +14,10 @@ from slurmddp.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_NO_RUN,
+    EXIT_RUN_STATE,
     EXIT_SLURM,
     EXIT_STOPPED,
+    EXIT_USAGE,
     ConfigError,
     SlurmError,
 )
@@ -165,6 +167,28 @@ def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluste
     shown, told = capsys.readouterr()
     assert len(cluster.submissions) == 2 and shown.count(" already: ") == 3
     assert "1 point without a run folder" in told
+
+
+def test_rm_removes_a_sweep_its_runs_and_their_arrays_but_no_active_run(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"])
+    sweep, runs_dir = sweep_of(project), project / "runs"
+    main(["train", *BIG, "-m", "seed=3,4", "nodes=1"])
+    assert len([*runs_dir.glob(".*.[12]")]) == 3, "two arrays of the sweep, and one of another sweep"
+    for job in ("1_0", "2_0", "2_1"):
+        cluster.set_state(job, "FAILED")
+    capsys.readouterr()
+    assert main(["rm", sweep.name]) == EXIT_USAGE
+    assert f"The sweep {sweep.name} and its 4 runs would be removed" in capsys.readouterr().err
+    assert len(sweep.started) == 4
+    assert main(["rm", sweep.name, "--yes"]) == EXIT_RUN_STATE
+    assert "1 run of" in capsys.readouterr().err.splitlines()[-1] and sweep.file.exists()
+    assert [run.path.name for run in sweep.started] == [sweep.runs[2].name]
+    (kept,) = runs_dir.glob(f".{sweep.name}.[12]")
+    assert (kept / "1").resolve() == sweep.runs[2].path, "the array of a run that is left"
+    cluster.set_state("1_1", "FAILED")
+    assert main(["rm", sweep.name, "--yes"]) == EXIT_FINISHED
+    assert not sweep.file.exists() and not [*runs_dir.glob(f".{sweep.name}.*")]
+    assert len([*runs_dir.iterdir()]) == 4, "the two runs of the other sweep, its file and its array"
 
 
 def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):
