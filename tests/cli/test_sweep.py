@@ -19,6 +19,7 @@ from slurmddp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     ConfigError,
+    RunStateError,
     SlurmError,
 )
 from slurmddp.runs import sweeps
@@ -119,6 +120,8 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     assert {run.status().state for run in runs} == {"queued"}
     assert slurmddp.map_array("math.pow", [2], [2.5], **settings)[0].path == runs[1].path
     assert len(cluster.submissions) == 1, "the same point is never submitted twice"
+    with pytest.raises(RunStateError, match="can't be put aside"):
+        slurmddp.map_array("math.pow", [2], [2.5], again=True, **settings)
     runs[1].cancel()
     assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
     for wrong, reason in [
