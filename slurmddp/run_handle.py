@@ -3,6 +3,7 @@
     run = slurmddp.train("+cluster=a100x8", nodes=3)
     print(run.status().step, run.logs())
     score = slurmddp.submit("package.module.evaluate", "weights.safetensors", nodes=2).result()
+    runs = slurmddp.map_array("package.module.evaluate", files, cluster="a100x8", array_parallelism=8)
 
 A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
 run. Without a cluster the run trains on this machine, in a process of its own that outlives the interpreter.
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.runs import index
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
@@ -32,6 +34,7 @@ from slurmddp.runs.status import logs
 
 if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
+    from slurmddp.spec import Job
 
 _POLL_S = 0.2
 _MODULE = "slurmddp.function_call"
@@ -139,12 +142,12 @@ class Run:
         cancel.run(argparse.Namespace(run=str(self.path)))
 
 
-def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
+def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     """Start the training that `slurmddp train` starts with these settings, and return its run.
 
     Args:
         overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
-        fresh: whether a run that exists is put aside and started again.
+        again: whether a run that exists is put aside and started again.
         settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
 
     Returns:
@@ -158,25 +161,23 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
     from slurmddp.cli.commands import train as command
-    from slurmddp.config.script_arguments import spelled
 
-    words = [*overrides, *(f"{key}={spelled(value)}" for key, value in settings.items())]
-    (job,) = command.jobs_of([words])
+    (job,) = command.jobs_of([[*overrides, *_words(settings)]])
     if job.launcher == "slurm":
-        command.begin(job, fresh=fresh)
+        command.begin(job, again=again)
     else:
-        _start_here(RunFolder(job.run_dir), [*words, *(["--fresh"] if fresh else [])])
+        _start_here(job, again=again)
     return Run(job.run_dir)
 
 
-def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = False, **settings: Any) -> Run:
+def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = False, **settings: Any) -> Run:
     """Call a function as every rank of a run, and return the run; its `result` is rank 0's return value.
 
     Args:
         function: a function of a module, or its import path. The ranks import it by this path.
         arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
             text. The same function with the same arguments and settings is the same run.
-        fresh: whether a run that exists is put aside and started again.
+        again: whether a run that exists is put aside and started again.
         settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
 
     Returns:
@@ -190,10 +191,75 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = Fa
     Example:
         slurmddp.submit(package.module.evaluate, "weights.safetensors", nodes=2).result()
     """
-    from slurmddp.config.script_arguments import spelled
-    from slurmddp.spec import MODULE
-
     path = _import_path(function)
+    return train(*_call(path, arguments), again=again, **{"name": _name(path), **settings})
+
+
+def map_array(
+    function: Callable[..., Any] | str,
+    iterable: Iterable[Any],
+    *iterables: Iterable[Any],
+    again: bool = False,
+    **settings: Any,
+) -> list[Run]:
+    """Call a function once for each set of arguments, and return a run for each call, in this order.
+
+    On a cluster the calls are the elements of a job array, and the prompt comes back at once. Without a
+    cluster they run on this machine one after another, and `map_array` returns when all have ended. The runs
+    are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which is printed.
+
+    Args:
+        function: a function of a module, or its import path, as for `submit`.
+        iterable: the first argument of each call, a plain value as for `submit`.
+        iterables: the further arguments, each with as many values as `iterable`.
+        again: whether runs that exist are put aside and started again.
+        settings: settings of all runs: `cluster="a100x8"`, `nodes=2`. `array_parallelism=8` lets at most 8
+            calls run at once.
+
+    Returns:
+        The runs. The same arguments are the same run, which is never computed twice.
+
+    Raises:
+        ConfigError: the iterables differ in length, or as for `submit`; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+
+    Example:
+        runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
+        scores = [run.result() for run in runs]
+    """
+    from slurmddp.cli import start_sweep
+    from slurmddp.cli.commands import train as command
+
+    path, columns = _import_path(function), [list(values) for values in (iterable, *iterables)]
+    lengths = [len(values) for values in columns]
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"The iterables of map_array have different lengths: {', '.join(map(str, lengths))}.",
+            hint="Give each argument a value for each call.",
+        )
+    words = _words({"name": _name(path), **settings})
+    jobs = command.jobs_of([*_call(path, arguments), *words] for arguments in zip(*columns, strict=True))
+    points = list({job.run_name: job for job in jobs}.values())
+    on_slurm = any(job.launcher == "slurm" for job in points)
+    begin = partial(command.begin if on_slurm else _finish_here, again=again)
+    if points and start_sweep.start(points, begin) != EXIT_FINISHED:
+        raise SlurmddpError(
+            "Not all calls were started.", hint="The messages say why; the same call starts them."
+        )
+    return [Run(job.run_dir) for job in jobs]
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as typed in a shell."""
+    from slurmddp.config.script_arguments import spelled
+
+    return [f"{key}={spelled(value)}" for key, value in settings.items()]
+
+
+def _call(path: str, arguments: Sequence[Any]) -> list[str]:
+    """Return the settings of a program that calls a function; raises ConfigError if it can't."""
+    from slurmddp.cli.commands import run
+
     try:
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -201,10 +267,12 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, fresh: bool = Fa
             f"An argument of {path} can't be kept as text: {error}.",
             hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
         ) from error
-    program = {"script": MODULE + _MODULE, "args": ["{run_dir}", path, text]}
-    words = [f"program.{key}={spelled(value)}" for key, value in program.items()]
-    settings.setdefault("name", re.sub(r"\W+", "-", path.rpartition(".")[2]))
-    return train(*words, fresh=fresh, **settings)
+    return run.settings_of(["-m", _MODULE, "{run_dir}", path, text])
+
+
+def _name(path: str) -> str:
+    """Return the name of a function's runs."""
+    return re.sub(r"\W+", "-", path.rpartition(".")[2])
 
 
 def _import_path(function: Callable[..., Any] | str) -> str:
@@ -228,8 +296,16 @@ def _import_path(function: Callable[..., Any] | str) -> str:
     return f"{module}.{name}"
 
 
-def _start_here(folder: RunFolder, words: list[str]) -> None:
+def _finish_here(job: Job, *, again: bool, array: object = None) -> int:
+    """Train a run on this machine to its end; return 0, whatever the end was."""
+    _start_here(job, again=again)
+    Run(job.run_dir).wait()
+    return EXIT_FINISHED
+
+
+def _start_here(job: Job, *, again: bool) -> None:
     """Start `slurmddp train` in a session of its own; return when the run has begun, or needs no start."""
+    folder, words = RunFolder(job.run_dir), [*job.overrides, *(["--again"] if again else [])]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "slurmddp", "train", *words],

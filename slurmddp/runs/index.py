@@ -77,6 +77,8 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
         RunNotFoundError: there is no such run, or there are several.
     """
     here = start or Path.cwd()
+    if name and "/" in name and _is_file(here / name / "config.yaml"):  # No name of a run has a slash.
+        return RunFolder((here / name).resolve())
     runs = all_runs(here)
     if name is None:
         if not runs:
@@ -103,7 +105,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
 
 
 def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
-    """Leave out runs that `train --fresh` has renamed to NAME.old-1 if NAME is among the found."""
+    """Leave out runs that `train --again` has renamed to NAME.old-1 if NAME is among the found."""
     names = {run.name for run in found}
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
 

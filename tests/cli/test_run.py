@@ -185,14 +185,15 @@ def test_a_script_that_fails_shows_its_own_frames_as_python_does(project, capfd)
             assert told.strip() == alone.replace(f'"{project}/', '"').strip()
 
 
-def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
+def test_a_finished_script_is_started_again_only_with_again(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
     assert main(command) == 0
     capsys.readouterr()
     assert main(command) == 0
     assert (
-        "--fresh starts it again; other arguments of the script are another run." in capsys.readouterr().out
+        "--again starts it once more; other arguments of the script are another run."
+        in capsys.readouterr().out
     )
     assert len([*(project / "runs").iterdir()]) == 1
 
