@@ -24,6 +24,7 @@ from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
+from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
 from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups
 from slurmddp.slurm.limits.partitions import Partition, parse_partitions
@@ -171,7 +172,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k|%o"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -183,7 +184,8 @@ class SlurmClient:
     def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         if shutil.which("sacct") is None:
             return {}
-        command = ["sacct", "-X", "-P", "-n", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(job_ids)]
+        form = "JobID,State,ExitCode,NodeList,SubmitLine"
+        command = ["sacct", "-X", "-P", "-n", "-o", form, "-j", ",".join(job_ids)]
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")  # Of all commands, only sacct does not read the variable.
         try:
@@ -360,16 +362,9 @@ class _NotAnswered(SlurmError):
 
 
 def _folders_of(job_id: str, script: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the folder among `folders` in which a job trains. A run's name does not count: it may recur.
-
-    The script of a single job lies in the folder. Beside the script of an array lies a link to the folder,
-    with the element's index as its name.
-    """
-    link = Path(script).parent / job_id.rpartition("_")[2]
-    if "_" not in job_id or not link.is_symlink():
-        return [folder for folder in folders if _lies_in(script, folder)]
-    name, parent = link.readlink().name, os.path.realpath(link.parent.parent)
-    return [one for one in folders if one.name == name and os.path.realpath(one.parent) == parent]
+    """Return the folder among `folders` in which a job trains. A run's name does not count: it may recur."""
+    own = script_of(job_id, script)
+    return [folder for folder in folders if _lies_in(own, folder)]
 
 
 def _lies_in(script: str, folder: Path) -> bool:
@@ -385,7 +380,8 @@ def _comment(token: str, options: Sequence[str]) -> str:
 
 
 def _from_squeue(line: str) -> JobState:
-    job_id, state, nodes, reason, start, comment = [*line.split("|", 5), "", "", "", "", ""][:6]
+    job_id, state, nodes, reason, start, rest = [*line.split("|", 5), "", "", "", "", ""][:6]
+    comment, _, script = rest.rpartition("|")
     waits = parse_state(state) in PENDING
     return JobState(
         job_id=job_id.strip(),
@@ -394,18 +390,28 @@ def _from_squeue(line: str) -> JobState:
         reason=clean_reason(reason),
         start=parse_start(start) if waits else "",
         run=parse_run(comment),
+        script=script_of(job_id.strip(), script.strip()),
     )
 
 
 def _from_sacct(line: str) -> list[JobState]:
     """Return the job of a line, or the elements of an array that never started: `7_[2-5,9%2]`."""
-    ids, state, code, nodes = [*line.split("|", 3), "", "", ""][:4]
+    ids, state, code, nodes, command = [*line.split("|", 4), "", "", "", ""][:5]
     exit_code, signal = parse_exit(code)
     nodes = "" if nodes.strip() == "None assigned" else nodes.strip()
-    known = JobState(job_id="", state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal)
+    known = JobState(
+        job_id="",
+        state=parse_state(state),
+        nodes=nodes,
+        exit_code=exit_code,
+        signal=signal,
+        run=parse_run(command.replace("--comment=", " ")),
+    )
+    script = command[command.rfind(" /") + 1 :].strip()
     elements = re.fullmatch(r"(\d+_\[[\d,-]+)(?:%\d+)?\]", ids.strip())
     return [
-        replace(known, job_id=job_id) for job_id in (expand(f"{elements[1]}]") if elements else [ids.strip()])
+        replace(known, job_id=job_id, script=script_of(job_id, script))
+        for job_id in (expand(f"{elements[1]}]") if elements else [ids.strip()])
     ]
 
 
