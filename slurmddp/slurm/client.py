@@ -213,17 +213,19 @@ class SlurmClient:
         return found
 
     def jobs_ahead(self, job_id: str) -> int | None:
-        """Return how many waiting jobs of a job's partition have a higher priority.
+        """Return how many waiting jobs of a job's partition SLURM looks at earlier.
 
-        None if squeue does not show the job among the waiting ones. A site may hide the jobs of others.
+        These are the jobs of a higher priority. Among equals, as the elements of an array are, they are the
+        jobs with lower ids. None if squeue does not show the job among the waiting ones. A site may hide
+        the jobs of others.
         """
         command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q"]
         rows = [line.strip().split("|") for line in self._run(command).splitlines() if line.count("|") == 2]
         own = next((row for row in rows if row[0] == job_id), None)
         if own is None or not own[2].isdigit():
             return None
-        others = [int(row[2]) for row in rows if row[1] == own[1] and row[2].isdigit()]
-        return sum(priority > int(own[2]) for priority in others)
+        others = [row for row in rows if row[1] == own[1] and row[2].isdigit()]
+        return sum(_turn(row) < _turn(own) for row in others)
 
     def cancel(self, job_id: str) -> None:
         """End a job for good; do nothing if it is over."""
@@ -377,6 +379,11 @@ def _comment(token: str, options: Sequence[str]) -> str:
     """Return the token, followed by the person's own comment for the job."""
     own = [option.removeprefix("--comment=") for option in options if option.startswith("--comment=")]
     return " ".join([token, *own])
+
+
+def _turn(row: Sequence[str]) -> list[int]:
+    """Return the key of SLURM's order for a waiting job: its id, its partition, its priority."""
+    return [-int(row[2]), *map(int, re.findall(r"\d+", row[0]))]
 
 
 def _from_squeue(line: str) -> JobState:

@@ -443,3 +443,9 @@ def test_jobs_ahead_have_a_higher_priority_in_the_same_partition(
         programs.write(f"place-{job_id}", place)
     assert slurm.jobs_ahead("1") == ahead
     assert slurm.jobs_ahead("77") is None
+
+
+def test_jobs_ahead_of_equal_priority_have_lower_ids(programs: FakePrograms, slurm: SlurmClient) -> None:
+    for job_id in ("9", "10_2", "10_9", "10_10", "11"):
+        programs.write(f"jobs/{job_id}", "PENDING||JobArrayTaskLimit|\n")
+    assert [slurm.jobs_ahead(job_id) for job_id in ("9", "10_9", "10_10", "11")] == [0, 2, 3, 4]
