@@ -1,4 +1,4 @@
-"""What the commands ask of slurmctld, by the counts of sdiag."""
+"""The number of requests that the commands send to slurmctld, by the counts of sdiag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import rich_table
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.paced_client import QUERY_EVERY_S, PacedClient
+from slurmddp.slurm.paced_client import PacedClient
 from support.slurm.train_project import SMALL, Command, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300), pytest.mark.usefixtures("slurm")]
@@ -47,7 +47,7 @@ def test_a_watched_list_of_a_sweep_asks_once_in_30_seconds(sandbox: Sandbox, tmp
     one_squeue = since(shell, before)
     assert one_squeue["REQUEST_JOB_INFO"] == 1
     before, queries = requests(shell), 4
-    while clock[0] < queries * QUERY_EVERY_S:
+    while clock[0] < queries * 30:
         view.render(rows=50)
         clock[0] += REFRESH_S
     assert since(shell, before) == {name: queries * count for name, count in one_squeue.items()}
