@@ -39,6 +39,7 @@ MODULES = (
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",
     "slurmddp.slurm.command_output",
+    "slurmddp.slurm.job_script",
     "slurmddp.slurm.rejections",
     "slurmddp.slurm.units",
 )
