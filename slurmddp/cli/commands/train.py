@@ -156,7 +156,10 @@ def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> 
     folder = RunFolder(job.run_dir)
     create = array.create if array else start_run.create
     is_new = not folder.path.exists() and create(job)
+    start = array.add if array else start_run.start_job
     with start_run.hold(folder) as lock:
+        if is_new and lock.fileno >= 0 and folder.is_untouched:
+            return start(job, lock, is_new=True)
         found = start_run.status_of(folder)
         if fresh and not is_new:
             refuse_fresh(folder, found, is_held_elsewhere=lock.fileno < 0)
@@ -168,7 +171,6 @@ def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> 
             return _already_finished(found, job)
         if found.attempts:
             print(_goes_on(found))
-        start = array.add if array else start_run.start_job
         return start(job, lock, is_new=is_new)
 
 

@@ -60,6 +60,7 @@ def freeze(place: Path, job: Job, script: str) -> None:
     (place / "job.pyz").write_bytes(batch_program())
 
 
+@cache
 def batch_program() -> bytes:
     """Return the batch step as a zip that Python runs; the same modules always give the same bytes.
 
