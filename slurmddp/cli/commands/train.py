@@ -102,22 +102,28 @@ def jobs_of(
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.composition.compose import Shared, compose, unread
+    from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
+    from slurmddp.config.variants import Variants
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []
     lines = list(points)
-    shared: Shared | None = {} if len(lines) > 1 else None
+    shared: Shared = {}
+    variants = Variants(lambda words, keys: are_independent(words, keys, project_dir, sources, shared))
     for words in lines:
-        composed = compose(words, project_dir, sources, shared=shared)
-        here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-        job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+        job = variants.derive(words)
+        if job is None:
+            composed = compose(words, project_dir, sources, shared=shared if len(lines) > 1 else None)
+            here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
+            job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+            if len(lines) > 1:
+                variants.add(words, job)
+            notes += unread(composed, project_dir, sources)
+            notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
         check(job)
         jobs.append(job)
-        notes += unread(composed, project_dir, sources)
-        notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
     for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return jobs
