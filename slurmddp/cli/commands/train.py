@@ -102,22 +102,28 @@ def jobs_of(
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.composition.compose import Shared, compose, unread
+    from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
+    from slurmddp.config.variants import Variants
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []
     lines = list(points)
-    shared: Shared | None = {} if len(lines) > 1 else None
+    shared: Shared = {}
+    variants = Variants(lambda words, keys: are_independent(words, keys, project_dir, sources, shared))
     for words in lines:
-        composed = compose(words, project_dir, sources, shared=shared)
-        here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-        job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+        job = variants.derive(words)
+        if job is None:
+            composed = compose(words, project_dir, sources, shared=shared if len(lines) > 1 else None)
+            here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
+            job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+            if len(lines) > 1:
+                variants.add(words, job)
+            notes += unread(composed, project_dir, sources)
+            notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
         check(job)
         jobs.append(job)
-        notes += unread(composed, project_dir, sources)
-        notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
     for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return jobs
@@ -156,7 +162,10 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
     folder = RunFolder(job.run_dir)
     create = array.create if array else start_run.create
     is_new = not folder.path.exists() and create(job)
+    start = array.add if array else start_run.start_job
     with start_run.hold(folder) as lock:
+        if is_new and lock.fileno >= 0 and folder.is_untouched:
+            return start(job, lock, is_new=True)
         found = start_run.status_of(folder)
         if again and not is_new:
             refuse_put_aside(folder, found, is_held_elsewhere=lock.fileno < 0)
@@ -168,7 +177,6 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
             return _already_finished(found, job)
         if found.attempts:
             print(_goes_on(found))
-        start = array.add if array else start_run.start_job
         return start(job, lock, is_new=is_new)
 
 
