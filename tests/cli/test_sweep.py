@@ -158,6 +158,9 @@ def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluste
         if outcome:
             end(run, outcome, job_id=f"1_{place}")
     capsys.readouterr()
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=3)}
+    assert main(["resume", sweep.name, "nodes=4"]) == EXIT_CONFIG
+    assert "gives a job at most 3" in capsys.readouterr().err and len(cluster.submissions) == 1
     assert main(["resume", sweep.name, "array_parallelism=1"]) == EXIT_FINISHED
     shown, told = capsys.readouterr()
     assert f"sweep   {sweep.name}  (2 of 5 runs to resume)" in shown and "array   2  (2 jobs" in shown
