@@ -185,7 +185,9 @@ class SlurmClient:
         if shutil.which("sacct") is None:
             return {}
         form = "JobID,State,ExitCode,NodeList,SubmitLine"
-        command = ["sacct", "-X", "-P", "-n", "-o", form, "-j", ",".join(job_ids)]
+        # Asked for one element, sacct omits the record of the elements that never started.
+        whole = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+        command = ["sacct", "-X", "-P", "-n", "-o", form, "-j", ",".join(whole)]
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")  # Of all commands, only sacct does not read the variable.
         try:
