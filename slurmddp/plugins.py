@@ -124,19 +124,20 @@ def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> Con
     )
 
 
-def src_layout_hint(module: str) -> str:
+def src_layout_hint(module: str, project_dir: Path | None = None) -> str:
     """Return the advice for a missing module that lies in `src/` of the project; empty if it does not.
 
     Args:
-        module: the dotted name; the working folder is the project.
+        module: the dotted name.
+        project_dir: the project; None: the working folder.
     """
-    name = module.partition(".")[0]
-    place = next((path for path in (Path("src", name), Path("src", f"{name}.py")) if path.exists()), None)
+    name, src = module.partition(".")[0], (project_dir or Path.cwd()) / "src"
+    place = next((path for path in (src / name, src / f"{name}.py") if path.exists()), None)
     if place is None:
         return ""
     return (
-        f"{place} is in this project, but src/ is not on the search path. Install the project where the job "
-        "runs: `pip install -e .`. Or set PYTHONPATH=src."
+        f"src/{place.name} is in this project, but src/ is not on the search path. "
+        "Install the project where the job runs: `pip install -e .`. Or set PYTHONPATH=src."
     )
 
 

@@ -39,6 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "show").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "train.py").write_text(SHOW)
+    (folder / "src" / "inside").mkdir(parents=True)
     monkeypatch.chdir(folder)
     return folder
 
@@ -157,7 +158,7 @@ def deep():
         raise KeyError("k") from error
 deep()
 """
-SRC = "import mine\n"
+SRC = "import inside\n"
 ENDS = {
     "chained.py": (CHAINED, 1, "KeyError: 'k' (chained.py:6 in deep)"),
     "syntax.py": ("x = 1\nx = = 1\n", 1, "SyntaxError: invalid syntax (syntax.py:2)"),
@@ -169,7 +170,6 @@ ENDS = {
 
 
 def test_a_script_that_fails_shows_its_own_frames_as_python_does(project, capfd):
-    (project / "src" / "mine").mkdir(parents=True)
     for name, (text, code, shown) in ENDS.items():
         (project / name).write_text(text)
         assert main(["run", "-n", "1", name]) == 1
@@ -217,7 +217,9 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         (["shwo.py"], EXIT_CONFIG, "no script .*shwo.py.*Did you mean show.py"),
         (["show", "x"], EXIT_CONFIG, "no command 'show' on PATH.*Say ./show for the one in this folder"),
         (["./shwo"], EXIT_CONFIG, "no program .*shwo.*Did you mean show"),
-        (["conf/.."], EXIT_CONFIG, "no program"),
+        (["conf/.."], EXIT_CONFIG, "no program.* is a folder: "),
+        (["package"], EXIT_CONFIG, "no command.* is a folder"),
+        (["-m", "inside.train"], EXIT_CONFIG, r"no module 'inside'.* src/inside is in.*pip install -e \."),
         (["./show.py.txt"], EXIT_CONFIG, "not executable.*chmod .x ./show.py.txt"),
         (["-m", "package.trian"], EXIT_CONFIG, "no module package.trian.*Did you mean train"),
         (["-m", "package.qqq"], EXIT_CONFIG, r"no module package.qqq.* Known: train\.$"),
