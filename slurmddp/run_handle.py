@@ -5,13 +5,15 @@
     score = slurmddp.submit("package.module.evaluate", "weights.safetensors", nodes=2).result()
 
 A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
-run. Without a cluster the run trains on this machine, in a process of its own that outlives the interpreter.
+run. With `ssh="login1"` it is submitted there. Without a cluster the run trains on this machine, in a process
+of its own that outlives the interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import pickle
 import re
 import subprocess
@@ -20,11 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.errors import ConfigError, SlurmddpError
-from slurmddp.runs import index
+from slurmddp.errors import ConfigError, LoginNodeError, RunNotFoundError, SlurmddpError
+from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
 
 _POLL_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+"""Seconds between two questions to a login node, at most; the first ones follow faster."""
 _MODULE = "slurmddp.function_call"
 
 
@@ -49,6 +54,9 @@ class Run:
     Example:
         slurmddp.Run("gpt").wait()
     """
+
+    def __new__(cls, name: str | Path) -> Run:
+        return super().__new__(cls if ssh_runs.find(str(name)) is None else RunOverSsh)
 
     def __init__(self, name: str | Path) -> None:
         self._folder = index.find(str(name))
@@ -116,9 +124,13 @@ class Run:
             raise SlurmddpError(
                 f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines)
             )
+        value = self._pickled()
+        return None if value is None else pickle.loads(value)
+
+    def _pickled(self) -> bytes | None:
         refuse_foreign(self.path, READ_ONLY)  # A pickle of another account could run anything.
         file = self._folder.result_file
-        return pickle.loads(file.read_bytes()) if file.is_file() else None
+        return file.read_bytes() if file.is_file() else None
 
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
@@ -139,6 +151,67 @@ class Run:
         cancel.run(argparse.Namespace(run=str(self.path)))
 
 
+class RunOverSsh(Run):
+    """A run that was submitted over ssh: each call asks its login node.
+
+    `Run(name)` gives one where the name means such a run. Its `path` is HOST:FOLDER. Each method raises
+    LoginNodeError if the host can't be reached; `wait` goes on waiting.
+    """
+
+    def __init__(self, name: str | Path) -> None:
+        found = ssh_runs.find(str(name))
+        if found is None:
+            raise RunNotFoundError(
+                f"There is no run {str(name)!r} over ssh.", hint="`slurmddp list` lists runs."
+            )
+        self._run = found
+
+    @property
+    def name(self) -> str:
+        return self._run.name
+
+    @property
+    def path(self) -> Path:
+        return self.status().path
+
+    def status(self) -> RunStatus:
+        from slurmddp.cli.statuses_over_ssh import status_there
+
+        return status_there(self._run)
+
+    def wait(self, timeout_s: float | None = None) -> RunStatus:
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        pause = 1.0
+        while True:
+            with suppress(LoginNodeError):  # The job does not need the connection.
+                if not (found := self.status()).active:
+                    return found
+            if time.monotonic() + pause > end:
+                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it goes on.")
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE_S, 2 * pause)
+
+    def _pickled(self) -> bytes | None:
+        from slurmddp.cli.over_ssh import own_file
+
+        there = str(self.path).removeprefix(f"{self._run.host}:")
+        return own_file(self._run, str(RunFolder(there).result_file))
+
+    def logs(self, rank: int = 0) -> str:
+        return self._answer("logs", "--rank", str(rank), "--lines", "all")
+
+    def stop(self) -> None:
+        self._answer("stop")
+
+    def cancel(self) -> None:
+        self._answer("cancel")
+
+    def _answer(self, command: str, *flags: str) -> str:
+        from slurmddp.cli.over_ssh import answer
+
+        return answer(self._run, command, self.name, *flags)
+
+
 def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
     """Start the training that `slurmddp train` starts with these settings, and return its run.
 
@@ -153,14 +226,18 @@ def train(*overrides: str, fresh: bool = False, **settings: Any) -> Run:
     Raises:
         ConfigError: a setting is wrong; nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
+        LoginNodeError: `ssh=HOST` can't be reached, or can't run this version; nothing was started.
 
     Example:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
+    from slurmddp.cli import over_ssh
     from slurmddp.cli.commands import train as command
     from slurmddp.config.script_arguments import spelled
 
     words = [*overrides, *(f"{key}={spelled(value)}" for key, value in settings.items())]
+    if (there := over_ssh.submit(words, fresh=fresh)) is not None:
+        return Run(f"{there.host}:{there.name}")
     (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
         command.begin(job, fresh=fresh)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN
+from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN, LoginNodeError, SlurmddpError
 from slurmddp.runs import ssh_runs
 from support.slurm.login_node import LoginNode, login_node
 
@@ -187,3 +188,21 @@ def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, mon
     capfd.readouterr()
     assert main(["open", name, "--folder"]) == 0
     assert capfd.readouterr().out == f"{node.home}/slurmddp/project/runs/{name}\n"
+
+
+def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
+    run = slurmddp.train("program.script=train.py", cluster="far", name="exp")
+    assert run.path == Path(f"login1:{node.home}/slurmddp/project/runs/{run.name}")
+    assert run.status().state == "queued" and run.logs() == ""
+    with pytest.raises(TimeoutError, match="goes on"):
+        run.wait(0)
+    assert slurmddp.train("program.script=train.py", cluster="far", name="exp").name == run.name
+    assert node.slurm.calls("sbatch") == 1
+    slurmddp.Run("login1:exp").cancel()
+    assert run.wait(30).state == "cancelled"
+    with pytest.raises(SlurmddpError, match=r"did not finish \(cancelled\)"):
+        run.result()
+    with pytest.raises(LoginNodeError):
+        slurmddp.train("program.script=train.py", cluster="far", ssh="down")
+    with pytest.raises(SlurmddpError, match="login1 started no run"):
+        slurmddp.train("no_such_key=1", cluster="far")
