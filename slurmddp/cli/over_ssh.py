@@ -78,7 +78,8 @@ class LoginNode:
     def unreachable(self) -> LoginNodeError:
         return LoginNodeError(
             f"{self.host} can't be reached by ssh, or the connection broke; ssh says why above.",
-            hint=f"`ssh {self.host} true` must work without slurmddp. A job that is queued there stays.",
+            hint=f"`{shlex.join(['ssh', *_batch(), self.host, 'true'])}` must work without slurmddp. "
+            "A job that is queued there stays.",
         )
 
     def without_slurmddp(self) -> LoginNodeError:
@@ -91,10 +92,13 @@ class LoginNode:
 
 
 def _ssh(*, silent: bool = False) -> list[str]:
-    """Return ssh with its options; without a terminal nobody can answer a question of ssh."""
+    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *_batch(silent=silent)]
+
+
+def _batch(*, silent: bool = False) -> list[str]:
+    """Return the option with which ssh asks nothing; without a terminal nobody could answer."""
     asks = not silent and sys.stdin is not None and sys.stdin.isatty()
-    batch = [] if asks else ["-o", "BatchMode=yes"]
-    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *batch]
+    return [] if asks else ["-o", "BatchMode=yes"]
 
 
 def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
