@@ -6,13 +6,16 @@
     runs = slurmddp.map_array("package.module.evaluate", files, cluster="a100x8", array_parallelism=8)
 
 A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
-run. Without a cluster the run trains on this machine, in a process of its own that outlives the interpreter.
+run. With `ssh="login1"` it is submitted there. Without a cluster the run trains on this machine, in a process
+of its own that outlives the interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import pickle
 import re
 import subprocess
@@ -21,12 +24,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
-from slurmddp.runs import index
+from slurmddp.environments.names import OVER_SSH_VARIABLE
+from slurmddp.errors import EXIT_FINISHED, ConfigError, LoginNodeError, RunNotFoundError, SlurmddpError
+from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from slurmddp.spec import Job
 
 _POLL_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+"""Seconds between two questions to a login node, at most; the first ones follow faster."""
 _MODULE = "slurmddp.function_call"
 
 
@@ -52,6 +59,9 @@ class Run:
     Example:
         slurmddp.Run("gpt").wait()
     """
+
+    def __new__(cls, name: str | Path) -> Run:
+        return super().__new__(cls if ssh_runs.find(str(name)) is None else RunOverSsh)
 
     def __init__(self, name: str | Path) -> None:
         self._folder = index.find(str(name))
@@ -119,9 +129,13 @@ class Run:
             raise SlurmddpError(
                 f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines)
             )
+        value = self._pickled()
+        return None if value is None else pickle.loads(value)
+
+    def _pickled(self) -> bytes | None:
         refuse_foreign(self.path, READ_ONLY)  # A pickle of another account could run anything.
         file = self._folder.result_file
-        return pickle.loads(file.read_bytes()) if file.is_file() else None
+        return file.read_bytes() if file.is_file() else None
 
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
@@ -142,6 +156,67 @@ class Run:
         cancel.run(argparse.Namespace(run=str(self.path)))
 
 
+class RunOverSsh(Run):
+    """A run that was submitted over ssh: each call asks its login node.
+
+    `Run(name)` gives one where the name means such a run. Its `path` is HOST:FOLDER. Each method raises
+    LoginNodeError if the host can't be reached; `wait` goes on waiting.
+    """
+
+    def __init__(self, name: str | Path) -> None:
+        found = ssh_runs.find(str(name))
+        if found is None:
+            raise RunNotFoundError(
+                f"There is no run {str(name)!r} over ssh.", hint="`slurmddp list` lists runs."
+            )
+        self._run = found
+
+    @property
+    def name(self) -> str:
+        return self._run.name
+
+    @property
+    def path(self) -> Path:
+        return self.status().path
+
+    def status(self) -> RunStatus:
+        from slurmddp.cli.statuses_over_ssh import status_there
+
+        return status_there(self._run)
+
+    def wait(self, timeout_s: float | None = None) -> RunStatus:
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        pause = 1.0
+        while True:
+            with suppress(LoginNodeError):  # The job does not need the connection.
+                if not (found := self.status()).active:
+                    return found
+            if time.monotonic() + pause > end:
+                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it goes on.")
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE_S, 2 * pause)
+
+    def _pickled(self) -> bytes | None:
+        from slurmddp.cli.over_ssh import own_file
+
+        there = str(self.path).removeprefix(f"{self._run.host}:")
+        return own_file(self._run, str(RunFolder(there).result_file))
+
+    def logs(self, rank: int = 0) -> str:
+        return self._answer("logs", "--rank", str(rank), "--lines", "all")
+
+    def stop(self) -> None:
+        self._answer("stop")
+
+    def cancel(self) -> None:
+        self._answer("cancel")
+
+    def _answer(self, command: str, *flags: str) -> str:
+        from slurmddp.cli.over_ssh import answer
+
+        return answer(self._run, command, self.name, *flags)
+
+
 def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     """Start the training that `slurmddp train` starts with these settings, and return its run.
 
@@ -156,13 +231,18 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     Raises:
         ConfigError: a setting is wrong; nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
+        LoginNodeError: `ssh=HOST` can't be reached, or can't run this version; nothing was started.
 
     Example:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
+    from slurmddp.cli import over_ssh
     from slurmddp.cli.commands import train as command
 
-    (job,) = command.jobs_of([[*overrides, *_words(settings)]])
+    words = [*overrides, *_words(settings)]
+    if (there := over_ssh.submit(words, again=again)) is not None:
+        return Run(f"{there.host}:{there.name}")
+    (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
         command.begin(job, again=again)
     else:
@@ -220,7 +300,8 @@ def map_array(
         The runs. The same arguments are the same run, which is never computed twice.
 
     Raises:
-        ConfigError: the iterables differ in length, or as for `submit`; nothing was started.
+        ConfigError: the iterables differ in length, the settings name a login node (`ssh`), or as for
+            `submit`; nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
 
     Example:
@@ -229,6 +310,7 @@ def map_array(
     """
     from slurmddp.cli import start_sweep
     from slurmddp.cli.commands import train as command
+    from slurmddp.config.composition.compose import login_node
 
     path, columns = _import_path(function), [list(values) for values in (iterable, *iterables)]
     lengths = [len(values) for values in columns]
@@ -238,6 +320,11 @@ def map_array(
             hint="Give each argument a value for each call.",
         )
     words = _words({"name": _name(path), **settings})
+    if not os.environ.get(OVER_SSH_VARIABLE) and (there := login_node(words, Path.cwd())) is not None:
+        raise ConfigError(
+            f"map_array does not submit over ssh, and the settings name {there['ssh']}.",
+            hint="Call slurmddp.submit for each set of arguments, or call map_array on the login node.",
+        )
     jobs = command.jobs_of([*_call(path, arguments), *words] for arguments in zip(*columns, strict=True))
     points = list({job.run_name: job for job in jobs}.values())
     on_slurm = any(job.launcher == "slurm" for job in points)

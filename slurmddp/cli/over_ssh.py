@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -23,7 +24,7 @@ from urllib.parse import unquote
 from slurmddp import __version__
 from slurmddp.cli.messages import UsageError
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, LoginNodeError
+from slurmddp.errors import EXIT_FINISHED, LoginNodeError, SlurmddpError
 from slurmddp.host import browser
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import code_snapshot
@@ -41,8 +42,9 @@ _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
 _NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
-_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)")
-"""The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`)."""
+_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)|(\S+) is finished: ")
+"""The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`), or
+says that it has ended (`cli/commands/train.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,8 @@ class LoginNode:
     def unreachable(self) -> LoginNodeError:
         return LoginNodeError(
             f"{self.host} can't be reached by ssh, or the connection broke; ssh says why above.",
-            hint=f"`ssh {self.host} true` must work without slurmddp. A job that is queued there stays.",
+            hint=f"`{shlex.join(['ssh', *_batch(), self.host, 'true'])}` must work without slurmddp. "
+            "A job that is queued there stays.",
         )
 
     def without_slurmddp(self) -> LoginNodeError:
@@ -89,10 +92,13 @@ class LoginNode:
 
 
 def _ssh(*, silent: bool = False) -> list[str]:
-    """Return ssh with its options; without a terminal nobody can answer a question of ssh."""
+    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *_batch(silent=silent)]
+
+
+def _batch(*, silent: bool = False) -> list[str]:
+    """Return the option with which ssh asks nothing; without a terminal nobody could answer."""
     asks = not silent and sys.stdin is not None and sys.stdin.isatty()
-    batch = [] if asks else ["-o", "BatchMode=yes"]
-    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *batch]
+    return [] if asks else ["-o", "BatchMode=yes"]
 
 
 def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
@@ -143,6 +149,62 @@ def _named_by_settings(parsed: argparse.Namespace) -> dict[str, str | None] | No
 
         words = points(words, Path.cwd(), sources)[0]
     return login_node(words, Path.cwd(), sources)
+
+
+def submit(words: Sequence[str], *, again: bool) -> SshRun | None:
+    """Start the training that settings describe on the login node that they name, and return its run.
+
+    Args:
+        words: the settings.
+        again: whether a run that exists is put aside and started again.
+
+    Returns:
+        The run; None if the settings name no login node.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+        SlurmddpError: slurmddp on the host started no run.
+    """
+    from slurmddp.config.composition.compose import login_node
+
+    if os.environ.get(OVER_SSH_VARIABLE) or (keys := login_node(words, Path.cwd())) is None:
+        return None
+    node, before = _send_code(keys), time.time()
+    code = _record(node, ["train", *words, *(["--again"] if again else [])])
+    newest = ssh_runs.ssh_runs()[-1:]
+    if code or not newest or newest[0].time < before:
+        raise SlurmddpError(
+            f"{node.host} started no run (exit code {code}).", hint="slurmddp on the host says why above."
+        )
+    return newest[0]
+
+
+def answer(run: SshRun, *arguments: str) -> str:
+    """Run slurmddp on the host of a run, and return its output.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run slurmddp.
+        SlurmddpError: the command failed.
+    """
+    node = LoginNode(host=run.host, folder=run.folder, python=run.python)
+    code, output = _captured(node, node.line(arguments))
+    if _judged(node, code):
+        raise SlurmddpError(
+            f"`slurmddp {shlex.join(arguments)}` failed on {run.host} (exit code {code}).",
+            hint="slurmddp on the host says why above.",
+        )
+    return output
+
+
+def own_file(run: SshRun, path: str) -> bytes | None:
+    """Return the bytes of a file on the host of a run; None if no file of this account is there."""
+    node = LoginNode(host=run.host, folder=run.folder, python=run.python)
+    file = shlex.quote(path)
+    command = node.ssh(f"[ ! -O {file} ] || exec cat -- {file}")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    if done.returncode == _UNREACHABLE:
+        raise node.unreachable()
+    return done.stdout or None
 
 
 def _named_by_run(
@@ -277,7 +339,7 @@ def _record(node: LoginNode, arguments: Sequence[str]) -> int:
             if named := _NAMED.match(line):
                 ssh_runs.remember(
                     SshRun(
-                        name=named[1],
+                        name=named[1] or named[2],
                         host=node.host,
                         folder=node.folder,
                         python=node.python,

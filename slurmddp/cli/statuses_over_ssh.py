@@ -16,9 +16,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slurmddp.cli.over_ssh import LoginNode
+from slurmddp.cli.over_ssh import LoginNode, answer
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED
+from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm.paced_client import LONGEST_PAUSE_S, QUERY_EVERY_S
@@ -39,10 +40,10 @@ def statuses_there() -> list[RunStatus]:
         return []
     found = []
     with ThreadPoolExecutor(len(hosts)) as threads:
-        for host, answer in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
-            if isinstance(answer, str):
-                print(f"slurmddp: {host} does not answer: {answer}", file=sys.stderr)
-            found += _judged(hosts[host], answer)
+        for host, told in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
+            if isinstance(told, str):
+                print(f"slurmddp: {host} does not answer: {told}", file=sys.stderr)
+            found += _judged(hosts[host], told)
     return sorted(found, key=lambda one: one.seen or one.created or 0.0, reverse=True)
 
 
@@ -71,17 +72,17 @@ class PacedHosts:
                 self._asking[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
                 self._due[host] = self._now() + self._pauses.get(host, QUERY_EVERY_S)
                 self._asking[host].start()
-            asked, answer = self._asked.get(host, ([], []))
+            asked, told = self._asked.get(host, ([], []))
             newer = [run for run in runs if run not in asked]
-            found += _judged([run for run in runs if run in asked], answer)
+            found += _judged([run for run in runs if run in asked], told)
             found += [_unknown(run, f"{host} has not answered yet") for run in newer]
         return found
 
     def _query(self, host: str, runs: Sequence[SshRun]) -> None:
-        answer = _ask(runs, silent=True)
+        told = _ask(runs, silent=True)
         pause = self._pauses.get(host, QUERY_EVERY_S)
-        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(answer, str) else QUERY_EVERY_S
-        self._asked[host] = (runs, answer)
+        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(told, str) else QUERY_EVERY_S
+        self._asked[host] = (runs, told)
 
 
 def _runs_by_host() -> dict[str, list[SshRun]]:
@@ -109,12 +110,12 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
         return f"{type(error).__name__} after `{shlex.join(command[:-1])}`"
 
 
-def _judged(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
+def _judged(runs: Sequence[SshRun], told: Answer) -> list[RunStatus]:
     """Return the status of runs of one host; runs that the host no longer has are left out."""
-    if isinstance(answer, str):
+    if isinstance(told, str):
         return [_unknown(run, f"{run.host} does not answer") for run in runs]
     names = {run.name for run in runs}
-    return [one for one in answer if one.name in names]
+    return [one for one in told if one.name in names]
 
 
 def _unknown(run: SshRun, detail: str) -> RunStatus:
@@ -122,8 +123,24 @@ def _unknown(run: SshRun, detail: str) -> RunStatus:
     return RunStatus(name=run.name, path=path, state="unknown", detail=detail, created=run.time, active=True)
 
 
+def status_there(run: SshRun) -> RunStatus:
+    """Return the status of a run over ssh, with its failure.
+
+    Raises:
+        LoginNodeError: the host can't be reached.
+        SlurmddpError: the run is no longer there.
+    """
+    facts = json.loads(answer(run, "status", run.name, "--json"))
+    return _status(run.host, facts)
+
+
 def _status(host: str, facts: dict[str, Any]) -> RunStatus:
     """Return the status that a host has printed as JSON."""
     plain = {one.name for one in fields(RunStatus)} - {"failure", "restarted", "log", "report"}
     known = {key: value for key, value in facts.items() if key in plain}
-    return RunStatus(**{**known, "path": Path(f"{host}:{facts['path']}")})
+    failure = None
+    if facts.get("failure"):
+        named = {one.name for one in fields(Failure)}
+        of_failure = {key: value for key, value in facts["failure"].items() if key in named}
+        failure = Failure(**{**of_failure, "last_lines": tuple(of_failure.get("last_lines", ()))})
+    return RunStatus(**{**known, "path": Path(f"{host}:{facts['path']}"), "failure": failure})

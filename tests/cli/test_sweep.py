@@ -130,6 +130,8 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     ]:
         with pytest.raises(ConfigError, match=reason):
             slurmddp.map_array("math.pow", *wrong, **settings)
+    with pytest.raises(ConfigError, match="does not submit over ssh, and the settings name login1"):
+        slurmddp.map_array("math.pow", [1], [2], ssh="login1", **settings)
     assert slurmddp.map_array("math.pow", [], [], **settings) == [] and len(cluster.submissions) == 1
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.runs import ssh_runs
 from slurmddp.sandbox import Sandbox
@@ -59,3 +60,7 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         assert f"run     {name}" in said("resume", "far")
         wait('"state": "finished"', "status", "far", "--json")
         assert "rank 0 of 2 in attempt 1" in Path(said("report", "far").strip()).read_text()
+
+        run = slurmddp.submit("math.sqrt", 2.0, cluster="sandbox", ssh="login1", ranks_per_node=1)
+        assert run.status().active and run.name.startswith("sqrt-")
+        assert run.result(90) == 2.0**0.5

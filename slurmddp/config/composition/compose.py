@@ -126,7 +126,8 @@ def login_node(
     host, folder, python = own or cluster[0], *cluster[1:]
     if not host or launcher == "local":
         return None
-    if not isinstance(host, str) or host.startswith("-") or re.search(r"\s", host):
+    # rsync takes the text before the first colon for the host, and a name with a slash for a path.
+    if not isinstance(host, str) or not re.fullmatch(r"(?!-)[\w.@%+-]+", host):
         raise ConfigError(f"ssh={host!r} is no host.", hint="Give a host of your ~/.ssh/config: ssh=login1.")
     for name, value in (("cluster.ssh_folder", folder), ("cluster.python", python)):
         if not isinstance(value, str | None):
