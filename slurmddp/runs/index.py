@@ -30,9 +30,9 @@ def remember(*folders: RunFolder) -> None:
         path = index_file()
         known = set(_indexed(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        for folder in folders:
-            if str(folder.path) not in known:
-                append_line(path, {"name": folder.name, "path": str(folder.path)})
+        new = [folder for folder in folders if str(folder.path) not in known]
+        if new:
+            append_line(path, *({"name": folder.name, "path": str(folder.path)} for folder in new))
     except OSError as error:
         paths = ", ".join(str(folder.path) for folder in folders)
         log.warning("The list of runs can't be written (%s); find %s by its path.", error, paths)

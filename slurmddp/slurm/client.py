@@ -208,9 +208,12 @@ class SlurmClient:
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
         lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
         found: dict[Path, dict[str, JobState]] = {folder: {} for folder in folders}
+        by_name: dict[str, list[Path]] = {}
+        for folder in found:
+            by_name.setdefault(folder.name, []).append(folder)
         for line in (line for line in lines if line.count("|") >= 2):
             job_id, state, script = (word.strip() for word in line.split("|", 2))
-            for folder in _folders_of(job_id, script, folders):
+            for folder in _folders_of(job_id, script, by_name):
                 found[folder][job_id] = JobState(job_id=job_id, state=parse_state(state))
         return found
 
@@ -365,10 +368,11 @@ class _NotAnswered(SlurmError):
     may_be_queued = True
 
 
-def _folders_of(job_id: str, script: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the folder among `folders` in which a job trains. A run's name does not count: it may recur."""
+def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]]) -> list[Path]:
+    """Return the folder in which a job trains, among folders by their names. A name may recur elsewhere."""
     own = script_of(job_id, script)
-    return [folder for folder in folders if _lies_in(own, folder)]
+    names = dict.fromkeys(own.split("/")[:-1])
+    return [one for name in names for one in by_name.get(name, ()) if _lies_in(own, one)]
 
 
 def _lies_in(script: str, folder: Path) -> bool:

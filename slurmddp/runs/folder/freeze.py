@@ -50,6 +50,7 @@ _START = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit("The batch step needs Python 3.8 or later; %s is older. Nothing was started." % sys.executable)
+import os
 from slurmddp.batch.__main__ import main
 sys.exit(main(sys.argv[1:], os.environ))
 """
