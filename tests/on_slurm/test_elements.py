@@ -90,21 +90,21 @@ def test_elements_that_are_preempted_or_stopped(command: Command, cut: str) -> N
     assert f"job {last.job_id} was taken out of the queue" in command("stop", last.folder.name)
 
     command.slurm("scontrol", "update", f"JobId={refused.job_id}", "Requeue=0")
-    (failed,) = nodes_of(others[0], 0)
-    exclude(RunFolder(others[0].folder), failed, "by a test", hours=1)
+    (failed,) = nodes_of(requeued, 0)
+    exclude(RunFolder(requeued.folder), failed, "by a test", hours=1)
     occupy(command)
     for run in (requeued, refused, *others):
         run.wait("end", lambda run=run: run.events("ended"))
         how = "resubmit" if run is refused else "requeue"
         assert [(end["outcome"], end["next"]) for end in run.events("ended")] == [("stopped", how)]
-    told = [command.slurm("scontrol", "-o", "show", "job", run.job_id) for run in others]
+    told = [command.slurm("scontrol", "-o", "show", "job", run.job_id) for run in (requeued, third)]
     assert [f"ExcNodeList={failed} " in one for one in told] == [True, False]
     third.wait("start", lambda: third.events("started"))
     assert f"job {third.job_id} was told to end" in command("cancel", third.folder.name)
     for run in (requeued, refused, *others):
         run.wait_finished()
         assert sorted(run.losses()) == list(range(1, 61))
-    assert nodes_of(others[0], 1) != [failed]
+    assert nodes_of(requeued, 1) != [failed]
     assert [event["job_id"] for event in requeued.events("started")] == [requeued.job_id] * 2
     (first, again) = refused.events("submitted")
     assert [event["job_id"] for event in refused.events("started")] == [first["job_id"], again["job_id"]]
