@@ -59,7 +59,7 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         wait('"state": "cancelled"', "status", "far", "--json")
         assert f"run     {name}" in said("resume", "far")
         wait('"state": "finished"', "status", "far", "--json")
-        assert "rank 0 of 2 in attempt 1" in Path(said("report", "far").strip()).read_text()
+        assert "rank 0 of 2 in attempt 1" in said("logs", "far")
 
         run = slurmddp.submit("math.sqrt", 2.0, cluster="sandbox", ssh="login1", ranks_per_node=1)
         assert run.status().active and run.name.startswith("sqrt-")
