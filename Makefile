@@ -11,8 +11,8 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos pictures clean install slurm gpu unit distributed slurm-tests-1 slurm-tests-2 end-to-end-tests \
-	other-tests
+.PHONY: help train test lint format bench chaos pictures clean install slurm browser gpu unit distributed \
+	slurm-tests-1 slurm-tests-2 end-to-end-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +33,12 @@ train: install  ## set up a virtual environment and train a small GPT on this ma
 	$(BIN)/slurmddp train
 
 slurm:
-	@PACKAGES="$(SLURM_PACKAGES)" PROGRAMS="$(SLURM_PROGRAMS)" sh .ci/install-slurm
+	@PACKAGES="$(SLURM_PACKAGES)" PROGRAMS="$(SLURM_PROGRAMS)" sh .ci/install-programs
 
-test: $(BIN)/.installed-test slurm  ## install what the tests need and run all of them, on a real SLURM too
+browser:
+	@PACKAGES=chromium PROGRAMS=chromium sh .ci/install-programs
+
+test: $(BIN)/.installed-test slurm browser  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory lint
 	@# Hundreds of processes import these, and PYTHONDONTWRITEBYTECODE may keep them from storing what they compile.
 	@$(BIN)/python -m compileall -q slurmddp tests/support
@@ -53,7 +56,7 @@ format: $(BIN)/.installed-test  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-unit: $(BIN)/.installed-test
+unit: $(BIN)/.installed-test browser
 	$(PYTEST) tests -m "not distributed and not slurm and not gpu"
 
 distributed: $(BIN)/.installed-test
@@ -68,7 +71,7 @@ slurm-tests-2: $(BIN)/.installed-test slurm
 end-to-end-tests: $(BIN)/.installed-test
 	$(PYTEST) tests/end_to_end -m "not slow and not gpu" --durations=15
 
-other-tests: $(BIN)/.installed-test
+other-tests: $(BIN)/.installed-test browser
 	$(PYTEST) tests --ignore=tests/on_slurm --ignore=tests/end_to_end -m "not slow and not gpu" --durations=15
 
 gpu: $(BIN)/.installed-test
@@ -83,7 +86,7 @@ bench: $(BIN)/.installed-test slurm  ## measure what is promised of speed, in sh
 chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this machine; ARGS='--faults 100', or --help
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
-pictures: $(BIN)/.installed-test  ## draw the pictures of the README from a real training; needs chromium
+pictures: $(BIN)/.installed-test browser  ## draw the pictures of the README from a real training
 	PYTHONPATH=tests $(BIN)/python docs/images/make.py
 
 clean:  ## remove what the other verbs made, except runs/

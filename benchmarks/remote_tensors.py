@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-import os
 import socket
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from record import as_json, free_port, in_turn, keep, parser, ratio
@@ -70,21 +70,36 @@ def one():
 
 
 def of_rpc() -> float:
-    """Return the seconds per operation by one remote call each, all in flight at once."""
-    x, y = rpc.remote("peer", one), rpc.remote("peer", one)
+    """Return the seconds per operation by one remote call each, all in flight at once.
+
+    The two processes live for this measurement only: their idle threads poll, and take a core.
+    """
+    method = f"tcp://127.0.0.1:{free_port()}"
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pair:
+        peer, taken = (pair.submit(rpc_member, rank, method) for rank in (1, 0))
+        peer.result()
+        return taken.result()
+
+
+def rpc_member(rank: int, method: str) -> float:
+    """Be one of the two processes; the first of them measures."""
+    warnings.filterwarnings("ignore", message="torch.distributed.rpc")
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    taken = rpc_operations() if rank == 0 else 0.0
+    rpc.shutdown()
+    return taken
+
+
+def rpc_operations() -> float:
+    x, y = rpc.remote("worker1", one), rpc.remote("worker1", one)
     x.to_here()
 
     def run() -> None:
-        for done in [rpc.remote("peer", add, (x, y)) for _ in range(OPERATIONS // 10)]:
+        for done in [rpc.remote("worker1", add, (x, y)) for _ in range(OPERATIONS // 10)]:
             done.to_here()
 
     return seconds(run) / (OPERATIONS // 10)
-
-
-def rpc_peer(port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    rpc.init_rpc("peer", rank=1, world_size=2)
-    rpc.shutdown()
 
 
 def monarch_mesh():
@@ -192,21 +207,13 @@ def measure(rounds: int, peer: socket.socket, mesh) -> dict[str, list[float]]:
 
 def main() -> int:
     options = parser(__doc__, rounds=5).parse_args()
-    warnings.filterwarnings("ignore", message="torch.distributed.rpc")
-    mesh, port, spawn = monarch_mesh(), free_port(), multiprocessing.get_context("spawn")
+    mesh, spawn = monarch_mesh(), multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         echoing = spawn.Process(target=echo, args=(listener.getsockname()[1],), daemon=True)
         echoing.start()
-        calling = spawn.Process(target=rpc_peer, args=(port,), daemon=True)
-        calling.start()
         peer, _ = listener.accept()
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    rpc.init_rpc("controller", rank=0, world_size=2)
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]
     with peer:
         times = measure(options.rounds, peer, mesh)
-    rpc.shutdown()
     echoing.join()
     if mesh is not None:
         mesh.stop().get()

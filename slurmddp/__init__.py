@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Distributon", "Run", "SlurmddpError", "__version__", "submit", "train"]
+__all__ = ["Distributon", "Run", "SlurmddpError", "__version__", "map_array", "submit", "train"]
 
 if TYPE_CHECKING:
     from slurmddp.errors import SlurmddpError as SlurmddpError
     from slurmddp.run_handle import Run as Run
+    from slurmddp.run_handle import map_array as map_array
     from slurmddp.run_handle import submit as submit
     from slurmddp.run_handle import train as train
     from slurmddp.training.distributon import Distributon as Distributon
@@ -21,6 +22,7 @@ _LAZY = {
     "Distributon": "slurmddp.training.distributon",
     "Run": "slurmddp.run_handle",
     "SlurmddpError": "slurmddp.errors",
+    "map_array": "slurmddp.run_handle",
     "submit": "slurmddp.run_handle",
     "train": "slurmddp.run_handle",
 }

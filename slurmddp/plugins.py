@@ -10,6 +10,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -116,10 +117,27 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
 def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
     last = name.rpartition(".")[2]
     found = f"module {parent.__name__} has no {last}" if parent else f"there is no module {name}"
-    hint = near_matches(last, _public(parent)) if parent else ""
+    hint = near_matches(last, _public(parent)) if parent else src_layout_hint(name)
     return ConfigError(
         f"{key} is {path!r}, but {found}.",
         hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
+    )
+
+
+def src_layout_hint(module: str, project_dir: Path | None = None) -> str:
+    """Return the advice for a missing module that lies in `src/` of the project; empty if it does not.
+
+    Args:
+        module: the dotted name.
+        project_dir: the project; None: the working folder.
+    """
+    name, src = module.partition(".")[0], (project_dir or Path.cwd()) / "src"
+    place = next((path for path in (src / name, src / f"{name}.py") if path.exists()), None)
+    if place is None:
+        return ""
+    return (
+        f"src/{place.name} is in this project, but src/ is not on the search path. "
+        "Install the project where the job runs: `pip install -e .`. Or set PYTHONPATH=src."
     )
 
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of the README from a real training on this machine: `make pictures`; needs chromium.
+"""Draw the pictures of the README from a real training on this machine: `make pictures`.
 
 The training loses one rank and restarts in place. Later it is stopped, and the same command resumes it.
 """

@@ -64,6 +64,7 @@ class SlurmddpLauncher(Launcher):
             _refuse_sweeper(self._config)
             programs = [_program(self._config, overrides) for overrides in job_overrides]
             with _without_the_application():
+                _refuse_ssh(self._settings)
                 jobs = train.jobs_of([*self._settings, *run.settings_of(program)] for program in programs)
                 code = start_sweep.start(jobs, train.begin)
         except SlurmddpError as error:
@@ -84,6 +85,23 @@ def _refuse_sweeper(config: DictConfig | None) -> None:
         raise ConfigError(
             f"The sweeper {name} needs the result of each job, and hydra/launcher=slurmddp returns at once.",
             hint="Use hydra/sweeper=basic.",
+        )
+
+
+def _refuse_ssh(settings: Sequence[str]) -> None:
+    """Refuse a login node: the launcher submits on this machine only."""
+    from slurmddp.config.composition.compose import login_node
+    from slurmddp.errors import ConfigError
+    from slurmddp.slurm import client
+
+    there = login_node(settings, Path.cwd())
+    is_typed = any(word.startswith("ssh=") for word in settings)
+    # A cluster file may name the login node on which the application runs.
+    if there is not None and (is_typed or not client.on_path()):
+        raise ConfigError(
+            f"hydra/launcher=slurmddp does not submit over ssh, and the settings name {there['ssh']}.",
+            hint="Start the application on the login node, or `slurmddp run --multirun +cluster=NAME "
+            f"ssh={there['ssh']} ... app.py` here.",
         )
 
 

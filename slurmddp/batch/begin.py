@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from slurmddp.batch.attempt import Attempt, Settings, events_of, read_settings
@@ -23,6 +23,7 @@ from slurmddp.environments.names import (
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_run, parse_time
+from slurmddp.slurm.job_script import may_be_of, script_of
 
 _LAST_WORDS = ("submitted", "started", "ended")
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
@@ -83,7 +84,7 @@ def _why_not(
     over = _over(events, job, is_resubmitted)
     if over:
         return f"This run has ended already ({over}); go on with: slurmddp resume {name}"
-    owner = _owner(events, job, settings.name)
+    owner = _owner(events, job, {settings.name, name})
     if owner:
         return (
             f"Job {owner} runs this run already, so job {job.id} leaves it alone. "
@@ -106,18 +107,19 @@ def _over(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> 
     return last["outcome"] if is_over and last.get("outcome") in _OVER else ""
 
 
-def _owner(events: list[dict[str, Any]], job: SlurmJob, name: str) -> str:
+def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) -> str:
     """Return the other job that trains this run now, with its nodes: SLURM runs it, its attempt is open."""
     last = {str(one["job_id"]): one["event"] for one in events if one.get("event") in ("started", "ended")
             and _SLURM_ID.fullmatch(str(one.get("job_id", "")))}  # fmt: skip
     open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
     if not open_jobs:
         return ""
-    answer = job.squeue("%i|%T|%N|%k", "--jobs", ",".join(open_jobs))
+    answer = job.squeue("%i|%T|%N|%k|%o", "--jobs", ",".join(open_jobs))
     for line in answer.out.splitlines() if answer.code == 0 else ():
-        job_id, state, nodes, comment = [*line.split("|", 3), "", "", ""][:4]
-        # Another SLURM counts from the same number: the comment of its job names another run.
-        if state in ("RUNNING", "SUSPENDED", "STOPPED") and parse_run(comment) in ("", name):
+        job_id, state, nodes, rest = [*line.split("|", 3), "", "", ""][:4]
+        comment, _, script = rest.rpartition("|")
+        is_ours = may_be_of(names, parse_run(comment), script_of(job_id, script))
+        if state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
             return f"{job_id} on {nodes}"
     return ""
 

@@ -6,15 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from slurmddp.errors import EXIT_STOPPED, RunStateError, combine_exit_codes
+from slurmddp.errors import RunStateError, combine_exit_codes
 from slurmddp.runs import sweeps
 
 
 def for_each_run(args: argparse.Namespace, one: Callable[[argparse.Namespace], int]) -> int:
     """Call `one` for the run that `args.run` names, or for each run of that sweep; return the exit code.
 
-    A run of a sweep whose state does not allow the command is passed over. A local run that is stopped ends
-    the command.
+    A run of a sweep whose state does not allow the command is passed over.
     """
     if (sweep := sweeps.find(args.run)) is None:
         return one(args)
@@ -24,6 +23,4 @@ def for_each_run(args: argparse.Namespace, one: Callable[[argparse.Namespace], i
             codes.append(one(argparse.Namespace(**{**vars(args), "run": str(folder.path)})))
         except RunStateError as error:
             print(f"slurmddp: {error.message}", file=sys.stderr)
-        if EXIT_STOPPED in codes:
-            break
     return combine_exit_codes(codes)

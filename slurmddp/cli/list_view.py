@@ -39,12 +39,14 @@ class ListView:
         limit: shows so many runs, at most; None: as many as fit.
         table: draws the statuses of runs.
         slurm: asks SLURM.
+        there: returns the statuses of runs on other machines, without waiting for these machines.
     """
 
     runs: Callable[[], Sequence[str]]
     limit: int | None
     table: Callable[[Sequence[RunStatus]], Table]
     slurm: PacedClient
+    there: Callable[[], Sequence[RunStatus]] = list
 
     def watch(self) -> int:
         """Show the table until the reader types q or Ctrl-C, and return exit code 0.
@@ -79,11 +81,14 @@ class ListView:
         from rich.console import Group
         from rich.text import Text
 
-        runs = self.runs()
+        runs, there = self.runs(), self.there()
+        most = min(rows, self.limit or rows)
         # Ordered by age: by their last activity running runs would change places all the time.
-        found = self.read([*map(RunFolder, runs[: min(rows, self.limit or rows)])])
+        found = [*self.read([*map(RunFolder, runs[:most])]), *there]
         found.sort(key=lambda one: (one.created or 0.0, one.name), reverse=True)
-        return Group(self.table(found), "", Text(self._footer(found, len(runs)), style="bright_black"))
+        silent = dict.fromkeys(one.detail for one in there if one.state == "unknown")
+        footer = "   ".join([self._footer(found[:most], len(runs) + len(there)), *silent])
+        return Group(self.table(found[:most]), "", Text(footer, style="bright_black"))
 
     def read(self, folders: Sequence[RunFolder]) -> list[RunStatus]:
         """Return the statuses of runs; the folder alone judges a run newer than SLURM's answer."""

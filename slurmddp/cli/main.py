@@ -45,7 +45,7 @@ COMMANDS = {
     "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
     "rerun": "Start a run's command once more, as a new run beside it.",
     "diff": "Compare two runs: the settings in which they differ, and their results.",
-    "rm": "Remove the folder of a run for good: records, logs, checkpoints and report; needs --yes.",
+    "rm": "Remove the folder of a run, or a sweep and its runs, for good; needs --yes.",
     "checkpoints": "List the checkpoints of a run, damaged ones too; --verify reads every byte.",
     "export": "Write the weights of a run to a plain safetensors file.",
     "cluster": "Draft cluster files from this site's SLURM, or compare cluster files with it.",

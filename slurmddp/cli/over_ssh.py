@@ -8,24 +8,27 @@ system's, with the user's configuration, keys and agent.
 from __future__ import annotations
 
 import argparse
+import html
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from slurmddp import __version__
 from slurmddp.cli.messages import UsageError
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, LoginNodeError
+from slurmddp.errors import EXIT_FINISHED, LoginNodeError, SlurmddpError
 from slurmddp.host import browser
-from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder.layout import REPORT_FILE
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.text_format import counted
 
@@ -39,8 +42,9 @@ _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
 _NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
-_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)")
-"""The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`)."""
+_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)|(\S+) is finished: ")
+"""The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`), or
+says that it has ended (`cli/commands/train.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +61,25 @@ class LoginNode:
         words = shlex.join(["env", f"{OVER_SSH_VARIABLE}=1", *program, *arguments])
         return f"cd {shlex.quote(self.folder)} && exec {words}"
 
-    def ssh(self, line: str, *, terminal: bool = False) -> list[str]:
-        """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH."""
+    def ssh(self, line: str, *, terminal: bool = False, silent: bool = False) -> list[str]:
+        """Return the command that runs `line` on the host, in a login shell: its profile sets the PATH.
+
+        Args:
+            line: a line of shell.
+            terminal: whether the line gets this terminal.
+            silent: whether ssh asks nothing, although there is a terminal.
+        """
         # Output of the profile goes to stderr, so that the output of the line is whole.
         profiled = f"exec bash -lc {shlex.quote(f'exec >&3 3>&-; {line}')} 3>&1 >&2"
         # With a terminal ssh tells the end of each connection, unless it tells errors only.
         kind = ["-t", "-o", "LogLevel=ERROR"] if terminal else ["-T"]
-        return [*_ssh(), *kind, "--", self.host, f"sh -c {shlex.quote(profiled)}"]
+        return [*_ssh(silent=silent), *kind, "--", self.host, f"sh -c {shlex.quote(profiled)}"]
 
     def unreachable(self) -> LoginNodeError:
         return LoginNodeError(
             f"{self.host} can't be reached by ssh, or the connection broke; ssh says why above.",
-            hint=f"`ssh {self.host} true` must work without slurmddp. A job that is queued there stays.",
+            hint=f"`{shlex.join(['ssh', *_batch(), self.host, 'true'])}` must work without slurmddp. "
+            "A job that is queued there stays.",
         )
 
     def without_slurmddp(self) -> LoginNodeError:
@@ -80,10 +91,14 @@ class LoginNode:
         )
 
 
-def _ssh() -> list[str]:
-    """Return ssh with its options; without a terminal nobody can answer a question of ssh."""
-    batch = [] if sys.stdin is not None and sys.stdin.isatty() else ["-o", "BatchMode=yes"]
-    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *batch]
+def _ssh(*, silent: bool = False) -> list[str]:
+    return ["ssh", "-o", f"ConnectTimeout={_CONNECT_S}", *_batch(silent=silent)]
+
+
+def _batch(*, silent: bool = False) -> list[str]:
+    """Return the option with which ssh asks nothing; without a terminal nobody could answer."""
+    asks = not silent and sys.stdin is not None and sys.stdin.isatty()
+    return [] if asks else ["-o", "BatchMode=yes"]
 
 
 def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
@@ -136,6 +151,62 @@ def _named_by_settings(parsed: argparse.Namespace) -> dict[str, str | None] | No
     return login_node(words, Path.cwd(), sources)
 
 
+def submit(words: Sequence[str], *, again: bool) -> SshRun | None:
+    """Start the training that settings describe on the login node that they name, and return its run.
+
+    Args:
+        words: the settings.
+        again: whether a run that exists is put aside and started again.
+
+    Returns:
+        The run; None if the settings name no login node.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+        SlurmddpError: slurmddp on the host started no run.
+    """
+    from slurmddp.config.composition.compose import login_node
+
+    if os.environ.get(OVER_SSH_VARIABLE) or (keys := login_node(words, Path.cwd())) is None:
+        return None
+    node, before = _send_code(keys), time.time()
+    code = _record(node, ["train", *words, *(["--again"] if again else [])])
+    newest = ssh_runs.ssh_runs()[-1:]
+    if code or not newest or newest[0].time < before:
+        raise SlurmddpError(
+            f"{node.host} started no run (exit code {code}).", hint="slurmddp on the host says why above."
+        )
+    return newest[0]
+
+
+def answer(run: SshRun, *arguments: str) -> str:
+    """Run slurmddp on the host of a run, and return its output.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run slurmddp.
+        SlurmddpError: the command failed.
+    """
+    node = LoginNode(host=run.host, folder=run.folder, python=run.python)
+    code, output = _captured(node, node.line(arguments))
+    if _judged(node, code):
+        raise SlurmddpError(
+            f"`slurmddp {shlex.join(arguments)}` failed on {run.host} (exit code {code}).",
+            hint="slurmddp on the host says why above.",
+        )
+    return output
+
+
+def own_file(run: SshRun, path: str) -> bytes | None:
+    """Return the bytes of a file on the host of a run; None if no file of this account is there."""
+    node = LoginNode(host=run.host, folder=run.folder, python=run.python)
+    file = shlex.quote(path)
+    command = node.ssh(f"[ ! -O {file} ] || exec cat -- {file}")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    if done.returncode == _UNREACHABLE:
+        raise node.unreachable()
+    return done.stdout or None
+
+
 def _named_by_run(
     name: str, typed: Sequence[str], parsed: argparse.Namespace
 ) -> tuple[SshRun, list[str]] | None:
@@ -165,11 +236,7 @@ def _send_code(keys: dict[str, str | None]) -> LoginNode:
         LoginNodeError: the host can't be reached, has another version, or did not get all files.
         ConfigError: the code is too large.
     """
-    if shutil.which("rsync") is None:
-        raise LoginNodeError(
-            "There is no rsync on this machine's PATH, which sends the code.",
-            hint="Install rsync, here and there.",
-        )
+    _require_rsync()
     project = Path.cwd()
     files = [str(path.relative_to(project)) for path in code_snapshot.code_of(project)]
     node = _prepared(
@@ -183,23 +250,37 @@ def _send_code(keys: dict[str, str | None]) -> LoginNode:
     gone = [
         name for name in ssh_runs.sent_files(node.host, node.folder) if not os.path.lexists(project / name)
     ]
-    copied = subprocess.run(
-        ["rsync", "-lpt", "--protect-args", "--from0", "--files-from=-", "--delete-missing-args",
-         "-e", shlex.join(_ssh()), f"{project}/", f"{node.host}:{node.folder}/"],
-        input=b"".join(os.fsencode(name) + b"\0" for name in [*files, *gone]), check=False,
-    )  # fmt: skip
-    if copied.returncode == _UNREACHABLE:
-        raise node.unreachable()
-    if copied.returncode:
+    code = _rsync(
+        node, ["-lp", "--delete-missing-args", f"{project}/", f"{node.host}:{node.folder}/"], [*files, *gone]
+    )
+    if code:
         raise LoginNodeError(
             f"The code did not reach {node.host}:{node.folder} whole (rsync's exit code is "
-            f"{copied.returncode}; rsync says why above). Nothing was started.",
+            f"{code}; rsync says why above). Nothing was started.",
             hint="The folder must be writable, with free space, and the host must have rsync. "
             "The same command sends what is missing.",
         )
     ssh_runs.remember_sent_files(node.host, node.folder, files)
     print(f"code    {node.host}:{node.folder}  ({counted(len(files), 'file')})", file=sys.stderr, flush=True)
     return node
+
+
+def _require_rsync() -> None:
+    if shutil.which("rsync") is None:
+        raise LoginNodeError(
+            "There is no rsync on this machine's PATH, which copies files.",
+            hint="Install rsync, here and there.",
+        )
+
+
+def _rsync(node: LoginNode, arguments: Sequence[str], names: Sequence[str]) -> int:
+    """Copy the files of these names, below the source folder of `arguments`; return rsync's exit code."""
+    command = ["rsync", "-t", "--protect-args", "--from0", "--files-from=-", "-e", shlex.join(_ssh())]
+    given = b"".join(os.fsencode(name) + b"\0" for name in names)
+    code = subprocess.run([*command, *arguments], input=given, check=False).returncode
+    if code == _UNREACHABLE:
+        raise node.unreachable()
+    return code
 
 
 def _prepared(node: LoginNode) -> LoginNode:
@@ -258,7 +339,7 @@ def _record(node: LoginNode, arguments: Sequence[str]) -> int:
             if named := _NAMED.match(line):
                 ssh_runs.remember(
                     SshRun(
-                        name=named[1],
+                        name=named[1] or named[2],
                         host=node.host,
                         folder=node.folder,
                         python=node.python,
@@ -279,16 +360,37 @@ def _judged(node: LoginNode, code: int) -> int:
 
 
 def _fetch_report(node: LoginNode, name: str, *, show: bool) -> int:
-    """Let the host write the report of a run or sweep, copy it here, print its path and open it."""
+    """Let the host write the report of a run or sweep, copy it here, print its path and open it.
+
+    The page of a sweep links to the reports of its runs, so these are copied too.
+    """
+    _require_rsync()
     code, output = _captured(node, node.line(["report", name]))
     for path in (line for line in output.splitlines() if line.startswith("/")):
-        status, page = _captured(node, f"cat -- {shlex.quote(path)}")
-        if status:
-            raise LoginNodeError(f"{node.host}:{path} can't be read.", hint="ssh says why above.")
-        copy = ssh_runs.records_file().parent / "reports" / node.host / f"{name}.html"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(copy, page)
+        page = PurePosixPath(path)
+        runs = page.parent if (is_sweep := page.name != REPORT_FILE) else page.parent.parent
+        copies = ssh_runs.records_file().parent / "reports" / node.host
+        copies.mkdir(parents=True, exist_ok=True)
+        copy = copies / page.relative_to(runs)
+        _copy_here(node, runs, [str(page.relative_to(runs))], copies)
+        if is_sweep and (linked := _linked_reports(copy.read_text(encoding="utf-8"))):
+            _copy_here(node, runs, linked, copies)
         print(copy)
         if show:
             browser.show(copy)
     return _judged(node, code)
+
+
+def _copy_here(node: LoginNode, folder: PurePosixPath, names: Sequence[str], here: Path) -> None:
+    # Reports are text that shrinks to a tenth.
+    if code := _rsync(node, ["-z", f"{node.host}:{folder}/", f"{here}/"], names):
+        raise LoginNodeError(
+            f"The report did not arrive whole from {node.host}:{folder} (rsync's exit code is {code}).",
+            hint="rsync says why above. The same command copies what is missing.",
+        )
+
+
+def _linked_reports(page: str) -> list[str]:
+    """Return the reports of runs to which the page of a sweep links, as paths beside it."""
+    links = re.findall(rf'href="([^"/]+)/{re.escape(REPORT_FILE)}"', page)
+    return [f"{unquote(html.unescape(link))}/{REPORT_FILE}" for link in links]

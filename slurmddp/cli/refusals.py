@@ -12,7 +12,7 @@ def refuse_unclear(found: RunStatus) -> None:
     if found.state == "unknown" and found.job_id is None:
         raise ConfigError(
             f"The state of {found.name} is not known: {found.detail.rstrip('.')}.",
-            hint="Mend that file, or start the run from step 0 with `slurmddp train ... --fresh`.",
+            hint="Mend that file, or start the run from step 0 with `slurmddp train ... --again`.",
         )
     if found.state == "unknown":
         raise SlurmError(

@@ -16,6 +16,7 @@ from slurmddp.runs.text_format import counted
 if TYPE_CHECKING:
     from slurmddp.runs.folder.lock import RunLock
     from slurmddp.slurm.client import SlurmClient
+    from slurmddp.slurm.script import ScriptOfRuns
     from slurmddp.spec import Job
 
 _OTHER_FILES = 256
@@ -41,7 +42,10 @@ class ArrayStart:
         """Collect the points of an array that is named after the sweep `sweep`."""
         self._sweep = sweep
         self._points: list[tuple[Job, RunLock, bool]] = []
-        self._written: RunFolder | None = None
+        from slurmddp.runs.folder.create import Common
+
+        self._common = Common()
+        self._script: ScriptOfRuns | None = None
         self._may_be_queued = False
 
     def __enter__(self) -> ArrayStart:
@@ -55,13 +59,17 @@ class ArrayStart:
 
     def create(self, job: Job) -> bool:
         """Create the folder of a new run; return False if it exists."""
-        from slurmddp.runs.folder.create import create
-        from slurmddp.slurm.script import render
+        from slurmddp.runs.folder import create
 
-        is_new = create(job, render(job), like=self._written)
-        if is_new and job.snapshot and self._written is None:
-            self._written = RunFolder(job.run_dir)
-        return is_new
+        return create.create(job, self._render(job), self._common)
+
+    def _render(self, job: Job) -> str:
+        """Return the batch script of a point; points that differ only in the run share the rendered text."""
+        from slurmddp.slurm.script import ScriptOfRuns
+
+        if self._script is None or not self._script.fits(job):
+            self._script = ScriptOfRuns(job)
+        return self._script.render(job)
 
     def add(self, job: Job, lock: RunLock, *, is_new: bool = False) -> int:
         """Take a point and the lock of its run, as `start_run.start_job` does; return the exit code."""
@@ -110,11 +118,9 @@ class ArrayStart:
     def _written_again(self, job: Job, is_new: bool) -> Job:
         """Give the folder of a run that existed the files of this submission; return the job."""
         from slurmddp.runs.folder.create import prepare
-        from slurmddp.slurm.script import render
 
         if not is_new:
-            folder = prepare(job, render(job), like=self._written)
-            self._written = self._written or (folder if job.snapshot else None)
+            prepare(job, self._render(job), common=self._common)
         return job
 
 

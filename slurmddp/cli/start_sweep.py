@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slurmddp.cli import start_run
+from slurmddp.cli import messages, start_run
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
 from slurmddp.runs.text_format import counted, print_table
@@ -16,6 +16,10 @@ from slurmddp.runs.text_format import counted, print_table
 if TYPE_CHECKING:
     from slurmddp.cli.start_array import ArrayStart
     from slurmddp.spec import Job
+
+
+_GIVEN_UP = frozenset({EXIT_STOPPED, messages.EXIT_INTERRUPTED})
+"""Exit codes of a local run that a person has ended, and with it the sweep."""
 
 
 class Begin(Protocol):
@@ -38,23 +42,39 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
     from slurmddp.runs import sweeps
 
     runs_dir = _refuse_alike(jobs)
-    for job in {repr((job.resources, job.cluster)): job for job in jobs}.values():
-        start_run.script_of(job)
+    refuse_misfits(jobs)
     sweep = sweeps.write(runs_dir, _common_name(jobs), [(job.run_name, job.overrides) for job in jobs])
     print(f"sweep   {sweep.name}  ({counted(len(jobs), 'run')})")
+    return start_points(jobs, begin, sweep.name)
+
+
+def refuse_misfits(jobs: Sequence[Job]) -> None:
+    """Raise SlurmddpError if this machine, or SLURM, would never start one of the jobs."""
+    for job in {repr((job.resources, job.cluster)): job for job in jobs}.values():
+        start_run.script_of(job)
+
+
+def start_points(jobs: Sequence[Job], begin: Begin, sweep: str) -> int:
+    """Start points of a sweep, on SLURM those of the same resources as one array; return the exit code.
+
+    Args:
+        jobs: the job of each point.
+        begin: starts one run, or submits it.
+        sweep: the name of the sweep.
+    """
     shown = {job.run_name: f"{number} of {len(jobs)}  {own}" for number, job, own in _numbered(jobs)}
     codes: list[int] = []
     for group in _groups(jobs):
         begun = len(codes)
         try:
-            codes += _begin_group(group, begin, sweep.name, shown)
+            codes += _begin_group(group, begin, sweep, shown)
         except SlurmddpError:
             left = counted(len(jobs) - begun, "point")
             print(f"slurmddp: {left} not started; the same command starts them.", file=sys.stderr)
             raise
-        if EXIT_STOPPED in codes:
+        if not _GIVEN_UP.isdisjoint(codes):
             break
-    print(f"\nsweep   slurmddp list {sweep.name}")
+    print(f"\nsweep   slurmddp list {sweep}")
     return combine_exit_codes(codes)
 
 
@@ -79,8 +99,14 @@ def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, shown: Mapping[
     from slurmddp.cli.start_array import ArrayStart
 
     if len(group) == 1:
-        print(f"\npoint   {shown[group[0].run_name]}", flush=True)
-        return [begin(group[0])]
+        (job,) = group
+        print(f"\npoint   {shown[job.run_name]}", flush=True)
+        try:
+            return [begin(job)]
+        except SlurmddpError as error:
+            if job.launcher == "slurm":
+                raise
+            return [messages.report(error)]  # A failed training does not end the sweep.
     with ArrayStart(sweep) as array:
         codes = []
         for job in sorted(

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slurmddp.cli.over_ssh import LoginNode
+from slurmddp.cli.over_ssh import LoginNode, answer
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED
+from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.slurm.paced_client import LONGEST_PAUSE_S, QUERY_EVERY_S
 
 _ANSWER_S = 60
 """Seconds for which `list` waits for the answer of a host."""
+Answer = list[RunStatus] | str
+"""The statuses of all runs on a host, or why it did not answer."""
 
 
 def statuses_there() -> list[RunStatus]:
@@ -28,48 +35,112 @@ def statuses_there() -> list[RunStatus]:
 
     Each host is asked once, all at the same time. Runs of a host that does not answer are unknown.
     """
-    if os.environ.get(OVER_SSH_VARIABLE):
-        return []
-    hosts: dict[str, list[SshRun]] = {}
-    for run in (one for one in ssh_runs() if not one.is_sweep):
-        hosts.setdefault(run.host, []).append(run)
+    hosts = _runs_by_host()
     if not hosts:
         return []
+    found = []
     with ThreadPoolExecutor(len(hosts)) as threads:
-        found = [one for asked in threads.map(_statuses_of, hosts.values()) for one in asked]
+        for host, told in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
+            if isinstance(told, str):
+                print(f"slurmddp: {host} does not answer: {told}", file=sys.stderr)
+            found += _judged(hosts[host], told)
     return sorted(found, key=lambda one: one.seen or one.created or 0.0, reverse=True)
 
 
-def _statuses_of(runs: Sequence[SshRun]) -> list[RunStatus]:
-    """Return the status of the runs of one host; runs that the host no longer has are left out."""
+class PacedHosts:
+    """The statuses of runs over ssh for a view that stays open: hosts are asked in the background.
+
+    Each host is asked once in `QUERY_EVERY_S`, at most. While it does not answer, each pause is twice as
+    long as the pause before, up to `LONGEST_PAUSE_S`, and its runs are unknown.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._due: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        self._asked: dict[str, tuple[Sequence[SshRun], Answer]] = {}
+        """The runs of the last query of each host, and its answer."""
+        self._asking: dict[str, threading.Thread] = {}
+
+    def statuses(self) -> list[RunStatus]:
+        """Return the statuses by the last answers, without waiting for a host; start queries that are due."""
+        found = []
+        for host, runs in _runs_by_host().items():
+            thread = self._asking.get(host)
+            if (thread is None or not thread.is_alive()) and self._now() >= self._due.get(host, -math.inf):
+                # A thread that waits for a host must not delay the end of the view.
+                self._asking[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
+                self._due[host] = self._now() + self._pauses.get(host, QUERY_EVERY_S)
+                self._asking[host].start()
+            asked, told = self._asked.get(host, ([], []))
+            newer = [run for run in runs if run not in asked]
+            found += _judged([run for run in runs if run in asked], told)
+            found += [_unknown(run, f"{host} has not answered yet") for run in newer]
+        return found
+
+    def _query(self, host: str, runs: Sequence[SshRun]) -> None:
+        told = _ask(runs, silent=True)
+        pause = self._pauses.get(host, QUERY_EVERY_S)
+        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(told, str) else QUERY_EVERY_S
+        self._asked[host] = (runs, told)
+
+
+def _runs_by_host() -> dict[str, list[SshRun]]:
+    hosts: dict[str, list[SshRun]] = {}
+    if not os.environ.get(OVER_SSH_VARIABLE):
+        for run in (one for one in ssh_runs() if not one.is_sweep):
+            hosts.setdefault(run.host, []).append(run)
+    return hosts
+
+
+def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
+    """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
     newest = runs[-1]
     node = LoginNode(host=newest.host, folder=newest.folder, python=newest.python)
-    command = node.ssh(node.line(["list", "--all", "--json"]))
+    command = node.ssh(node.line(["list", "--all", "--json"]), silent=silent)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False
         )
         words = done.stderr.decode(errors="replace").strip().splitlines()
-        answer = json.loads(done.stdout) if done.returncode == EXIT_FINISHED else None
-        trouble = "" if answer is not None else words[-1] if words else f"exit code {done.returncode}"
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        answer, trouble = None, f"{type(error).__name__} after `{shlex.join(command[:-1])}`"
-    if answer is None:
-        print(f"slurmddp: {node.host} does not answer: {trouble}", file=sys.stderr)
-        detail = f"{node.host} does not answer"
-        return [
-            RunStatus(
-                name=run.name, path=Path(f"{run.host}:{run.folder}/runs/{run.name}"), state="unknown",
-                detail=detail, created=run.time, active=True,
-            )
-            for run in runs
-        ]  # fmt: skip
+        if done.returncode == EXIT_FINISHED:
+            return [_status(node.host, one) for one in json.loads(done.stdout)]
+        return words[-1] if words else f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
+        return f"{type(error).__name__} after `{shlex.join(command[:-1])}`"
+
+
+def _judged(runs: Sequence[SshRun], told: Answer) -> list[RunStatus]:
+    """Return the status of runs of one host; runs that the host no longer has are left out."""
+    if isinstance(told, str):
+        return [_unknown(run, f"{run.host} does not answer") for run in runs]
     names = {run.name for run in runs}
-    return [_status(node.host, one) for one in answer if one["name"] in names]
+    return [one for one in told if one.name in names]
+
+
+def _unknown(run: SshRun, detail: str) -> RunStatus:
+    path = Path(f"{run.host}:{run.folder}/runs/{run.name}")
+    return RunStatus(name=run.name, path=path, state="unknown", detail=detail, created=run.time, active=True)
+
+
+def status_there(run: SshRun) -> RunStatus:
+    """Return the status of a run over ssh, with its failure.
+
+    Raises:
+        LoginNodeError: the host can't be reached.
+        SlurmddpError: the run is no longer there.
+    """
+    facts = json.loads(answer(run, "status", run.name, "--json"))
+    return _status(run.host, facts)
 
 
 def _status(host: str, facts: dict[str, Any]) -> RunStatus:
     """Return the status that a host has printed as JSON."""
     plain = {one.name for one in fields(RunStatus)} - {"failure", "restarted", "log", "report"}
     known = {key: value for key, value in facts.items() if key in plain}
-    return RunStatus(**{**known, "path": Path(f"{host}:{facts['path']}")})
+    failure = None
+    if facts.get("failure"):
+        named = {one.name for one in fields(Failure)}
+        of_failure = {key: value for key, value in facts["failure"].items() if key in named}
+        failure = Failure(**{**of_failure, "last_lines": tuple(of_failure.get("last_lines", ()))})
+    return RunStatus(**{**known, "path": Path(f"{host}:{facts['path']}"), "failure": failure})

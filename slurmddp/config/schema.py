@@ -155,7 +155,9 @@ class Policy:
     requeue: bool = key(True, "requeue the job after a preemption or a time limit")
     signal_lead_s: int = key(120, "seconds before the time limit at which to save and stop", minimum=1)
     grace_s: int | None = key(
-        None, "seconds from SIGTERM to SIGKILL; null: as SLURM says (KillWait, GraceTime)", minimum=1
+        None,
+        "seconds from SIGTERM to SIGKILL; null: as SLURM says (KillWait, GraceTime), in a local run no limit",
+        minimum=1,
     )
     exclude_failed_h: int = key(
         24,

@@ -54,17 +54,18 @@ def tell(text: str) -> None:
 
     The reason of a rank's end is read from its log, so it must reach the log even if stderr was closed.
     """
-    before = _log_size()
+    before = log_size()
     with suppress(Exception):  # The program's stream may do anything.
         print(text, file=sys.stderr, flush=True)
         if sys.stderr.fileno() == 2:
             return
-    if _log_size() == before:  # The program's stream may write to the log.
+    if log_size() == before:  # The program's stream may write to the log.
         with suppress(OSError):
             print(text, file=lines_to(2), flush=True)
 
 
-def _log_size() -> int:
+def log_size() -> int:
+    """Return the number of bytes in this process's log; 0 if stderr is no file."""
     with suppress(OSError):
         return os.fstat(2).st_size
     return 0

@@ -6,51 +6,26 @@ end of one worker), `dispatch` (operations on remote tensors), `worker` and `col
 `job` (the ranks of `slurmddp controller`).
 """
 
+from collections.abc import Callable
+
 import torch
 
-from slurmddp.remote.connection import RemoteError, WorkerLostError
+from slurmddp.remote.connection import RemoteError as RemoteError
+from slurmddp.remote.connection import WorkerLostError as WorkerLostError
 from slurmddp.remote.controller import Workers as workers
-from slurmddp.remote.dispatch import RemoteTensor
+from slurmddp.remote.dispatch import RemoteTensor as RemoteTensor
 from slurmddp.remote.place import Placement as node
-from slurmddp.remote.place import (
-    arange,
-    call,
-    empty,
-    eye,
-    full,
-    linspace,
-    module,
-    ones,
-    rand,
-    randint,
-    randn,
-    record_event,
-    send,
-    tensor,
-    zeros,
-)
+from slurmddp.remote.place import call as call
+from slurmddp.remote.place import factory
+from slurmddp.remote.place import module as module
+from slurmddp.remote.place import record_event as record_event
+from slurmddp.remote.place import send as send
 
 torch.Tensor.dist_send = send  # type: ignore[attr-defined]
 
-__all__ = [
-    "RemoteError",
-    "RemoteTensor",
-    "WorkerLostError",
-    "arange",
-    "call",
-    "empty",
-    "eye",
-    "full",
-    "linspace",
-    "module",
-    "node",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "record_event",
-    "send",
-    "tensor",
-    "workers",
-    "zeros",
-]
+__all__ = ["node", "workers"]
+
+
+def __getattr__(name: str) -> Callable[..., torch.Tensor]:
+    """Return torch's factory `name` with the argument `node`, as in `remote.zeros(3, node=1)`."""
+    return factory(name)

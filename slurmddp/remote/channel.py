@@ -53,6 +53,8 @@ class Channel:
 
     def send(self, text: str, data: memoryview = NO_DATA) -> None:
         """Send a text, and the bytes of a tensor."""
+        if self.has_ended():
+            raise EOFError("the other side has closed the connection")
         body = text.encode()
         sizes = _SIZES.pack(len(body), len(data))
         self._end.sendall(sizes + self._sealing.next(sizes + body) + body)

@@ -1,4 +1,8 @@
-"""The controller's end of one worker: commands go out in batches, and only a request waits for its answer."""
+"""The controller's end of one worker: commands go out in batches, and only a request waits for its answer.
+
+A command is `[RESULTS, FUNCTION, ARGUMENTS, NAMED ARGUMENTS]`. The worker finds the function by its import
+path and keeps what it returns under the numbers RESULTS.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import itertools
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +18,7 @@ import torch
 
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError
 from slurmddp.remote.channel import NO_DATA, Channel, Greeting
-from slurmddp.remote.message_encoding import BYE, MessageEncoding, Reference, from_bytes, to_bytes
+from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes
 
 _BATCH = 512
 """Most commands in one frame."""
@@ -45,12 +49,23 @@ class WorkerLostError(RankFailure):
     """A worker has died, or its machine does not answer. Its tensors are lost; other workers go on."""
 
 
-class Owned(Reference):
-    """An object of a worker. The worker frees the object after this reference's last use."""
+class Owned:
+    """An object of a worker, by its number. The worker frees the object after this reference's last use."""
 
     def __init__(self, node: Node, number: int) -> None:
-        super().__init__(number)
-        self.node = node
+        self.node, self.number = node, number
+
+    @property
+    def reference(self) -> Owned:
+        return self
+
+    def fetch(self) -> Any:
+        """Wait for the object, and return it: tensors stay on the worker, plain values come here.
+
+        Raises:
+            RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
+        """
+        return self.node.ask("describe", self)
 
     def __del__(self) -> None:
         self.node.drop(self.number)
@@ -74,8 +89,7 @@ class Node:
         self._gone = ""
         self._numbers = itertools.count()
         self._requests = threading.Lock()
-        self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]]
-        self._unsent = queue.SimpleQueue()
+        self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
@@ -84,25 +98,34 @@ class Node:
         """Return a number for an object that a command is about to make."""
         return Owned(self, next(self._numbers))
 
-    def run(self, kind: str, results: Any, *operands: Any) -> None:
-        """Put a command into the queue; the worker keeps what the command returns as `results`."""
-        self.check()
-        self._unsent.put((self._encoding.encode([kind, results, *operands]), NO_DATA, None))
+    def run(
+        self, results: Any, function: str | Callable[..., Any], args: Sequence[Any], named: Any = ()
+    ) -> None:
+        """Put a command into the queue.
 
-    def put(self, tensor: torch.Tensor) -> Owned:
-        """Send a tensor of this process; return once it may be changed."""
+        Args:
+            results: the number of the object that the function returns; or a list with a number for each
+                tensor that it returns, and None for each other value.
+            function: a function of this package, or an import path.
+            args: its arguments.
+            named: pairs of names and arguments.
+        """
         self.check()
-        made, (facts, data) = self.new(), to_bytes(tensor)
-        command = self._encoding.encode(["put", [made.number], facts])
+        path = function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+        self._unsent.put((self._encoding.encode([results, path, args, named]), NO_DATA, None))
+
+    def put(self, number: int, tensor: torch.Tensor, device: str) -> None:
+        """Send a tensor of this process to `device` of the worker; return once the tensor may be changed."""
+        self.check()
+        facts, data = to_bytes(tensor)
+        sent = threading.Event()
         if len(data) < _COPIED_BYTES:
-            self._unsent.put((command, memoryview(bytes(data)), None))
-        else:
-            sent = threading.Event()
-            self._unsent.put((command, data, sent))
-            sent.wait()
-        return made
+            data = memoryview(bytes(data))
+            sent.set()
+        self._unsent.put((self._encoding.encode([number, "put", [facts, device], []]), data, sent))
+        sent.wait()
 
-    def ask(self, kind: str, asked: Reference | None = None) -> Any:
+    def ask(self, kind: str, asked: Any = None) -> Any:
         """Wait until the worker has run all commands so far; return its answer.
 
         Raises:
@@ -111,7 +134,7 @@ class Node:
         """
         with self._requests:
             number, answered = next(self._numbers), None
-            self.run("reply", number, kind, asked)
+            self.run([None], "reply", [number, kind, asked])
             try:
                 while answered != number:  # Ctrl-C may have left the answer to an earlier request.
                     text, data = self._channel.receive()
@@ -126,7 +149,7 @@ class Node:
     def drop(self, number: int) -> None:
         """Let the worker drop an object; a collection of garbage calls it, so it takes no lock."""
         if not self._gone:
-            self._unsent.put((f'["free",{number}]', NO_DATA, None))
+            self._unsent.put((f'[[null],"free",[{number}],[]]', NO_DATA, None))
 
     def check(self) -> None:
         """Raise WorkerLostError if the worker is gone, SlurmddpError if it was closed."""
@@ -153,27 +176,18 @@ class Node:
         """Send commands as they come; a frame holds all that have come meanwhile, up to a tensor's bytes."""
         command = ""
         while command != BYE:
-            commands: list[str] = []
-            is_full = False
-            while not is_full:
+            command, data, sent = self._unsent.get()
+            commands = [command]
+            while data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
                 command, data, sent = self._unsent.get()
                 commands.append(command)
-                is_full = (
-                    data is not NO_DATA or command == BYE or len(commands) == _BATCH or self._unsent.empty()
-                )
-            self._send_frame("\n".join(commands), data)
+            try:
+                if self._gone in ("", _CLOSED):
+                    self._channel.send("\n".join(commands), data)
+            except (OSError, EOFError) as error:
+                self._gone = str(error)
             if sent is not None:
                 sent.set()
-
-    def _send_frame(self, text: str, data: memoryview) -> None:
-        if self._gone not in ("", _CLOSED):
-            return
-        try:
-            if self._channel.has_ended():
-                raise EOFError("the worker has closed the connection")
-            self._channel.send(text, data)
-        except (OSError, EOFError) as error:
-            self._gone = self._gone or str(error)
 
     def _describe(self, value: Any) -> Any:
         """Return the description of an object of this worker, or of a local tensor of one number."""

@@ -33,11 +33,10 @@ from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.launchers.link.connection import Secret
-from slurmddp.remote import channel
+from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
-from slurmddp.remote.collective import REDUCTIONS
-from slurmddp.remote.connection import Node, misplaced
-from slurmddp.remote.dispatch import RemoteTensor, contiguous, describe
+from slurmddp.remote.connection import Node
+from slurmddp.remote.dispatch import RemoteTensor, common_node, describe
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -197,7 +196,7 @@ class Workers:
                 are the same on all of them.
             op: sum, mean, min, max or product. The mean divides before it adds, as DDP does.
         """
-        self._collective("all_reduce", tensors, _known(op))
+        self._collective(collective.all_reduce, tensors, op)
 
     def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
         """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
@@ -206,40 +205,35 @@ class Workers:
 
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
         """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
-        self._collective("reduce", tensors, _known(op), node=node)
+        self._collective(collective.reduce, tensors, op, node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
         """Overwrite the tensors of all others with those of worker `node`, without waiting."""
-        self._collective("broadcast", tensors, node=node)
+        self._collective(collective.broadcast, tensors, node=node)
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Return, for each worker that takes part, the tensors of all of them, without waiting."""
         parts, nodes = _parts_of(tensors)
-        if len(nodes) == 1:
-            return [[parts[0][0].clone()]]
-        found: list[list[torch.Tensor]] = []
-        for (own,) in parts:
-            made = [
-                RemoteTensor(contiguous(own.shape, own.dtype, own.meta.device), own.reference.node.new())
-                for _ in nodes
-            ]
-            numbers = [one.reference.number for one in made]
-            own.reference.node.run("collective", numbers, "all_gather", nodes, [own])
-            found.append(list(made))
+        found: list[list[torch.Tensor]]
+        found = [[own.clone(memory_format=torch.contiguous_format) for _ in nodes] for (own,) in parts]
+        self._collective(collective.all_gather, [[*row, *own] for row, own in zip(found, parts, strict=True)])
         return found
 
-    def _collective(self, name: str, tensors: Sequence[Tensors], *more: Any, node: int | None = None) -> None:
+    def _collective(
+        self, function: Any, tensors: Sequence[Tensors], op: str | None = None, node: int | None = None
+    ) -> None:
         parts, nodes = _parts_of(tensors)
+        known = collective.REDUCTIONS
+        if op not in (None, *known):
+            raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(known)}.")
         if node not in (None, *nodes):
             raise ConfigError(
                 f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
             )
-        if len(nodes) == 1:
-            return
-        for own in parts:
-            operands = [own, *more] if node is None else [own, *more, node]
+        more = [one for one in (op, node) if one is not None]
+        for own in parts if len(nodes) > 1 else ():
             numbers = [one.reference.number for one in own]
-            own[0].reference.node.run("collective", numbers, name, nodes, *operands)
+            own[0].reference.node.run(numbers, function, [nodes, own, *more])
             torch.autograd.graph.increment_version([one.detach() for one in own])
 
 
@@ -256,12 +250,7 @@ def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], lis
     Raises WorkerLostError if one of the workers is gone: the others would wait for it in the collective.
     """
     parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
-    for part in parts:
-        for one in part:
-            first = part[0]
-            if not isinstance(one, RemoteTensor) or one.reference.node is not first.reference.node:
-                raise misplaced("A collective", first, one)
-    parts.sort(key=lambda part: part[0].get_node())
+    parts.sort(key=lambda part: common_node("A collective", part).number)
     nodes = [part[0].get_node() for part in parts]
     kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
     if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
@@ -272,9 +261,3 @@ def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], lis
     for part in parts:
         part[0].reference.node.check()
     return parts, nodes
-
-
-def _known(op: str) -> str:
-    if op in REDUCTIONS:
-        return op
-    raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(REDUCTIONS)}.")

@@ -10,16 +10,14 @@ the operation on operands of the same shapes finds them in a table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate
-from operator import mul
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from slurmddp.errors import ConfigError
+from slurmddp.remote import collective
 from slurmddp.remote.connection import Node, Owned, misplaced
 
 aten = torch.ops.aten
@@ -28,11 +26,12 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results' shapes may depend on the values of their operands."""
 _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
 """Arguments that are dropped, because results are where the operands are."""
+_BASE_ELEMENTS = 1 << 48
+"""Size of the meta tensor of which each operand is a view; it takes no memory."""
 
 
-@dataclass(frozen=True, eq=False)
-class Meta:
-    """The facts of a tensor on a worker; `meta` mostly returns one object for equal facts."""
+class Meta(NamedTuple):
+    """The facts of a tensor on a worker."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -40,25 +39,16 @@ class Meta:
     offset: int
     device: str
 
+    @staticmethod
+    def of(tensor: torch.Tensor, device: str) -> Meta:
+        """Return the facts of a tensor here, for a tensor on a worker's `device`."""
+        offset = int(tensor.storage_offset())
+        return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype, offset, device)
+
     def tensor(self) -> torch.Tensor:
         """Return a tensor with these facts and no data."""
-        extent = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        base = torch.empty(max(0, self.offset + extent + 1), dtype=self.dtype, device="meta")
+        base = torch.empty(_BASE_ELEMENTS, dtype=self.dtype, device="meta")
         return base.as_strided(self.shape, self.stride, self.offset)
-
-
-meta = lru_cache(1 << 16)(Meta)
-
-
-def meta_like(tensor: torch.Tensor, device: str) -> Meta:
-    """Return the facts of a tensor here, for a tensor on a worker's `device`."""
-    return meta(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset(), device)
-
-
-def contiguous(shape: Sequence[int], dtype: torch.dtype, device: str) -> Meta:
-    """Return the facts of a new tensor of this shape."""
-    steps = accumulate((max(size, 1) for size in reversed(shape[1:])), mul, initial=1)
-    return meta(tuple(shape), tuple(steps)[::-1] if shape else (), dtype, 0, device)
 
 
 class RemoteTensor(torch.Tensor):
@@ -116,10 +106,7 @@ class RemoteTensor(torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         found = self if device is None else self._to_device(device)
-        if dtype in (None, self.dtype) and memory_format is None:
-            return found
-        kept: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
-        return torch.Tensor.to(found, dtype=dtype or self.dtype, **kept)
+        return torch.Tensor.to(found, dtype=dtype or self.dtype, memory_format=memory_format)
 
     def _to_device(self, asked: Any) -> torch.Tensor:
         device, node = torch.device(asked), self.reference.node
@@ -140,11 +127,8 @@ class RemoteTensor(torch.Tensor):
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.meta, self.reference = value.meta, value.reference
 
-    def item(self) -> Any:
-        return _copy(self, None).item()
-
     def tolist(self) -> Any:
-        return _copy(self, None).tolist()
+        return self.fetch().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.fetch().numpy(force=force)
@@ -161,6 +145,12 @@ class RemoteTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
+
+
+def describe(node: Node, tag: str, content: Sequence[Any]) -> RemoteTensor:
+    """Return the tensor that a worker has described in a reply."""
+    number, shape, stride, *more = content
+    return RemoteTensor(Meta(tuple(shape), tuple(stride), *more), Owned(node, number))
 
 
 # --- copies from place to place
@@ -190,23 +180,21 @@ def _node_of(tensor: torch.Tensor) -> Node | None:
 
 
 def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch.Tensor:
-    if not isinstance(tensor, RemoteTensor):
-        if node is None:
-            return tensor.to(device)
-        sent = RemoteTensor(contiguous(tensor.shape, tensor.dtype, "cpu"), node.put(tensor))
-        return sent if device == "cpu" else _copy(sent, node, device)
-    source = tensor.reference.node
+    source = _node_of(tensor)
     if node is None:
-        fetched: torch.Tensor = source.ask("fetch", tensor.reference)
-        return fetched.to(device)
-    made = RemoteTensor(contiguous(tensor.shape, tensor.dtype, device), node.new())
-    if source is node:
-        node.run("move", [made.reference.number], tensor, device)
+        return (tensor if source is None else source.ask("fetch", tensor)).to(device)
+    contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    made = RemoteTensor(Meta.of(contiguous, device), node.new())
+    number = made.reference.number
+    if source is None:
+        node.put(number, tensor, device)
+    elif source is node:
+        node.run([number], "torch.Tensor.to", [tensor, device])
     else:
         node.check()  # Else the source would wait for a lost worker.
-        source.run("give", [], tensor, node.number)
-        facts = [list(tensor.shape), tensor.dtype, device]
-        node.run("take", [made.reference.number], source.number, *facts)
+        both = "cuda" if "cpu" not in (device, tensor.get_device()) else "cpu"
+        source.run([None], collective.give, [tensor, node.number, both])
+        node.run([number], collective.take, [source.number, list(tensor.shape), tensor.dtype, both, device])
     return made
 
 
@@ -232,7 +220,7 @@ def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
     key = func, device, _key(args, operands, exact), *kwargs, _key([*kwargs.values()], operands, exact)
-    node = node or _common_node(func, operands)
+    node = node or common_node(func, operands)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _PLANS_KEPT:
@@ -241,13 +229,14 @@ def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     return plan.run(node, args, kwargs, operands)
 
 
-def _common_node(func: Any, operands: Sequence[Any]) -> Node:
-    """Return the worker of all operands."""
-    first = next(one for one in operands if isinstance(one, RemoteTensor))
+def common_node(what: Any, operands: Sequence[Any]) -> Node:
+    """Return the worker of all operands of `what`; raise ConfigError if there is none."""
+    first = next((one for one in operands if isinstance(one, RemoteTensor)), operands[0])
     for other in operands:
         if not isinstance(other, RemoteTensor) or other.reference.node is not first.reference.node:
-            raise misplaced(str(func), first, other)
-    return first.reference.node
+            raise misplaced(str(what), first, other)
+    node: Node = first.reference.node
+    return node
 
 
 def _key(value: Any, operands: list[Any], exact: bool) -> Any:
@@ -269,46 +258,38 @@ def _key(value: Any, operands: list[Any], exact: bool) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """A result that is the operand at this position, changed in place."""
-
-    position: int
-
-
 @dataclass
 class _Plan:
     """The results of an operation on operands of certain shapes.
 
     Attributes:
-        func: the operation.
-        leaves: for each result the facts of a new tensor, the operand that it is, or a plain value.
-        structure: how the leaves make up the results; None: only the worker knows the results.
+        command: the operation, as the worker finds it.
         more: further arguments for the worker.
+        leaves: for each result the facts of a new tensor, or the position of the operand that it is, or None.
+        structure: how the leaves make up the results; None: only the worker knows the results.
     """
 
-    func: Any
-    leaves: Sequence[Any] = ()
+    command: str
+    more: dict[str, Any]
+    leaves: Sequence[Meta | int | None] = ()
     structure: Any = None
-    more: dict[str, Any] = field(default_factory=dict)
 
     def run(self, node: Node, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
         """Put the operation into the queue of `node`, and return its results."""
-        command = str(self.func), args, [*kwargs.items(), *self.more.items()]
+        named = [*kwargs.items(), *self.more.items()]
         if self.structure is None:
             whole = node.new()
-            node.run("op", whole.number, *command)
-            found = node.ask("describe", whole)
-            return tuple(found) if len(self.func._schema.returns) > 1 else found
+            node.run(whole.number, self.command, args, named)
+            return whole.fetch()
         results = [
             RemoteTensor(leaf, node.new())
             if isinstance(leaf, Meta)
-            else (operands[leaf.position] if isinstance(leaf, _Operand) else leaf)
+            else (None if leaf is None else operands[leaf])
             for leaf in self.leaves
         ]
-        numbers = [one.reference.number if isinstance(one, RemoteTensor) else None for one in results]
-        node.run("op", numbers, *command)
-        return results[0] if self.structure.is_leaf() else pytree.tree_unflatten(results, self.structure)
+        numbers = [None if one is None else one.reference.number for one in results]
+        node.run(numbers, self.command, args, named)
+        return pytree.tree_unflatten(results, self.structure)
 
 
 def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
@@ -317,52 +298,46 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     `device` is where a factory puts its result; it is empty for an operation on operands.
     """
     metas: list[torch.Tensor] = []
-    more: dict[str, Any] = {"device": torch.device(device)} if device else {}
-    where = {"device": "meta"} if device else {}
-    unnamed = _without_data(args, metas)  # In the order of `_key`: arguments without names first.
-    named = {name: _without_data(value, metas) for name, value in kwargs.items()}
+
+    def without_data(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, RemoteTensor):
+            return torch.empty((), dtype=tensor.dtype, device="meta")
+        metas.append(tensor.meta.tensor())  # In the order of `_key`.
+        return metas[-1]
+
+    unnamed, named = pytree.tree_map_only(torch.Tensor, without_data, (args, dict(kwargs)))
+    plan = _Plan(f"torch.ops.{func}", {"device": torch.device(device)} if device else {})
     try:
-        leaves, structure = pytree.tree_flatten(func(*unnamed, **named, **where))
+        found = func(*unnamed, **named, **({"device": "meta"} if device else {}))
     except Exception as error:
         if isinstance(error, NotImplementedError) or _BY_VALUES & set(func.tags):
-            return _Plan(func, more=more)
+            return plan
         raise
+    leaves, structure = pytree.tree_flatten(found)
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     if not tensors and func._schema.returns:
-        return _Plan(func, more=more)
+        return plan
     if device:
-        more["dtype"] = tensors[0].dtype  # The default of a worker may be another one.
+        plan.more["dtype"] = tensors[0].dtype  # The default of a worker may be another one.
     elif tensors:
         device = max(operands, key=torch.Tensor.dim).meta.device  # A single number may be on the CPU.
-    return _Plan(func, [_outcome(func, one, metas, operands, device) for one in leaves], structure, more)
+    plan.leaves = [None if one is None else _leaf(func, one, metas, operands, device) for one in leaves]
+    plan.structure = structure
+    return plan
 
 
-def _without_data(value: Any, metas: list[torch.Tensor]) -> Any:
-    """Return `value` with a new meta tensor for each tensor; add those of operands to `metas`."""
-    if isinstance(value, (list, tuple)):
-        return [_without_data(one, metas) for one in value]
-    if isinstance(value, RemoteTensor):
-        metas.append(value.meta.tensor())
-        return metas[-1]
-    return torch.empty((), dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
-
-
-def _outcome(
-    func: Any, leaf: Any, metas: Sequence[torch.Tensor], operands: Sequence[Any], device: str
-) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    position = next((at for at, one in enumerate(metas) if one is leaf), None)
+def _leaf(func: Any, result: Any, metas: Sequence[Any], operands: Sequence[Any], device: str) -> Meta | int:
+    """Return the facts of a new tensor, or the position of the operand that was changed in place."""
+    position = next((at for at, one in enumerate(metas) if one is result), None)
     if position is None:
-        return meta_like(leaf, device)
+        return Meta.of(result, device)
     before = operands[position].meta
-    # `meta` forgets facts that were long unused, so equal facts may be two objects.
-    if vars(meta_like(leaf, before.device)) != vars(before):
+    if Meta.of(result, before.device) != before:
         raise ConfigError(
-            f"{func} would change a remote tensor of shape {before.shape} in place to {tuple(leaf.shape)}.",
+            f"{func} would change a remote tensor of shape {before.shape} in place to {tuple(result.shape)}.",
             hint="Use the form that returns a new tensor, such as x.t() for x.t_().",
         )
-    return _Operand(position)
+    return position
 
 
 def _alias(tensor: RemoteTensor) -> RemoteTensor:
@@ -384,9 +359,3 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.alias.default: _alias,
     aten.copy_.default: _copy_into,
 }
-
-
-def describe(node: Node, tag: str, content: Sequence[Any]) -> RemoteTensor:
-    """Return the tensor that a worker has described in a reply."""
-    number, shape, stride, dtype, offset, device = content
-    return RemoteTensor(meta(tuple(shape), tuple(stride), dtype, offset, device), Owned(node, number))

@@ -20,13 +20,6 @@ BYE = "bye"
 """The last command of the controller."""
 
 
-class Reference:
-    """An object in the table of a worker, by its number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class MessageEncoding:
     """Encode and decode the values of one end of a connection.
 
@@ -43,8 +36,6 @@ class MessageEncoding:
 
     def _tagged(self, value: Any) -> Any:
         """Return one tag and its content for a value that JSON does not have."""
-        if isinstance(value, Reference):
-            return {"ref": value.number}
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return {"torch": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):

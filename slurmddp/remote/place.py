@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slurmddp.errors import ConfigError
+from slurmddp.remote import collective
 from slurmddp.remote.connection import Node, Owned
 from slurmddp.remote.controller import Workers
 from slurmddp.remote.dispatch import RemoteTensor, aten, dispatch, move
@@ -50,23 +51,16 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return dispatch(func, args, kwargs or {}, self._node)
 
 
-def _factory(make: Any) -> Callable[..., torch.Tensor]:
+def factory(name: str) -> Callable[..., torch.Tensor]:
+    """Return a factory of torch, such as `torch.zeros`, that makes its tensor on worker `node`."""
+    make = getattr(torch, name)
+
     def made(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
         with Placement(node):
             found: torch.Tensor = make(*args, **kwargs)
         return found if device is None else found.to(device)
 
-    made.__name__ = made.__qualname__ = make.__name__
-    made.__doc__ = f"Call `torch.{make.__name__}` on worker `node`; see there for the other arguments."
     return made
-
-
-arange, empty, eye, full, linspace = map(
-    _factory, [torch.arange, torch.empty, torch.eye, torch.full, torch.linspace]
-)
-ones, rand, randint, randn, tensor, zeros = map(
-    _factory, [torch.ones, torch.rand, torch.randint, torch.randn, torch.tensor, torch.zeros]
-)
 
 
 def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
@@ -87,18 +81,12 @@ def module(model: Model, node: int) -> Model:
         model = remote.module(torch.nn.Linear(8, 1), node=1)
         model(torch.randn(4, 8).dist_send(node=1)).sum().backward()
     """
-    placed = copy.deepcopy(model)
-    made: dict[torch.Tensor, torch.Tensor] = {}  # Parameters that two parts share stay one.
-    part: Any
-    for part in placed.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
-                if tensor is not None and tensor not in made:
-                    there = send(tensor.detach(), node)
-                    if isinstance(tensor, torch.nn.Parameter):
-                        there = torch.nn.Parameter(there, tensor.requires_grad)
-                    made[tensor] = there
-                held[name] = None if tensor is None else made[tensor]
+    there: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = send(tensor.detach(), node)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        there[id(tensor)] = torch.nn.Parameter(sent, tensor.requires_grad) if is_parameter else sent
+    placed = copy.deepcopy(model, there)  # It takes these tensors in place of copies of the model's own.
 
     class OnWorker(type(placed)):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,22 +98,7 @@ def module(model: Model, node: int) -> Model:
     return placed
 
 
-class Result:
-    """The result of a call on a worker: an operand of further calls there, or `fetch` it."""
-
-    def __init__(self, reference: Owned) -> None:
-        self.reference = reference
-
-    def fetch(self) -> Any:
-        """Wait for the call, and return its result: tensors stay on the worker, plain values come here.
-
-        Raises:
-            RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
-        """
-        return self.reference.node.ask("describe", self.reference)
-
-
-def call(function: str, *args: Any, node: int, **kwargs: Any) -> Result:
+def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
     """Call a function on worker `node`, without waiting.
 
     Args:
@@ -134,13 +107,17 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Result:
         node: the worker.
         **kwargs: as `args`.
 
+    Returns:
+        The result, as an operand of further calls there. Its `fetch` waits for it: tensors stay on the
+        worker, plain values come here.
+
     Example:
         env = remote.call("my_project.environment.make", "maze", node=1)
         steps = remote.call("my_project.environment.play", env, policy, node=1).fetch()
     """
     made = _current(node).new()
-    made.node.run("call", made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
-    return Result(made)
+    made.node.run(made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
+    return made
 
 
 class Event:
@@ -148,13 +125,13 @@ class Event:
 
     def __init__(self, node: Node) -> None:
         self._node, self._name = node, f"controller/event/{secrets.token_hex(8)}"
-        node.run("event", [], self._name)
+        node.run([None], collective.reach, [self._name])
 
     def wait(self, node: int) -> None:
         """Let worker `node` run nothing further until the event's worker has come to the event."""
         other = _current(node)
         if other is not self._node:
-            other.run("wait", [], self._name)
+            other.run([None], collective.wait_for, [self._name])
 
     def synchronize(self) -> None:
         """Wait here until the event's worker has come to it, and to whatever was put into its queue since."""

@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,30 +28,16 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import NO_DATA, PURPOSE, Channel
+from slurmddp.remote.collective import Failure
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 from slurmddp.training.process_group.setup import RankContext, finish, start
-from slurmddp.training.process_group.signed_store import SignedStore
-
-_EVENT_S = 1800.0
-"""Seconds to wait for an event of another worker, as long as for a collective."""
-
-_TELL_OTHERS = ("collective", "give")
-"""Commands that run although an operand has failed, to tell the workers that wait for this worker."""
-
-
-@dataclass
-class Failure(Exception):
-    """The failure of a command, which takes the place of its results."""
-
-    text: str
-    traceback: str
 
 
 class Worker:
     """Run the commands of one controller until it says goodbye."""
 
-    def __init__(self, controller: Channel, context: RankContext, lost: Callable[[], int]) -> None:
-        self._controller, self._context, self._lost = controller, context, lost
+    def __init__(self, controller: Channel, lost: Callable[[], int]) -> None:
+        self._controller, self._lost = controller, lost
         self._held: dict[int, Any] = {}
         self._next_own = 0
         """Numbers of objects that the controller has not numbered are negative."""
@@ -60,7 +45,11 @@ class Worker:
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
         self._encoding = MessageEncoding(self._describe, self._find)
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, Callable[..., Any]] = {
+            "free": self._free,
+            "put": self._put,
+            "reply": self._reply,
+        }
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
         self._data = NO_DATA
         """The bytes of the frame whose commands are being run."""
@@ -78,85 +67,49 @@ class Worker:
     def _receive(self) -> None:
         """Read the connection all the time, so that a dead controller ends this process, whatever it runs."""
         try:
-            while True:
+            text = ""
+            while not text.endswith(BYE):
                 text, data = self._controller.receive()
                 self._received.put((text, data))
-                if text.endswith(BYE):
-                    return
         except (OSError, EOFError):
             os._exit(self._lost())
 
     def _run(self, line: str) -> None:
+        """Run one command, and keep its results, or its failure, under the numbers of its results."""
         self._operand = None
-        kind, results, *operands = self._encoding.decode(line)
-        if kind == "free":
-            self._held.pop(results, None)
-            return
-        if kind == "reply":
-            self._reply(results, *operands)
-            return
+        results, path, args, named = self._encoding.decode(line)
         numbers = [results] if isinstance(results, int) else results
         try:
-            if self._operand is not None and kind not in _TELL_OTHERS:
+            # The controller waits for a reply, and other workers wait for a collective, whatever has failed.
+            waited_for = path == "reply" or path.startswith(f"{collective.__name__}.")
+            if self._operand is not None and not waited_for:
                 raise self._operand
-            found = getattr(self, f"_do_{kind}")(*operands)
+            if path not in self._functions:
+                self._functions[path] = plugins.locate(path, key="remote.call")
+            # No tensor here requires a gradient; `no_grad` would let kernels leave out what backward needs.
+            found = self._functions[path](*args, **dict(named))
             made = dict(zip(numbers, [found] if isinstance(results, int) else _leaves(found), strict=True))
         except Exception as error:
-            made = dict.fromkeys(numbers, self._failure(error, f"{kind} {operands[0] if operands else ''}"))
+            made = dict.fromkeys(numbers, self._failure(error, path))
         made.pop(None, None)  # The number of a result that is no tensor.
         self._held.update(made)
 
-    def _failure(self, error: Exception, command: str) -> Failure:
+    def _failure(self, error: Exception, path: str) -> Failure:
         if isinstance(error, Failure):
             return error.with_traceback(None)  # Its frames would keep tensors alive.
-        text = f"{type(error).__name__}: {error} (in {command})"
+        text = f"{type(error).__name__}: {error} (in {path})"
         failure = Failure(text, "".join(traceback.format_exception(error)))
         self._unreported = self._unreported or failure
         return failure
 
-    # --- commands; the operands of each are those that the controller sends
+    def _free(self, number: int) -> None:
+        self._held.pop(number, None)
 
-    def _do_op(self, name: str, args: list[Any], kwargs: list[Any]) -> Any:
-        if name not in self._functions:
-            namespace, operation, overload = name.split(".")
-            self._functions[name] = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
-        # No tensor here requires a gradient. `no_grad` would let some kernels leave out what backward needs.
-        return self._functions[name](*args, **dict(kwargs))
+    def _put(self, facts: list[Any], device: str) -> torch.Tensor:
+        return from_bytes(facts, self._data).to(device)
 
-    def _do_call(self, path: str, args: list[Any], kwargs: list[Any]) -> Any:
-        return plugins.locate(path, key="remote.call")(*args, **dict(kwargs))
-
-    def _do_put(self, facts: list[Any]) -> torch.Tensor:
-        return from_bytes(facts, self._data)
-
-    def _do_move(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        return tensor.detach().to(device)
-
-    def _do_collective(self, name: str, nodes: list[int], *operands: Any) -> Any:
-        return collective.run(self._operand, name, nodes, *operands)
-
-    def _do_give(self, tensor: torch.Tensor, node: int) -> Any:
-        return collective.give(self._operand, tensor, node)
-
-    def _do_take(self, *source: Any) -> Any:
-        return collective.take(*source)
-
-    def _do_event(self, name: str) -> list[torch.Tensor]:
-        if self._context.store is not None:
-            self._store().set(name, "reached")
-        return []
-
-    def _do_wait(self, name: str) -> list[torch.Tensor]:
-        if self._store().wait([name], _EVENT_S) == [None]:
-            raise TimeoutError(f"the other worker did not reach the event within {_EVENT_S:.0f} s")
-        return []
-
-    def _store(self) -> SignedStore:
-        return SignedStore(self._context.store, self._context.info.launch_id)
-
-    # --- requests, for which the controller waits
-
-    def _reply(self, number: int, kind: str, asked: Any = None) -> None:
+    def _reply(self, number: int, kind: str, asked: Any) -> None:
+        """Answer a request, for which the controller waits."""
         failure, self._unreported = self._unreported or self._operand, None
         value: Any = None
         data = NO_DATA
@@ -211,14 +164,10 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
     secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
     facts = {"rank": context.info.rank, "pid": os.getpid(), "device": str(context.device)}
     try:
-        end = socket.create_connection(address)
-    except ConnectionRefusedError:  # The script has closed its listener.
+        controller = channel.join(socket.create_connection(address), secret, **facts)
+    except (ConnectionError, EOFError):  # The script has closed its listener.
         return
-    try:
-        controller = channel.join(end, secret, **facts)
-    except (OSError, EOFError):
-        return
-    Worker(controller, context, lost).serve()
+    Worker(controller, lost).serve()
     finish(context)
     controller.close()
 

@@ -30,9 +30,9 @@ def remember(*folders: RunFolder) -> None:
         path = index_file()
         known = set(_indexed(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        for folder in folders:
-            if str(folder.path) not in known:
-                append_line(path, {"name": folder.name, "path": str(folder.path)})
+        new = [folder for folder in folders if str(folder.path) not in known]
+        if new:
+            append_line(path, *({"name": folder.name, "path": str(folder.path)} for folder in new))
     except OSError as error:
         paths = ", ".join(str(folder.path) for folder in folders)
         log.warning("The list of runs can't be written (%s); find %s by its path.", error, paths)
@@ -77,6 +77,8 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
         RunNotFoundError: there is no such run, or there are several.
     """
     here = start or Path.cwd()
+    if name and "/" in name and _is_file(here / name / "config.yaml"):  # No name of a run has a slash.
+        return RunFolder((here / name).resolve())
     runs = all_runs(here)
     if name is None:
         if not runs:
@@ -103,7 +105,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
 
 
 def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
-    """Leave out runs that `train --fresh` has renamed to NAME.old-1 if NAME is among the found."""
+    """Leave out runs that `train --again` has renamed to NAME.old-1 if NAME is among the found."""
     names = {run.name for run in found}
     return [run for run in found if run.name.rpartition(".old-")[0] not in names]
 

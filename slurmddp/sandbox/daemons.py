@@ -71,6 +71,9 @@ def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
     folders = ["--no-defaults", f"--datadir={root}/mariadb", f"--user={plan.machine.user}"]
     open_to_us = ["--auth-root-authentication-method=normal", "--skip-test-db", "--force"]
     _run(plan, environment, ["mariadb-install-db", *folders, *open_to_us])
+    # A folder is a database; this one is StorageLoc of slurmdbd.conf. A slurmdbd that has to create it
+    # reconnects on the handle that failed, and MariaDB's client library 11.8.9 then refuses every result.
+    (root / "mariadb/slurm_acct").mkdir()
     command = [
         "mariadbd",
         *folders,

@@ -24,6 +24,7 @@ from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
+from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
 from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups
 from slurmddp.slurm.limits.partitions import Partition, parse_partitions
@@ -171,7 +172,7 @@ class SlurmClient:
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k"]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=all", "-o", "%i|%T|%N|%r|%S|%k|%o"]
         try:
             lines = self._run([*command, "--jobs", ",".join(job_ids)])
         except SlurmError as error:
@@ -183,7 +184,10 @@ class SlurmClient:
     def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         if shutil.which("sacct") is None:
             return {}
-        command = ["sacct", "-X", "-P", "-n", "-o", "JobID,State,ExitCode,NodeList", "-j", ",".join(job_ids)]
+        form = "JobID,State,ExitCode,NodeList,SubmitLine"
+        # Asked for one element, sacct omits the record of the elements that never started.
+        whole = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+        command = ["sacct", "-X", "-P", "-n", "-o", form, "-j", ",".join(whole)]
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")  # Of all commands, only sacct does not read the variable.
         try:
@@ -204,24 +208,29 @@ class SlurmClient:
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
         lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
         found: dict[Path, dict[str, JobState]] = {folder: {} for folder in folders}
+        by_name: dict[str, list[Path]] = {}
+        for folder in found:
+            by_name.setdefault(folder.name, []).append(folder)
         for line in (line for line in lines if line.count("|") >= 2):
             job_id, state, script = (word.strip() for word in line.split("|", 2))
-            for folder in _folders_of(job_id, script, folders):
+            for folder in _folders_of(job_id, script, by_name):
                 found[folder][job_id] = JobState(job_id=job_id, state=parse_state(state))
         return found
 
     def jobs_ahead(self, job_id: str) -> int | None:
-        """Return how many waiting jobs of a job's partition have a higher priority.
+        """Return how many waiting jobs of a job's partition SLURM looks at earlier.
 
-        None if squeue does not show the job among the waiting ones. A site may hide the jobs of others.
+        These are the jobs of a higher priority. Among equals, as the elements of an array are, they are the
+        jobs with lower ids. None if squeue does not show the job among the waiting ones. A site may hide
+        the jobs of others.
         """
         command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q"]
         rows = [line.strip().split("|") for line in self._run(command).splitlines() if line.count("|") == 2]
         own = next((row for row in rows if row[0] == job_id), None)
         if own is None or not own[2].isdigit():
             return None
-        others = [int(row[2]) for row in rows if row[1] == own[1] and row[2].isdigit()]
-        return sum(priority > int(own[2]) for priority in others)
+        others = [row for row in rows if row[1] == own[1] and row[2].isdigit()]
+        return sum(_turn(row) < _turn(own) for row in others)
 
     def cancel(self, job_id: str) -> None:
         """End a job for good; do nothing if it is over."""
@@ -359,17 +368,11 @@ class _NotAnswered(SlurmError):
     may_be_queued = True
 
 
-def _folders_of(job_id: str, script: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the folder among `folders` in which a job trains. A run's name does not count: it may recur.
-
-    The script of a single job lies in the folder. Beside the script of an array lies a link to the folder,
-    with the element's index as its name.
-    """
-    link = Path(script).parent / job_id.rpartition("_")[2]
-    if "_" not in job_id or not link.is_symlink():
-        return [folder for folder in folders if _lies_in(script, folder)]
-    name, parent = link.readlink().name, os.path.realpath(link.parent.parent)
-    return [one for one in folders if one.name == name and os.path.realpath(one.parent) == parent]
+def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]]) -> list[Path]:
+    """Return the folder in which a job trains, among folders by their names. A name may recur elsewhere."""
+    own = script_of(job_id, script)
+    names = dict.fromkeys(own.split("/")[:-1])
+    return [one for name in names for one in by_name.get(name, ()) if _lies_in(own, one)]
 
 
 def _lies_in(script: str, folder: Path) -> bool:
@@ -384,8 +387,14 @@ def _comment(token: str, options: Sequence[str]) -> str:
     return " ".join([token, *own])
 
 
+def _turn(row: Sequence[str]) -> list[int]:
+    """Return the key of SLURM's order for a waiting job: its id, its partition, its priority."""
+    return [-int(row[2]), *map(int, re.findall(r"\d+", row[0]))]
+
+
 def _from_squeue(line: str) -> JobState:
-    job_id, state, nodes, reason, start, comment = [*line.split("|", 5), "", "", "", "", ""][:6]
+    job_id, state, nodes, reason, start, rest = [*line.split("|", 5), "", "", "", "", ""][:6]
+    comment, _, script = rest.rpartition("|")
     waits = parse_state(state) in PENDING
     return JobState(
         job_id=job_id.strip(),
@@ -394,18 +403,28 @@ def _from_squeue(line: str) -> JobState:
         reason=clean_reason(reason),
         start=parse_start(start) if waits else "",
         run=parse_run(comment),
+        script=script_of(job_id.strip(), script.strip()),
     )
 
 
 def _from_sacct(line: str) -> list[JobState]:
     """Return the job of a line, or the elements of an array that never started: `7_[2-5,9%2]`."""
-    ids, state, code, nodes = [*line.split("|", 3), "", "", ""][:4]
+    ids, state, code, nodes, command = [*line.split("|", 4), "", "", "", ""][:5]
     exit_code, signal = parse_exit(code)
     nodes = "" if nodes.strip() == "None assigned" else nodes.strip()
-    known = JobState(job_id="", state=parse_state(state), nodes=nodes, exit_code=exit_code, signal=signal)
+    known = JobState(
+        job_id="",
+        state=parse_state(state),
+        nodes=nodes,
+        exit_code=exit_code,
+        signal=signal,
+        run=parse_run(command.replace("--comment=", " ")),
+    )
+    script = command[command.rfind(" /") + 1 :].strip()
     elements = re.fullmatch(r"(\d+_\[[\d,-]+)(?:%\d+)?\]", ids.strip())
     return [
-        replace(known, job_id=job_id) for job_id in (expand(f"{elements[1]}]") if elements else [ids.strip()])
+        replace(known, job_id=job_id, script=script_of(job_id, script))
+        for job_id in (expand(f"{elements[1]}]") if elements else [ids.strip()])
     ]
 
 

@@ -7,9 +7,11 @@ for the shell below it. Only `setup` lines are shell, and stand as they are.
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurmddp.environments.names import (
@@ -28,6 +30,11 @@ _OF_A_TASK = (
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "tres-per-task",
 )  # fmt: skip
 """Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
+
+_DIGITS = 8
+"""Length of the hash at the end of a run's name."""
+_NAMED_BY_US = re.compile(rf".{{1,{99 - _DIGITS}}}-[0-9a-f]{{{_DIGITS}}}")
+"""The name of a run that stands whole in the name of its job, which has at most 100 characters."""
 
 _OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
 
@@ -51,6 +58,35 @@ def render(job: Job) -> str:
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
         is_staged=_is_staged(job),
     )
+
+
+class ScriptOfRuns:
+    """The batch script of runs that differ only in the digits of their names and in their configurations.
+
+    The script is rendered once, with a unique word in place of the digits.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Render the script for runs like `job`."""
+        self._digits = secrets.token_hex(_DIGITS // 2)
+        self._own = self._without_run(job)
+        self._text = render(self._own)
+
+    def fits(self, job: Job) -> bool:
+        """Return whether `render` gives the script of `job`."""
+        return self._own == self._without_run(job)
+
+    def render(self, job: Job) -> str:
+        """Return what `render` returns for `job`, which fits."""
+        return self._text.replace(self._digits, job.run_name[-_DIGITS:])
+
+    def _without_run(self, job: Job) -> Job:
+        if not _NAMED_BY_US.fullmatch(job.run_name):
+            return job  # Only this very job fits.
+        name = job.run_name[:-_DIGITS] + self._digits
+        program = replace(job.program, config={})  # The batch script holds nothing of the program.
+        path = job.run_dir.with_name(name)
+        return replace(job, run_name=name, run_dir=path, program=program, overrides=())
 
 
 def render_array(jobs: Sequence[Job], folder: Path) -> str:

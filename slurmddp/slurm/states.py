@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from slurmddp.slurm.job_script import may_be_of
 from slurmddp.slurm.options import job_name
 
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -49,10 +50,12 @@ class JobState:
     """The signal that ended the job; None without a signal, or if SLURM was not asked."""
     run: str = ""
     """The run that the token in the job's comment names; empty without a token."""
+    script: str = ""
+    """The path of the batch script, for an element of an array in its run folder; empty if not known."""
 
     def may_be_of(self, run_name: str) -> bool:
         """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""
-        return not self.run or self.run == job_name(run_name)
+        return may_be_of({run_name, job_name(run_name)}, self.run, self.script)
 
     @property
     def terminal(self) -> bool:

@@ -17,17 +17,24 @@ import runpy
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.host.streams import log_size, tell
+from slurmddp.plugins import src_layout_hint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.spec import MODULE, is_command, saved_files
 from slurmddp.training.stopping.controller import StopController
 
+_STARTERS = (__file__, runpy.__file__, "<frozen runpy>")
+"""Files whose frames stand above the script's own frames in a traceback."""
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 
 
@@ -57,7 +64,44 @@ def run_script(folder: RunFolder, program: Mapping[str, Any]) -> int:
     except SystemExit as end:
         if end.code:
             raise
+    except SlurmddpError:
+        raise
+    except BaseException as error:
+        _show(error)
+        return EXIT_FAILED
     return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+
+
+def _show(error: BaseException) -> None:
+    """Print an error of the script as Python does, by `sys.excepthook` if the script has set it."""
+    # runpy raises some errors from another one, which has its frames too.
+    for one in filter(None, (error, error.__cause__, error.__context__)):
+        one.__traceback__ = _own_frames(one.__traceback__)
+    if not _is_shown_by_hook(error):
+        tell("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, ModuleNotFoundError) and (hint := src_layout_hint(error.name or "")):
+        tell(hint)
+
+
+def _own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the script on; None if the script has no frame in it."""
+    while frames is not None and frames.tb_frame.f_code.co_filename in _STARTERS:
+        frames = frames.tb_next
+    return frames
+
+
+def _is_shown_by_hook(error: BaseException) -> bool:
+    """Let the script's hook print the error; return False if there is no hook, or it fails or prints nothing.
+
+    The reason of a failure is read from the log, so the traceback must stand there.
+    """
+    before = log_size()
+    with suppress(Exception):
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+            return log_size() != before
+    return False
 
 
 def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:

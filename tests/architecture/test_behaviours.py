@@ -52,3 +52,15 @@ def test_a_number_in_the_name_of_a_test_has_a_row() -> None:
     texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
     carried = {one for text in texts for found in CARRIES.findall(text) for one in found.split("_") if one}
     assert {one.upper() for one in carried} <= set(NUMBERS)
+
+
+def test_the_tests_that_the_docs_name_exist() -> None:
+    named = {
+        found
+        for page in (ROOT / "docs").glob("*.md")
+        for found in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text())
+    }
+    missing = [
+        f"{file}::{test}" for file, test in named if f"\ndef {test}(" not in (TESTS / file).read_text()
+    ]
+    assert not missing

@@ -253,3 +253,12 @@ def test_remote_tensors_are_judged_by_their_three_promises(benchmark, enqueue, c
     times = {"enqueue": [enqueue], "copy": [copy], "socket": [1.0], "matrices": [matrices]}
     found = benchmark("remote_tensors").verdicts({**times, "local matrices": [1.0]})
     assert [ok for _, ok in found] == held
+
+
+def test_staleness_compares_losses_after_equal_seconds_and_under_equal_delays(benchmark):
+    staleness = benchmark("staleness")
+    course = staleness.Course([1.0, 2.0, 3.0], [9.0, 8.0, 7.0])
+    assert [course.loss_at(second) for second in (1.5, 2.0, 99.0)] == [9.0, 8.0, 7.0]
+    assert staleness.delays("one rank", 0, 3) == [0.0] * 3 != staleness.delays("one rank", 2, 3)
+    drawn = [staleness.delays("any rank", rank, 200) for rank in (0, 1, 1)]
+    assert drawn[0] != drawn[1] == drawn[2] and 0 < drawn[1].count(0.06) < 200

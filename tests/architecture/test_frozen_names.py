@@ -13,12 +13,12 @@ from support import ROOT
 
 FLAGS = {
     "init": "folder",
-    "train": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --multirun "
+    "train": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --multirun "
     "--package --resolve overrides",
-    "run": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --launcher "
+    "run": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --launcher "
     "--multirun --package --ranks --resolve -m overrides",
     "exec": "--nodes --ranks",
-    "controller": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
+    "controller": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --package "
     "--ranks --resolve overrides",
     "list": "--all --json --limit --watch sweep",
     "status": "--json --verbose run",
@@ -28,7 +28,7 @@ FLAGS = {
     "cancel": "run",
     "resume": "--check changes run",
     "checkpoints": "--json --verify run",
-    "rerun": "--cfg --check --config-dir --config-name --config-path --dry-run --fresh --info --package "
+    "rerun": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --package "
     "--resolve changes run",
     "diff": "--json first second",
     "rm": "--yes run",
@@ -36,7 +36,7 @@ FLAGS = {
     "report": "run",
     "open": "--folder run",
     "cluster": "action",
-    "bench": "--batch --cfg --check --config-dir --config-name --config-path --dry-run --fresh --info "
+    "bench": "--again --batch --cfg --check --config-dir --config-name --config-path --dry-run --info "
     "--layers --package --ranks --repetitions --resolve --seed --sizes --warmup --width action words",
     "completion": "shell",
     "sandbox": "action",

@@ -155,7 +155,7 @@ def test_t15_every_example_is_executed() -> None:
 def test_t15_the_files_of_each_kind_are_found() -> None:
     names = {kind: {path.name for path, found in FILES.items() if found == kind} for kind in FILES.values()}
     assert names.keys() == {PYTHON, SHELL, TEMPLATE}
-    assert {"install-slurm", "run", "a100x8.sbatch", "stub-agent.sh", "srun"} <= names[SHELL]
+    assert {"install-programs", "run", "a100x8.sbatch", "stub-agent.sh", "srun"} <= names[SHELL]
     assert {"make.py", "start.py", "train.py", "my_data.py"} <= names[PYTHON]
     assert {path.name for path in (ROOT / "templates").glob("*.j2")} == names[TEMPLATE]
     scripts = {path.parent.name for path in ROOT.glob("*/*.py") if not path.parent.name.startswith(".")}

@@ -154,8 +154,9 @@ def test_a_second_job_of_a_run_leaves_the_first_one_alone(run: Run, state: str, 
         "COMPLETED||",
         "COMPLETING|n[3-4]|",
         "RUNNING|n[3-4]|slurmddp:other:0123456789ab",
+        "RUNNING|n[3-4]|slurmddp:array-0123456789ab|/runs/.other.1/job.sbatch",
     ],
-    ids=["unknown", "queued", "over", "ending", "of another run"],
+    ids=["unknown", "queued", "over", "ending", "of another run", "of another sweep"],
 )
 def test_a_second_job_takes_over_a_run_that_no_other_job_runs(run: Run, state: str) -> None:
     second_job(run, state)

@@ -339,7 +339,7 @@ def test_an_srun_that_waits_for_agents_which_have_left_is_ended(
     """The watch gets the process that runs srun; here it is as impatient as a test."""
     monkeypatch.setattr(freeze, "_source", impatient(freeze._source))
     monkeypatch.setattr(freeze, "_compiled", lambda *_: b"")
-    script.folder.batch_file.write_bytes(freeze.batch_program())
+    script.folder.batch_file.write_bytes(freeze.batch_program.__wrapped__())
     assert script.start(FINISH.replace("exit 0", "exec sleep 600")) == 0
     assert script.end == ("finished", "none")
     assert "this script ends srun" in script.log()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurmddp.cli import start_run
+from slurmddp.errors import EXIT_FAILED, RankFailure
 from slurmddp.launchers.local import run as local
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
@@ -64,6 +65,8 @@ class FakeLocal:
         self.folder.add_event(
             "ended", attempt=0, job_id="local-1", exit_code=code, outcome=outcome, next="none"
         )
+        if code == EXIT_FAILED:
+            raise RankFailure("A rank failed.")
         return code
 
 

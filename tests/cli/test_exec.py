@@ -110,6 +110,7 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path):
         (["-n", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
         (["-np", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
         (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
+        (["-n", "2", "/tmp"], EXIT_CONFIG, "It is a folder"),
         (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
         (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),
     ],

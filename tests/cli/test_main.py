@@ -136,7 +136,7 @@ def test_ctrl_c_ends_without_a_traceback(probe, capsys):
         (["train", "--steps", "3"], "no flag '--steps'. Settings have no dashes: train.steps=VALUE"),
         (["train", "--batch-size=8"], "Settings have no dashes: train.batch_size=8"),
         (["run", "--lr", "3", "fit.py"], "no flag '--lr'. The program's own flags stand behind the program."),
-        (["run", "--frehs", "fit.py"], "no flag '--frehs'. Did you mean --fresh"),
+        (["run", "--agian", "fit.py"], "no flag '--agian'. Did you mean --again"),
         (["run", "--launcher", "slurm", "fit.py"], "has no 'slurm'. Known: torchrun"),
         (["resume"], "arguments are required: RUN. See `slurmddp resume --help`"),
         (["+cluster=a100x8"], "slurmddp train +cluster=a100x8"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN
+from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN, LoginNodeError, SlurmddpError
 from slurmddp.runs import ssh_runs
 from support.slurm.login_node import LoginNode, login_node
 
@@ -105,6 +107,11 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert main(["report", sweep]) == 0
     page = Path(capfd.readouterr().out.strip())
     assert page.name == f"{sweep}.html" and sweep in page.read_text()
+    links = re.findall(r'href="([^"]+)"', page.read_text())
+    assert len(links) == 2 and all(
+        Path(link).parent.name in (page.parent / link).read_text() for link in links
+    )
+    assert not page.is_relative_to(node.home)
     assert main(["cancel", sweep]) == 0
 
 
@@ -143,8 +150,9 @@ def test_settings_choose_the_host_and_the_folder_and_what_starts_nothing(node: L
     assert not (node.home / "slurmddp").exists()
     assert main(["run", "ssh=login1", "train.py"]) == EXIT_CONFIG
     assert "Say +cluster=NAME" in capfd.readouterr().err
-    assert main(["run", "+cluster=far", 'ssh="-oProxyCommand=x"', "train.py"]) == EXIT_CONFIG
-    assert "is no host" in capfd.readouterr().err
+    for host in ("-oProxyCommand=x", "a:b", "../x", "a;b", "a b"):
+        assert main(["run", "+cluster=far", f'ssh="{host}"', "train.py"]) == EXIT_CONFIG
+        assert "is no host" in capfd.readouterr().err
 
 
 def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node: LoginNode, capfd):
@@ -153,7 +161,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
         assert node.slurm.calls("sbatch") == 0 and ssh_runs.ssh_runs() == []
         return capfd.readouterr().err
 
-    assert "`ssh down true` must work" in trouble("ssh=down")
+    assert "`ssh -o BatchMode=yes down true` must work" in trouble("ssh=down")
     there = node.home / "slurmddp" / "project"
     node.slurmddp("echo slurmddp 0.0.1")
     assert "login1 has slurmddp 0.0.1, this machine slurmddp" in trouble()
@@ -166,6 +174,13 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     (there / "train.py" / "in the way").write_text("")
     assert "rsync says why above" in trouble()
     assert "can't be created" in trouble("cluster.ssh_folder=/dev/null/x")
+    ssh = node.programs / "ssh"
+    for code, words in ((127, "exit code is 127; rsync says why"), (255, "the connection broke")):
+        reached = ssh.read_text()
+        lost = f'case "$*" in *"rsync --server"*) head -c 60 >/dev/null; exit {code};; esac'
+        ssh.write_text(reached.replace("\n", f"\n{lost}\n", 1))
+        assert words in trouble()
+        ssh.write_text(reached)
 
 
 def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, monkeypatch):
@@ -181,3 +196,21 @@ def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, mon
     capfd.readouterr()
     assert main(["open", name, "--folder"]) == 0
     assert capfd.readouterr().out == f"{node.home}/slurmddp/project/runs/{name}\n"
+
+
+def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
+    run = slurmddp.train("program.script=train.py", cluster="far", name="exp")
+    assert run.path == Path(f"login1:{node.home}/slurmddp/project/runs/{run.name}")
+    assert run.status().state == "queued" and run.logs() == ""
+    with pytest.raises(TimeoutError, match="goes on"):
+        run.wait(0)
+    assert slurmddp.train("program.script=train.py", cluster="far", name="exp").name == run.name
+    assert node.slurm.calls("sbatch") == 1
+    slurmddp.Run("login1:exp").cancel()
+    assert run.wait(30).state == "cancelled"
+    with pytest.raises(SlurmddpError, match=r"did not finish \(cancelled\)"):
+        run.result()
+    with pytest.raises(LoginNodeError):
+        slurmddp.train("program.script=train.py", cluster="far", ssh="down")
+    with pytest.raises(SlurmddpError, match="login1 started no run"):
+        slurmddp.train("no_such_key=1", cluster="far")

@@ -39,6 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "show").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "train.py").write_text(SHOW)
+    (folder / "src" / "inside").mkdir(parents=True)
     monkeypatch.chdir(folder)
     return folder
 
@@ -142,14 +143,57 @@ def test_the_lines_of_a_failed_rank_are_shown_once_where_its_output_is_shown(
     assert f"rank-{rank}.log" in err
 
 
-def test_a_finished_script_is_started_again_only_with_fresh(project, capsys, monkeypatch):
+HOOKED = """
+import sys
+def hook(kind, error, frames):
+    print("hooked:", error, file=sys.stderr)
+sys.excepthook = hook
+raise ValueError("seen")
+"""
+CHAINED = """
+def deep():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise KeyError("k") from error
+deep()
+"""
+SRC = "import inside\n"
+ENDS = {
+    "chained.py": (CHAINED, 1, "KeyError: 'k' (chained.py:6 in deep)"),
+    "syntax.py": ("x = 1\nx = = 1\n", 1, "SyntaxError: invalid syntax (syntax.py:2)"),
+    "hooked.py": (HOOKED, 1, "hooked: seen"),
+    "silent.py": (HOOKED.replace("print(", "str(").replace(", file=sys.stderr", ""), 1, "ValueError: seen"),
+    "exits.py": ("import sys\nsys.exit(7)\n", 7, "exit code 7"),
+    "missing.py": (SRC, 1, "`pip install -e .`"),
+}
+
+
+def test_a_script_that_fails_shows_its_own_frames_as_python_does(project, capfd):
+    for name, (text, code, shown) in ENDS.items():
+        (project / name).write_text(text)
+        assert main(["run", "-n", "1", name]) == 1
+        out, err = capfd.readouterr()
+        assert shown in out + err, name
+        (log,) = (project / "runs").glob(f"{Path(name).stem}*/logs/attempt-0/rank-0.log")
+        told = log.read_text()
+        assert "runpy" not in told, name
+        assert "slurmddp" not in told.replace("set PYTHONPATH", ""), name
+        assert json.loads((log.parent / "failure.json").read_text())["exit_code"] == code
+        if name in ("chained.py", "syntax.py"):
+            alone = subprocess.run([sys.executable, name], cwd=project, capture_output=True, text=True).stderr
+            assert told.strip() == alone.replace(f'"{project}/', '"').strip()
+
+
+def test_a_finished_script_is_started_again_only_with_again(project, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["run", "-n", "1", "show.py", "--lr", "1"]
     assert main(command) == 0
     capsys.readouterr()
     assert main(command) == 0
     assert (
-        "--fresh starts it again; other arguments of the script are another run." in capsys.readouterr().out
+        "--again starts it once more; other arguments of the script are another run."
+        in capsys.readouterr().out
     )
     assert len([*(project / "runs").iterdir()]) == 1
 
@@ -173,7 +217,9 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         (["shwo.py"], EXIT_CONFIG, "no script .*shwo.py.*Did you mean show.py"),
         (["show", "x"], EXIT_CONFIG, "no command 'show' on PATH.*Say ./show for the one in this folder"),
         (["./shwo"], EXIT_CONFIG, "no program .*shwo.*Did you mean show"),
-        (["conf/.."], EXIT_CONFIG, "no program"),
+        (["conf/.."], EXIT_CONFIG, "no program.* is a folder: "),
+        (["package"], EXIT_CONFIG, "no command.* is a folder"),
+        (["-m", "inside.train"], EXIT_CONFIG, r"no module 'inside'.* src/inside is in.*pip install -e \."),
         (["./show.py.txt"], EXIT_CONFIG, "not executable.*chmod .x ./show.py.txt"),
         (["-m", "package.trian"], EXIT_CONFIG, "no module package.trian.*Did you mean train"),
         (["-m", "package.qqq"], EXIT_CONFIG, r"no module package.qqq.* Known: train\.$"),

@@ -6,20 +6,27 @@ import json
 
 import pytest
 
+import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_NO_RUN,
+    EXIT_RUN_STATE,
     EXIT_SLURM,
     EXIT_STOPPED,
+    EXIT_USAGE,
+    ConfigError,
+    RunStateError,
     SlurmError,
 )
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.slurm.limits.partitions import Partition
+from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG
 
 SEEDS = ("-m", "seed=range(1,4)", "name=first")
@@ -42,15 +49,16 @@ def test_points_train_one_after_another_and_never_twice(project, here, capsys):
     assert here.started == 3 and sweep_of(project).name == sweep.name
     assert main(["train", "seed=2", "name=first"]) == EXIT_FINISHED
     assert here.started == 3, "a point is the run of the same settings"
-    assert main(["train", *SEEDS, "--fresh"]) == EXIT_FINISHED
+    assert main(["train", *SEEDS, "--again"]) == EXIT_FINISHED
     assert here.started == 6
 
 
-def test_a_failure_is_told_at_the_end_and_a_stop_ends_the_sweep(project, here):
-    codes = iter([EXIT_FAILED, 0, EXIT_STOPPED])
+@pytest.mark.parametrize("last", [EXIT_STOPPED, EXIT_INTERRUPTED])
+def test_a_failure_is_told_and_only_a_person_ends_the_sweep(project, here, capsys, last):
+    codes = iter([EXIT_FAILED, 0, last])
     here.ends = staticmethod(lambda: next(codes))
     assert main(["train", "-m", "seed=range(1,9)"]) == EXIT_FAILED
-    assert here.started == 3
+    assert here.started == 3 and "error: A rank failed." in capsys.readouterr().err
     assert len(sweep_of(project).started) == 3 and len(sweep_of(project).runs) == 8
 
 
@@ -81,7 +89,10 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     assert all(run.cancelled_file.exists() for run in sweep.runs)
     assert {state.state for state in cluster.states.values()} == {"CANCELLED"}
     assert main(["resume", sweep.name, "time_limit=01:00:00"]) == EXIT_FINISHED
-    assert len(cluster.submissions) == 6 and "--time=01:00:00" in cluster.submissions[-1].script
+    assert len(cluster.submissions) == 4 and "--array=0-1\n" in cluster.submissions[-1].script
+    assert all("--time=01:00:00" in run.script_file.read_text() for run in sweep.runs)
+    assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["3_0", "4_0", "3_1", "4_1"]
+    assert not any(run.cancelled_file.exists() for run in sweep.runs)
     capsys.readouterr()
     assert main(["report", sweep.name]) == EXIT_FINISHED
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
@@ -89,6 +100,39 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
     page = sweep.report_file.read_text()
     assert all(run.report_file.exists() and f'"{run.name}/report.html"' in page for run in sweep.runs)
+
+
+def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
+    project, cluster, capsys, monkeypatch
+):
+    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    settings = {"cluster": "big", "nodes": 2, "array_parallelism": 2, "name": "power"}
+    runs = slurmddp.map_array("math.pow", [3, 2, 3], iter([1.5, 2.5, 1.5]), **settings)
+    sweep = sweep_of(project)
+    assert [run.name for run in runs] == [sweep.runs[place].name for place in (0, 1, 0)]
+    assert f"slurmddp list {sweep.name}" in capsys.readouterr().out and sweep.name.startswith("power-sweep-")
+    assert "#SBATCH --array=0-1%2\n" in cluster.submissions[0].script
+    assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1"]
+    assert [run.config()["program"]["args"][1:] for run in sweep.runs] == [
+        ["math.pow", "[3, 1.5]"],
+        ["math.pow", "[2, 2.5]"],
+    ]
+    assert {run.status().state for run in runs} == {"queued"}
+    assert slurmddp.map_array("math.pow", [2], [2.5], **settings)[0].path == runs[1].path
+    assert len(cluster.submissions) == 1, "the same point is never submitted twice"
+    with pytest.raises(RunStateError, match="can't be put aside"):
+        slurmddp.map_array("math.pow", [2], [2.5], again=True, **settings)
+    runs[1].cancel()
+    assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
+    for wrong, reason in [
+        (((1, 2), (3,)), "different lengths: 2, 1"),
+        (((1, {2}), (3, 4)), "can't be kept as text"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            slurmddp.map_array("math.pow", *wrong, **settings)
+    with pytest.raises(ConfigError, match="does not submit over ssh, and the settings name login1"):
+        slurmddp.map_array("math.pow", [1], [2], ssh="login1", **settings)
+    assert slurmddp.map_array("math.pow", [], [], **settings) == [] and len(cluster.submissions) == 1
 
 
 def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
@@ -103,6 +147,56 @@ def test_the_first_part_of_the_names_of_runs_is_not_the_sweep(project, here, cap
     main(["train", *SEEDS])
     assert main(["cancel", "first"]) == EXIT_NO_RUN
     assert "fits 3 runs" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=range(1,6)"])
+    sweep = sweep_of(project)
+    for place, (run, outcome) in enumerate(
+        zip(sweep.runs, ("finished", "", "failed", "stopped"), strict=False)
+    ):
+        start(run, job_id=f"1_{place}")
+        cluster.set_state(f"1_{place}", "COMPLETED" if outcome else "RUNNING")
+        if outcome:
+            end(run, outcome, job_id=f"1_{place}")
+    capsys.readouterr()
+    cluster.site = {"gpu": Partition(name="gpu", max_nodes=3)}
+    assert main(["resume", sweep.name, "nodes=4"]) == EXIT_CONFIG
+    assert "gives a job at most 3" in capsys.readouterr().err and len(cluster.submissions) == 1
+    assert main(["resume", sweep.name, "array_parallelism=1"]) == EXIT_FINISHED
+    shown, told = capsys.readouterr()
+    assert f"sweep   {sweep.name}  (2 of 5 runs to resume)" in shown and "array   2  (2 jobs" in shown
+    assert told.count("The changes were not applied") == 2 and told.count("has finished") == 1
+    assert [one.script.count("#SBATCH --array=0-1%1\n") for one in cluster.submissions] == [0, 1]
+    assert [run.events()[-1]["job_id"] for run in sweep.runs[2:]] == ["2_0", "2_1", "1_4"]
+    assert set(cluster.jobs_of(sweep.runs[3].path)) == {"1_3", "2_1"}
+    sweep.runs[4].config_file.unlink()
+    assert main(["resume", sweep.name]) == EXIT_FINISHED
+    shown, told = capsys.readouterr()
+    assert len(cluster.submissions) == 2 and shown.count(" already: ") == 3
+    assert "1 point without a run folder" in told
+
+
+def test_rm_removes_a_sweep_its_runs_and_their_arrays_but_no_active_run(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"])
+    sweep, runs_dir = sweep_of(project), project / "runs"
+    main(["train", *BIG, "-m", "seed=3,4", "nodes=1"])
+    assert len([*runs_dir.glob(".*.[12]")]) == 3, "two arrays of the sweep, and one of another sweep"
+    for job in ("1_0", "2_0", "2_1"):
+        cluster.set_state(job, "FAILED")
+    capsys.readouterr()
+    assert main(["rm", sweep.name]) == EXIT_USAGE
+    assert f"The sweep {sweep.name} and its 4 runs would be removed" in capsys.readouterr().err
+    assert len(sweep.started) == 4
+    assert main(["rm", sweep.name, "--yes"]) == EXIT_RUN_STATE
+    assert "1 run of" in capsys.readouterr().err.splitlines()[-1] and sweep.file.exists()
+    assert [run.path.name for run in sweep.started] == [sweep.runs[2].name]
+    (kept,) = runs_dir.glob(f".{sweep.name}.[12]")
+    assert (kept / "1").resolve() == sweep.runs[2].path, "the array of a run that is left"
+    cluster.set_state("1_1", "FAILED")
+    assert main(["rm", sweep.name, "--yes"]) == EXIT_FINISHED
+    assert not sweep.file.exists() and not [*runs_dir.glob(f".{sweep.name}.*")]
+    assert len([*runs_dir.iterdir()]) == 4, "the two runs of the other sweep, its file and its array"
 
 
 def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):

@@ -1,4 +1,4 @@
-"""`slurmddp train` with an existing run, with --fresh, --cfg and --help."""
+"""`slurmddp train` with an existing run, with --again, --cfg and --help."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
         ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),
     ],
 )
-def test_fresh_refuses_an_active_run(project, cluster, capsys, state, code, words):
+def test_again_refuses_an_active_run(project, cluster, capsys, state, code, words):
     main(["train", *BIG])
     folder = only_run(project)
     if "unanswered" in state:
@@ -64,7 +64,7 @@ def test_fresh_refuses_an_active_run(project, cluster, capsys, state, code, word
         cluster.silence = "it is asleep"
     cluster.set_state("1", state if state.isupper() else "PENDING")
     capsys.readouterr()
-    assert main(["train", *BIG, "--fresh"]) == code
+    assert main(["train", *BIG, "--again"]) == code
     shown = capsys.readouterr()
     assert re.search(words, shown.err) and "kept as" not in shown.out
     assert only_run(project).path == folder.path and len(cluster.submissions) == 1
@@ -105,12 +105,12 @@ def test_a_run_that_ended_goes_on_in_its_folder(project, cluster):
     assert not folder.stop_file.exists()
 
 
-def test_fresh_puts_the_finished_run_aside(project, here, capsys):
+def test_again_puts_the_finished_run_aside(project, here, capsys):
     main(["train"])
     name = only_run(project).name
     (only_run(project).path / "mark").touch()
     for number in (1, 2):
-        assert main(["train", "--fresh"]) == 0
+        assert main(["train", "--again"]) == 0
         assert f"{name}.old-{number}" in capsys.readouterr().out
     assert (project / "runs" / f"{name}.old-1" / "mark").exists()
     assert {path.name for path in (project / "runs").iterdir()} == {name, f"{name}.old-1", f"{name}.old-2"}
@@ -132,7 +132,7 @@ def test_help_names_every_setting(capsys):
         "train.batch_size",
         "policy.max_restarts",
         "--dry-run",
-        "--fresh",
+        "--again",
         "75  stopped",
     ):
         assert word in shown
@@ -143,4 +143,4 @@ def test_a_damaged_record_is_named_and_can_be_put_aside(here, project, capsys):
     (project / "runs" / only_run(project).name / "attempts.jsonl").write_text("no record\n")
     assert main(["train", "name=first"]) == EXIT_CONFIG
     assert "attempts.jsonl, line 1 is not JSON" in capsys.readouterr().err
-    assert main(["train", "name=first", "--fresh"]) == 0
+    assert main(["train", "name=first", "--again"]) == 0

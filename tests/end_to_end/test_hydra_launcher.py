@@ -103,6 +103,10 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
         (["hydra.launcher.cluster=smal"], "no cluster 'smal'.*Did you mean small"),
         (["hydra.launcher.nodes=0"], "`nodes` is 0"),
         (["+hydra/sweeper=needy"], "needs the result of each job"),
+        (
+            ["hydra.launcher.cluster=small", "++hydra.launcher.ssh=login1"],
+            "not submit over ssh.*name login1",
+        ),
     ],
 )
 def test_what_no_job_can_have_is_refused(project: Path, words: list[str], reason: str) -> None:
@@ -117,7 +121,7 @@ def test_what_no_job_can_have_is_refused(project: Path, words: list[str], reason
     (project / "settings" / "hydra" / "sweeper" / "needy.yaml").write_text(
         "_target_: hydra_plugins.hydra_optuna_needy.Needy\n"
     )
-    words = [word.lstrip("+") for word in words]
+    words = [word if word.startswith("++") else word.lstrip("+") for word in words]
     done = launch("app.py", "-m", "hydra/launcher=slurmddp", *words, "rate=1,2")
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     first, _, second = reason.partition(".*")

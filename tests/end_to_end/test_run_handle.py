@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ import os
 
 def rank(factor, names):
     return factor * int(os.environ["WORLD_SIZE"]), names, os.environ["RANK"]
+
+def single(number, word):
+    return 1 / number, word
 
 def broken():
     raise ValueError("no luck")
@@ -48,6 +52,20 @@ def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(projec
     assert slurmddp.submit("handle_work.rank", 3, [], ranks_per_node=1).result(60)[0] == 3
     with pytest.raises(RunNotFoundError):
         slurmddp.Run("none")
+
+
+def test_calls_without_a_cluster_run_here_one_after_another_and_a_failed_one_does_not_end_them(
+    project: Path,
+) -> None:
+    words = ['a, "b"', "${c}", 1.0e-3]
+    runs = slurmddp.map_array("handle_work.single", [1, 0, 4], words, ranks_per_node=1)
+    assert [run.status().state for run in runs] == ["finished", "failed", "finished"]
+    assert [runs[place].result() for place in (0, 2)] == [(1.0, words[0]), (0.25, words[2])]
+    (first, _, last) = (run.path / "attempts.jsonl" for run in runs)
+    ended, started = first.read_text().splitlines()[-1], last.read_text().splitlines()[0]
+    assert json.loads(ended)["time"] <= json.loads(started)["time"]
+    (sweep,) = (project / "runs").glob("single-sweep-*.sweep")
+    assert [json.loads(line)["run"] for line in sweep.read_text().splitlines()] == [run.name for run in runs]
 
 
 def test_an_error_of_the_function_is_the_error_of_its_result(project: Path) -> None:

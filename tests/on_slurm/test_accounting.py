@@ -11,7 +11,7 @@ import pytest
 from slurmddp.sandbox import Sandbox
 from support.slurm.run_processes import agent_of
 from support.slurm.sandboxes import own_sandbox
-from support.slurm.train_project import Command, Run, make_project
+from support.slurm.train_project import SMALL, Command, Run, make_project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -54,10 +54,17 @@ def killed_run(command: Command) -> Run:
 def test_with_accounting_a_forgotten_job_is_looked_up(accounted: Sandbox, tmp_path: Path) -> None:
     command = Command(make_project(tmp_path / "project"), accounted.environment())
     run = killed_run(command)
+    command("train", "-m", "+cluster=sandbox", "name=held", "seed=1,2", "+cluster.sbatch.hold=true", *SMALL)
+    points = [Run(path, command) for path in (command.project / "runs").glob("held-*") if path.is_dir()]
+    command.slurm("scancel", points[0].job_id.partition("_")[0])
     forget_jobs(command, tmp_path / "bin")
+    for one in points:
+        told = f"job {one.job_id} was cancelled in SLURM"
+        one.wait(told, lambda one=one, told=told: told in command("status", one.folder.name), 30)
     run.wait("verdict from sacct", lambda: state_of(run) == "failed")
     listed = json.loads(command("list", "--json", cwd=Path("/")))
-    assert [(row["name"], row["state"]) for row in listed] == [(run.folder.name, "failed")]
+    states = {row["name"]: row["state"] for row in listed}
+    assert states == {run.folder.name: "failed", **{one.folder.name: "cancelled" for one in points}}
 
 
 def test_without_accounting_a_forgotten_job_is_lost_not_finished(sandbox: Sandbox, tmp_path: Path) -> None:

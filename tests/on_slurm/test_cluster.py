@@ -41,3 +41,4 @@ def test_a_waiting_job_is_explained(sandbox: FaultySandbox, tmp_path: Path) -> N
     said = command("explain", "later")
     assert "reason     BeginTime\n" in said and "start      expected at 20" in said
     assert "queue      no jobs wait before it in its partition" in said and "limit" not in said
+    assert "its begin time has not come (SLURM expects to start it at 20" in command("status", "later")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slurmddp.environments.hostlist import compress, expand
 from slurmddp.errors import ConfigError
+from support.slurm.versions import by_version
 
 pytestmark = pytest.mark.slurm
 
@@ -57,6 +58,15 @@ def test_what_slurm_refuses_is_refused(scontrol, text):
     assert "Invalid hostlist" in scontrol("hostnames", text).stderr
     with pytest.raises(ConfigError):
         expand(text)
+
+
+def test_a_bracket_in_brackets_is_refused_though_24_11_reads_it(scontrol):
+    """No cluster has nodes of such names, so SLURM prints no such list."""
+    answer = scontrol("hostnames", "a[[1-2]]")
+    told = (answer.stdout.split(), "Invalid hostlist" in answer.stderr)
+    assert told == by_version(([], True), (["a[1]", "a[2]"], False))
+    with pytest.raises(ConfigError):
+        expand("a[[1-2]]")
 
 
 names = st.lists(

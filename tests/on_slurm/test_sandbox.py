@@ -81,7 +81,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Faul
 
 
 def test_all_nodes_are_idle_and_all_daemons_run(sandbox: FaultySandbox) -> None:
-    bring_back(sandbox)  # After a reconfigure, SLURM does not know its nodes for a moment.
+    sandbox.command("scontrol", "reconfigure")
+    bring_back(sandbox)  # SLURM 24.11 reads its nodes again, which are "unknown" for a moment.
     status = sandbox.status()
     assert status.healthy
     assert status.nodes == dict.fromkeys(sandbox.nodes, "idle")

@@ -265,6 +265,36 @@ def test_the_element_of_an_array_is_found_by_the_link_beside_its_script(
     assert set(slurm.jobs_of(runs[2])) == {"7_2"}
 
 
+def test_a_job_with_an_id_of_ours_is_known_by_its_script(
+    programs: FakePrograms, slurm: SlurmClient, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "runs/.gpt.1", tmp_path / "other/.gpt.1"
+    for folder, name in ((ours, "gpt-1"), (theirs, "mlp-1")):
+        folder.mkdir(parents=True)
+        (folder / "0").symlink_to(f"../{name}")
+    (programs.folder / "scripts").mkdir()
+    for job_id, script in (
+        ("7_0", f"{ours}/a.sh"),
+        ("8_0", f"{theirs}/a.sh"),
+        ("9_0", "/a.sh"),
+        ("9", "(null)"),
+    ):
+        programs.write(f"jobs/{job_id}", "RUNNING|n1||slurmddp:array-0123456789ab mine|too\n")
+        programs.write(f"scripts/{job_id}", f"{script}\n")
+    tokens = ("array-0123456789ab", "gpt-1:0123456789ab", "mlp-1:0123456789ab")
+    lines = [
+        *(f"1{job}_0|FAILED|1:0|n1|sbatch --comment=slurmddp:{tokens[0]} {folder}/a.sh"
+          for job, folder in enumerate((ours, theirs))),
+        *(f"2{job}|FAILED|1:0|n1|sbatch --parsable --comment=slurmddp:{token} /no/a.sh"
+          for job, token in enumerate(tokens[1:])),
+        "30|FAILED|1:0|n1|sbatch --wrap sleep 1", "31|FAILED|1:0|n1|",
+    ]  # fmt: skip
+    programs.write("accounting", "\n".join(lines) + "\n")
+    found = slurm.jobs(["7_0", "8_0", "9_0", "9", "10_0", "11_0", "20", "21", "30", "31"])
+    assert len(found) == 10
+    assert [one for one, job in found.items() if job.may_be_of("gpt-1")] == ["7_0", "10_0", "20", "31"]
+
+
 def test_without_accounting_unknown_jobs_are_left_out(programs: FakePrograms, slurm: SlurmClient) -> None:
     programs.write("jobs/1", "RUNNING|n1||\n")
     assert set(slurm.jobs(["1", "2"])) == {"1"}
@@ -413,3 +443,9 @@ def test_jobs_ahead_have_a_higher_priority_in_the_same_partition(
         programs.write(f"place-{job_id}", place)
     assert slurm.jobs_ahead("1") == ahead
     assert slurm.jobs_ahead("77") is None
+
+
+def test_jobs_ahead_of_equal_priority_have_lower_ids(programs: FakePrograms, slurm: SlurmClient) -> None:
+    for job_id in ("9", "10_2", "10_9", "10_10", "11"):
+        programs.write(f"jobs/{job_id}", "PENDING||JobArrayTaskLimit|\n")
+    assert [slurm.jobs_ahead(job_id) for job_id in ("9", "10_9", "10_10", "11")] == [0, 2, 3, 4]

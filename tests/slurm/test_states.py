@@ -84,3 +84,4 @@ def test_a_job_without_a_token_may_be_of_any_run() -> None:
     assert JobState(job_id="1", state="RUNNING").may_be_of("gpt")
     assert JobState(job_id="1", state="RUNNING", run="a-b").may_be_of("a b")
     assert not JobState(job_id="1", state="RUNNING", run="gpt-1").may_be_of("gpt-2")
+    assert not JobState(job_id="1", state="RUNNING", script="/runs/gpt-1/job.sbatch").may_be_of("gpt-2")

@@ -29,7 +29,7 @@ class Wait:
     start: str = ""
     """The expected start, by SLURM's clock; empty if SLURM gives none."""
     ahead: int | None = None
-    """The number of waiting jobs of the partition with a higher priority; None if not seen."""
+    """The number of waiting jobs of the partition at which SLURM looks earlier; None if not seen."""
     limits: tuple[Finding, ...] = ()
     """The limits of the site that the job exceeds."""
 

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, for programs")
     form.add_argument(
-        "--watch", action="store_true", help="keep the table up to date; at most one SLURM query in 30 s"
+        "--watch",
+        action="store_true",
+        help="keep the table up to date; SLURM and each host are asked at most once in 30 s",
     )
 
 
@@ -57,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
         return index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
 
     if args.watch:
-        return _watch(read, limit)
+        hosts = statuses_over_ssh.PacedHosts()
+        return _watch(read, limit, hosts.statuses if sweep is None else list)
     paths = read()
     shown = [*map(RunFolder, paths[:limit])]
     there = statuses_over_ssh.statuses_there() if sweep is None else []
     return show(shown, as_json=args.json, more=len(paths) - len(shown), there=there[:limit])
 
 
-def _watch(runs: Callable[[], list[str]], limit: int | None) -> int:
+def _watch(runs: Callable[[], list[str]], limit: int | None, there: Callable[[], Sequence[RunStatus]]) -> int:
     from slurmddp.cli.list_view import ListView
     from slurmddp.slurm.paced_client import PacedClient
 
@@ -72,7 +75,7 @@ def _watch(runs: Callable[[], list[str]], limit: int | None) -> int:
         rows, styles = _rows(found, time.time())
         return rich_table(HEADERS, rows, right=_NUMBERS, styles=styles)
 
-    return ListView(runs, limit, table, PacedClient()).watch()
+    return ListView(runs, limit, table, PacedClient(), there).watch()
 
 
 def _sweep(name: str) -> sweeps.Sweep:

@@ -4,6 +4,7 @@ slurmddp resume first                        from its last checkpoint
 slurmddp resume first time_limit=24:00:00    with another time limit
 slurmddp resume first time_limit=2h --check  does this SLURM take it? Nothing is submitted
 slurmddp resume first nodes=2                on 2 nodes; each optimizer step keeps its samples
+slurmddp resume first-sweep-3ff47d90         the runs of a sweep that have ended, as one job array
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.commands.train import add_check
 from slurmddp.cli.each_run import for_each_run
-from slurmddp.runs import index
+from slurmddp.errors import EXIT_FINISHED, RunStateError
+from slurmddp.runs import index, sweeps
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
-from slurmddp.runs.status.run_status import status
+from slurmddp.runs.status.run_status import RunStatus, status, statuses
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
+    from slurmddp.cli.start_array import ArrayStart
     from slurmddp.spec import Job
 
 
@@ -38,41 +43,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a run, or each run of a sweep, again from its last checkpoint."""
-    return for_each_run(args, _run)
+    """Start a run, or the runs of a sweep, again from their last checkpoints."""
+    if args.check:
+        return for_each_run(args, _check)
+    sweep = sweeps.find(args.run)
+    return _resume(index.find(args.run), args.changes) if sweep is None else _resume_all(sweep, args.changes)
 
 
-def _run(args: argparse.Namespace) -> int:
-    from slurmddp.cli import check_job, start_run
-    from slurmddp.cli.refusals import refuse_active, refuse_finished
-    from slurmddp.config.checks.nccl_variables import misspelled
-    from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.resources import SIZE
+def _check(args: argparse.Namespace) -> int:
+    from slurmddp.cli import check_job
     from slurmddp.config.resume import job_of_run
-    from slurmddp.runs.folder.history import is_unanswered
 
     folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
-    if args.check:
-        return check_job.show(job_of_run(folder, args.changes))
+    return check_job.show(job_of_run(folder, args.changes))
+
+
+def _resume(folder: RunFolder, changes: Sequence[str]) -> int:
+    """Resume one run."""
+    from slurmddp.cli import start_run
+    from slurmddp.config.resume import job_of_run
+
+    refuse_foreign(folder.path, READ_ONLY)
     with start_run.hold(folder) as lock:
         found = status(folder, SlurmClient())
-        if not is_unanswered(folder):  # The submission below finds the job of an unanswered one.
-            if found.active and not args.changes:
-                return start_run.already_active(found)
-            refuse_active(
-                found,
-                unchanged="The changes were not applied.",
-                hint=f"First `slurmddp stop {found.name}`, then resume it with the changes.",
-            )
-            refuse_finished(found)
-        job = job_of_run(folder, args.changes)
-        config = job.program.config
-        for note in [*unused(config, os.environ), *misspelled(config, os.environ)]:
-            print(f"slurmddp: note: {note}", file=sys.stderr)
-        if any(change.lstrip("+").partition("=")[0] in SIZE for change in args.changes):
-            _print_size(job)
+        if _is_active(found, changes):
+            return start_run.already_active(found)
+        job = job_of_run(folder, changes)
+        _print_notes([job], changes)
         return start_run.start_job(job, lock)
+
+
+def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str]) -> int:
+    """Resume the runs of a sweep that are neither active nor finished, as its command starts them."""
+    from slurmddp.cli import start_run, start_sweep
+    from slurmddp.config.resume import job_of_run
+
+    for folder in sweep.started:
+        refuse_foreign(folder.path, READ_ONLY)
+    ended = [
+        RunFolder(one.path) for one in statuses(sweep.started, SlurmClient()) if _may_resume(one, changes)
+    ]
+
+    def begin(job: Job, *, array: ArrayStart | None = None) -> int:
+        folder = RunFolder(job.run_dir)
+        with start_run.hold(folder) as lock:
+            if _may_resume(status(folder, SlurmClient()), changes):
+                return array.add(job, lock) if array else start_run.start_job(job, lock)
+        return EXIT_FINISHED
+
+    jobs = [job_of_run(folder, changes) for folder in ended]
+    start_sweep.refuse_misfits(jobs)
+    print(f"sweep   {sweep.name}  ({len(jobs)} of {counted(len(sweep.runs), 'run')} to resume)")
+    if missing := len(sweep.runs) - len(sweep.started):
+        points = counted(missing, "point")
+        print(f"slurmddp: {points} without a run folder; the sweep's command starts them.", file=sys.stderr)
+    _print_notes(jobs, changes)
+    return start_sweep.start_points(jobs, begin, sweep.name)
+
+
+def _may_resume(found: RunStatus, changes: Sequence[str]) -> bool:
+    """Return whether a run of a sweep can be resumed, and print why if it is left alone."""
+    try:
+        is_active = _is_active(found, changes)
+    except RunStateError as error:
+        print(f"slurmddp: {error.message}", file=sys.stderr)
+        return False
+    if is_active:
+        print(f"{found.name} is {found.state} already: {found.detail}.")
+    return not is_active
+
+
+def _is_active(found: RunStatus, changes: Sequence[str]) -> bool:
+    """Return whether a run has a job or process.
+
+    Raises:
+        SlurmddpError: the run has finished, its state is not known, or it is active and can't be changed.
+    """
+    from slurmddp.cli.refusals import refuse_active, refuse_finished, refuse_unclear
+    from slurmddp.runs.folder.history import is_unanswered
+
+    if is_unanswered(RunFolder(found.path)):  # The submission finds the job of an unanswered one.
+        return False
+    if found.active and not changes:
+        refuse_unclear(found)
+        return True
+    refuse_active(
+        found,
+        unchanged="The changes were not applied.",
+        hint=f"First `slurmddp stop {found.name}`, then resume it with the changes.",
+    )
+    refuse_finished(found)
+    return False
+
+
+def _print_notes(jobs: Sequence[Job], changes: Sequence[str]) -> None:
+    """Print notes about settings without effect, and the size of each job if the changes concern it."""
+    from slurmddp.config.checks.nccl_variables import misspelled
+    from slurmddp.config.checks.sbatch_environment import unused
+    from slurmddp.config.resources import SIZE
+
+    configs = [job.program.config for job in jobs]
+    notes = (note for one in configs for note in (*unused(one, os.environ), *misspelled(one, os.environ)))
+    for note in dict.fromkeys(notes):
+        print(f"slurmddp: note: {note}", file=sys.stderr)
+    if any(change.lstrip("+").partition("=")[0] in SIZE for change in changes):
+        for job in jobs:
+            _print_size(job)
 
 
 def _print_size(job: Job) -> None:

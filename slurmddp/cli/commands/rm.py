@@ -1,7 +1,8 @@
-"""Remove the folder of a run for good: records, logs, checkpoints and report; needs --yes.
+"""Remove the folder of a run, or a sweep and its runs, for good; needs --yes.
 
-slurmddp rm first          says what would be removed, and removes nothing
-slurmddp rm first --yes    removes it; an active run is refused
+slurmddp rm first                          says how much would be removed, and removes nothing
+slurmddp rm first --yes                    removes records, logs, checkpoints, report; not an active run
+slurmddp rm first-sweep-3ff47d90 --yes     removes a sweep and its runs; active runs stay
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import shutil
 
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli import start_run
+from slurmddp.cli.each_run import for_each_run
 from slurmddp.cli.messages import UsageError
 from slurmddp.cli.refusals import refuse_active
 from slurmddp.errors import EXIT_FINISHED, RunStateError, SlurmddpError, plain
+from slurmddp.launchers.submit import array
 from slurmddp.launchers.submit.sbatch import leftovers
-from slurmddp.runs import index
+from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.text_format import counted
@@ -24,12 +27,33 @@ from slurmddp.slurm import client
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rm`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
     parser.add_argument("--yes", action="store_true", help="remove it; without this flag nothing is removed")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove one run."""
+    """Remove one run, or a sweep and its runs."""
+    if (sweep := sweeps.find(args.run)) is None:
+        return _run(args)
+    if not args.yes:
+        raise UsageError(
+            f"The sweep {sweep.name} and its {counted(len(sweep.started), 'run')} would be removed for good; "
+            "nothing was removed.",
+            hint=f"Remove them with `slurmddp rm {sweep.name} --yes`.",
+        )
+    for_each_run(args, _run)
+    if left := sweep.started:
+        raise RunStateError(
+            f"{counted(len(left), 'run')} of {sweep.name} can't be removed; the others are removed.",
+            hint=f"First `slurmddp cancel {sweep.name}`, then remove it again.",
+        )
+    for file in (sweep.file, sweep.report_file):
+        file.unlink(missing_ok=True)
+    print(f"{sweep.name} is removed.")
+    return EXIT_FINISHED
+
+
+def _run(args: argparse.Namespace) -> int:
     folder = index.find(args.run)
     refuse_foreign(folder.path, READ_ONLY)
     with start_run.hold(folder) as lock:
@@ -50,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise SlurmddpError(
             f"{folder.name} is removed, but files are left: {plain(error)}.", hint=f"They lie in {doomed}."
         ) from error
+    array.remove_left_over(folder.path.parent)
     print(f"{folder.name} is removed ({held}).")
     return EXIT_FINISHED
 

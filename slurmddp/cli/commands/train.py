@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_check(parser)
     parser.add_argument(
-        "--fresh",
+        "--again",
         action="store_true",
         help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
     )
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
             return hydra_flags.show_config(args, job, sources)
         if args.dry_run:
             return _show_script(job)
-        return _check(job) if args.check else begin(job, fresh=args.fresh)
+        return _check(job) if args.check else begin(job, again=args.again)
     from slurmddp.cli import start_sweep
     from slurmddp.config.composition.sweep import points
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         return start_sweep.show(jobs, _show_script)
     if args.check:
         return max(_check(job) for job in jobs)
-    return start_sweep.start(jobs, partial(begin, fresh=args.fresh))
+    return start_sweep.start(jobs, partial(begin, again=args.again))
 
 
 def jobs_of(
@@ -102,22 +102,28 @@ def jobs_of(
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.composition.compose import Shared, compose, unread
+    from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
+    from slurmddp.config.variants import Variants
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []
     lines = list(points)
-    shared: Shared | None = {} if len(lines) > 1 else None
+    shared: Shared = {}
+    variants = Variants(lambda words, keys: are_independent(words, keys, project_dir, sources, shared))
     for words in lines:
-        composed = compose(words, project_dir, sources, shared=shared)
-        here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
-        job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+        job = variants.derive(words)
+        if job is None:
+            composed = compose(words, project_dir, sources, shared=shared if len(lines) > 1 else None)
+            here = 0 if composed["cluster"] else start_run.gpus_here(os.environ)
+            job = build_job(composed, project_dir=project_dir, overrides=words, gpus_here=here)
+            if len(lines) > 1:
+                variants.add(words, job)
+            notes += unread(composed, project_dir, sources)
+            notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
         check(job)
         jobs.append(job)
-        notes += unread(composed, project_dir, sources)
-        notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
     for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return jobs
@@ -146,7 +152,7 @@ def _settings() -> str:
     return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
 
 
-def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> int:
+def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> int:
     """Create the run folder or take the one that is there, and start the job unless the run has one.
 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
@@ -156,10 +162,13 @@ def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> 
     folder = RunFolder(job.run_dir)
     create = array.create if array else start_run.create
     is_new = not folder.path.exists() and create(job)
+    start = array.add if array else start_run.start_job
     with start_run.hold(folder) as lock:
+        if is_new and lock.fileno >= 0 and folder.is_untouched:
+            return start(job, lock, is_new=True)
         found = start_run.status_of(folder)
-        if fresh and not is_new:
-            refuse_fresh(folder, found, is_held_elsewhere=lock.fileno < 0)
+        if again and not is_new:
+            refuse_put_aside(folder, found, is_held_elsewhere=lock.fileno < 0)
             print(f"The run so far is kept as {put_aside(folder)}.")
             return begin(job, array=array)
         if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
@@ -168,11 +177,10 @@ def begin(job: Job, *, fresh: bool = False, array: ArrayStart | None = None) -> 
             return _already_finished(found, job)
         if found.attempts:
             print(_goes_on(found))
-        start = array.add if array else start_run.start_job
         return start(job, lock, is_new=is_new)
 
 
-def refuse_fresh(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:
+def refuse_put_aside(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:
     """Raise an error if a run that is to be put aside has, or may have, a job or process."""
     from slurmddp.cli.refusals import refuse_active
     from slurmddp.launchers.submit import sbatch
@@ -186,7 +194,7 @@ def refuse_fresh(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool
         refuse_active(
             found,
             unchanged="An active run can't be put aside; nothing was changed.",
-            hint=f"First `slurmddp cancel {found.name}`, then start it again with --fresh.",
+            hint=f"First `slurmddp cancel {found.name}`, then start it with --again.",
         )
 
 
@@ -200,9 +208,9 @@ def _already_finished(found: RunStatus, job: Job) -> int:
     if found.report is not None:
         print(f"report  {found.report}")
     if job.program.config["program"].get("script"):
-        print("--fresh starts it again; other arguments of the script are another run.")
+        print("--again starts it once more; other arguments of the script are another run.")
     else:
-        print("Start it again from step 0 with --fresh; another seed, model or train.steps is another run.")
+        print("--again starts it once more from step 0; another seed, model or train.steps is another run.")
     return EXIT_FINISHED
 
 

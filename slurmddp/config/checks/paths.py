@@ -18,6 +18,7 @@ from slurmddp.config.check_values import check_special_keys
 from slurmddp.config.keys import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.config.loggers import targets
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.plugins import src_layout_hint
 from slurmddp.spec import MODULE, is_command, is_own_trainer
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -122,6 +123,7 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
     if "/" not in command:
         if is_local and shutil.which(command) is None:
             at_hand = f" Say ./{command} for the one in this folder." if path.is_file() else ""
+            at_hand = f" {path} is a folder." if path.is_dir() else at_hand
             raise ConfigError(
                 f"There is no command {command!r} on PATH.",
                 hint=f"A Python script ends in .py.{at_hand}",
@@ -237,7 +239,8 @@ def _locate(
         near = near_matches(top, [*_modules_in(project_dir), *installed], else_all=False)
         raise ConfigError(
             f"{given}, but there is no module {top!r} in {project_dir} or in this Python.",
-            hint=f"{near} Write {top}.py there, or install the package.".strip(),
+            hint=src_layout_hint(top, project_dir)
+            or f"{near} Write {top}.py there, or install the package.".strip(),
         )
     while rest and spec and (inner := PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])):
         spec, rest = inner, rest[1:]
@@ -284,6 +287,8 @@ def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]
 
 def _near_path(path: Path) -> str:
     """Return a hint with the first part of a path that does not exist, and the names nearest to it."""
+    if path.is_dir():
+        return f"{path} is a folder: give the path of a file in it."
     parent = next((folder for folder in path.parents if folder.exists()), Path("/"))
     wanted = path.relative_to(parent).parts[0]
     near = ""

@@ -160,7 +160,7 @@ class AgentLoop:
     def _end_before_kill(self) -> None:
         """End ranks that have not left by themselves before SLURM kills the job."""
         resumes = "" if self._rules.is_script else ", the run resumes from its last checkpoint"
-        self._records.say(f"SLURM is about to kill: ranks end here{resumes}")
+        self._records.say(f"the time for a stop is over: ranks end here{resumes}")
         self._workers.stop(0.0)
         self._at_work = False
         if self._coordinator is not None:

@@ -29,7 +29,7 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the run's first event, which differs for another person's run and after `--fresh`."""
+    """Return the run's first event, which differs for another person's run and after `--again`."""
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
             return events.readline()

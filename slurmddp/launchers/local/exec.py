@@ -99,8 +99,9 @@ def _program(name: str) -> str:
     if Path(name).is_file():
         hint = f"Say `python {name}`." if name.endswith(".py") else f"Make it so: chmod +x {name}"
         raise ConfigError(f"{name} is not executable.", hint=hint)
+    where = "It is a folder. " if Path(name).is_dir() else ""
     raise ConfigError(
-        f"There is no program {name!r} here or on PATH.", hint="Give its path from this folder."
+        f"There is no program {name!r} here or on PATH.", hint=f"{where}Give its path from this folder."
     )
 
 

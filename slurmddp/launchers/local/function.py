@@ -79,11 +79,22 @@ def main(folder: Path) -> int:
     except StoppedAtCheckpoint:
         return EXIT_STOPPED
     except Exception as error:
-        told = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        _cut_frames(error)
+        text = "".join(traceback.format_exception(error))
+        told = {"error": f"{type(error).__name__}: {error}", "traceback": text}
         (folder / f"{_ERROR}{rank}").write_text(json.dumps(told))
-        traceback.print_exc()
+        print(text, end="", file=sys.stderr, flush=True)
         return EXIT_FAILED
     return EXIT_FINISHED
+
+
+def _cut_frames(error: BaseException) -> None:
+    """Let the traceback begin with the function's own frames, if it has some."""
+    starters = (__file__, str(Path(__file__).parents[2] / "training" / "distributon.py"))
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in starters:
+        frames = frames.tb_next
+    error.__traceback__ = frames or error.__traceback__
 
 
 def _error_of(folder: Path, code: int) -> BaseException:

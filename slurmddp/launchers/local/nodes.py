@@ -17,7 +17,7 @@ from pathlib import Path
 from slurmddp import errors
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.environments.emit import emulated_step
-from slurmddp.environments.names import SECRET_VARIABLE
+from slurmddp.environments.names import KILL_WAIT_VARIABLE, SECRET_VARIABLE
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES
 from slurmddp.host import process
@@ -67,6 +67,8 @@ class LocalNodes:
         nodes = self._job.resources.all_nodes
         step = emulated_step(nodes, node_rank, job_id, self._folder.path, self._attempt)
         environ = {**scrub(os.environ), **self._job.cluster.env, **step, SECRET_VARIABLE: secret}
+        if self._job.policy.grace_s is not None:  # No SLURM kills here, so null sets no limit.
+            environ[KILL_WAIT_VARIABLE] = str(self._job.policy.grace_s)
         with self.log(node_rank).open("ab") as log:
             return process.start_bound(
                 self._command,

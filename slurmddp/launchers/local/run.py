@@ -113,8 +113,9 @@ class LocalRun:
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> int:
         """Wait until the run ends.
 
-        The first Ctrl-C (or SIGTERM) stops at a checkpoint, the second Ctrl-C kills. A failure within the
-        policy's `max_restarts` starts the next attempt.
+        The first Ctrl-C (or SIGTERM) stops at a checkpoint, and kills ranks that outlive the policy's
+        `grace_s`. The second Ctrl-C kills. A failure within the policy's `max_restarts` starts the next
+        attempt.
 
         Args:
             on_tick: called ten times a second.
@@ -157,7 +158,9 @@ class LocalRun:
         elif not self.nodes.stopping:
             script = "The script gets SIGTERM; slurmddp can't see whether it saves."
             what = script if self._is_script else "Stopping at a checkpoint."
-            self._say(f"{what} Ctrl-C once more kills the run.")
+            grace_s = self.job.policy.grace_s
+            end = "" if grace_s is None else f" Deaf ranks are killed after {grace_s} s."
+            self._say(f"{what}{end} Ctrl-C once more kills the run.")
             self.nodes.stop()
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:

@@ -81,6 +81,18 @@ def submit(jobs: Sequence[Job], folder: Path, slurm: SlurmClient) -> list[str]:
     return ids
 
 
+def remove_left_over(runs_dir: Path) -> None:
+    """Remove the folders of arrays of which no run folder is left.
+
+    Args:
+        runs_dir: the folder of all runs.
+    """
+    for script in runs_dir.glob(f".*/{SCRIPT}"):
+        links = [path for path in script.parent.iterdir() if path.name.isdecimal() and path.is_symlink()]
+        if links and not any(link.exists() for link in links):
+            shutil.rmtree(script.parent, ignore_errors=True)
+
+
 def _new_token() -> str:
     """Return a unique word for the comment of an array. It names no run, for the elements share it."""
     return f"slurmddp:array-{secrets.token_hex(6)}"

@@ -16,6 +16,7 @@ from slurmddp.runs.failures.tracebacks import (
     crash_place,
     exception,
     last_chain,
+    place_in_file,
     plain_lines,
     raised_at,
     went_on,
@@ -176,7 +177,7 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
     if worker := _of_worker(lines, oom):
         return worker
     refusal = _refusal(exit_code, lines)
-    text, place = (refusal, "") if refusal else exception(lines, exit_code)
+    text, place = (refusal, place_in_file(lines, refusal)) if refusal else exception(lines, exit_code)
     for kind, pattern in _KINDS:
         if re.search(pattern, text):
             return f"{kind}: {_cut(text)}{place}"

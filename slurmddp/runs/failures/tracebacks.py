@@ -22,6 +22,7 @@ _MARGIN = re.compile(r"\s*[|+] ?")
 """Python's drawing of the tree of an exception group."""
 _OF_A_RANK = re.compile(r"\[rank\d+\]: ")
 """torch's prefix of the lines of a traceback after the rendezvous."""
+_SYNTAX = re.compile(r"(Syntax|Indentation|Tab)Error: ")
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
 _OURS = str(Path(__file__).parents[2]) + "/"
 _LINKS = ("The above exception was the direct cause", "During handling of the above exception")
@@ -141,6 +142,15 @@ def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) ->
     frame = own[innermost]
     where = f" in {frame['where'].strip()}" if frame["where"] else ""
     return f" ({Path(frame['path']).name}:{frame['line']}{where})"
+
+
+def place_in_file(lines: Sequence[str], error: str) -> str:
+    """Return ` (train.py:12)` for a SyntaxError of a script, which Python prints without a traceback.
+
+    Other errors have no place here.
+    """
+    errors = [n for n, line in enumerate(lines) if line == error] if _SYNTAX.match(error) else []
+    return place(lines[max(0, errors[-1] - 2) : errors[-1]]) if errors else ""
 
 
 def _is_library(path: str) -> bool:

@@ -104,10 +104,10 @@ def share(taken: Path, target: Path) -> None:
     record = (str(path.relative_to(taken)) for path in (taken / RECORD).iterdir())
     for name in [*names, *record]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        _link(taken / name, target / name)
+        link(taken / name, target / name)
 
 
-def _link(path: Path, link: Path) -> None:
+def link(path: Path, link: Path) -> None:
     """Make a hard link; copy the file on a filesystem without hard links, or to a different one."""
     try:
         os.link(path, link, follow_symlinks=False)
@@ -185,7 +185,7 @@ def carry_over(old: Path, new: Path) -> None:
     for name in written_beside(old):
         with suppress(FileExistsError, NotADirectoryError):  # The project now has a file of that name.
             (new / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(old / name, new / name)
+            link(old / name, new / name)
 
 
 def _names(code: Path) -> set[str] | None:

@@ -11,9 +11,11 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,40 +30,71 @@ from slurmddp.spec import Job
 Say = Callable[[str], object]
 
 
-def prepare(job: Job, script: str | None, say: Say = print, like: RunFolder | None = None) -> RunFolder:
+@dataclass
+class Common:
+    """The files that runs of one cluster have in common, if one command writes their folders.
+
+    The next folder gets the snapshot of the code and the batch step of the folder before, by hard links.
+    A setting keeps its text in YAML if it is the same object as in the configuration before.
+    """
+
+    written: RunFolder | None = None
+    """The folder that was written last, preferably with a snapshot of the code."""
+    texts: dict[str, tuple[object, str]] = field(default_factory=dict)
+
+    def as_yaml(self, config: Mapping[str, Any]) -> str:
+        """Return a configuration as YAML, one top-level key after another."""
+        for key, value in config.items():
+            if key not in self.texts or self.texts[key][0] is not value:
+                self.texts[key] = value, _as_yaml({key: value})
+        return "".join(self.texts[key][1] for key in config)
+
+
+def prepare(job: Job, script: str | None, say: Say = print, common: Common | None = None) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
     Removes the marks of an earlier `cancel` or `stop`. `say` gets a sentence if the code has changed.
-    The folder `like` of a run with the same cluster, written just before, gives its snapshot of the code.
+    `common` holds the files of runs with the same cluster that were written just before.
 
     Raises:
         ConfigError: the script can't be parsed, the folder can't be written, or it belongs to another
             account.
     """
     folder = RunFolder(job.run_dir)
-    with _draft(job, script, like) as draft:
+    common = common or Common()
+    with _draft(job, script, common) as draft:
         if not _put_in_place(draft, folder.path):
             refuse_foreign(folder.path)  # Another account may have created it meanwhile.
             _update(draft, folder, say)
+    _keep(common, job)
     return folder
 
 
-def create(job: Job, script: str | None, like: RunFolder | None = None) -> bool:
+def create(job: Job, script: str | None, common: Common | None = None) -> bool:
     """Write the run folder of a new run as `prepare` does; return False if it exists, and leave it."""
-    with _draft(job, script, like) as draft:
-        return _put_in_place(draft, job.run_dir)
+    common = common or Common()
+    with _draft(job, script, common) as draft:
+        is_new = _put_in_place(draft, job.run_dir)
+    if is_new:
+        _keep(common, job)
+    return is_new
+
+
+def _keep(common: Common, job: Job) -> None:
+    if job.snapshot or common.written is None:
+        common.written = RunFolder(job.run_dir)
 
 
 @contextmanager
-def _draft(job: Job, script: str | None, like: RunFolder | None) -> Iterator[Path]:
-    if script is not None and like is None:  # The same cluster has the same `setup` lines.
+def _draft(job: Job, script: str | None, common: Common) -> Iterator[Path]:
+    if script is not None and common.written is None:  # The same cluster has the same `setup` lines.
         check_syntax(script)
     place = RunFolder(job.run_dir).path
     refuse_foreign(place)
     with _writable(place), _writable_for_us_alone():
         place.parent.mkdir(parents=True, exist_ok=True)
         with _beside(place) as draft:
-            _fill(draft, job, script, like)
+            _fill(draft, job, script, common)
             yield draft
     warn_if_exposed(place)
 
@@ -80,29 +113,33 @@ def check_syntax(script: str) -> None:
         )
 
 
-def _fill(draft: Path, job: Job, script: str | None, like: RunFolder | None) -> None:
+def _fill(draft: Path, job: Job, script: str | None, common: Common) -> None:
     """Write all files of a submission into the empty folder `draft`."""
     (draft / "logs").mkdir()
-    config = yaml.safe_dump(dict(job.program.config), sort_keys=False, allow_unicode=True)
-    if "\x85" in config:  # PyYAML reads this line break as a blank unless it is escaped.
-        config = yaml.safe_dump(dict(job.program.config), sort_keys=False)
-    (draft / "config.yaml").write_text(config, encoding="utf-8")
+    (draft / "config.yaml").write_text(common.as_yaml(job.program.config), encoding="utf-8")
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
     (draft / "overrides.txt").write_text(typed, encoding="utf-8")
     if script is not None:
-        freeze(draft, job, script)
+        freeze(draft, job, script, like=common.written)
     if job.snapshot:
-        (draft / "code.txt").write_text(f"{_take_code(draft, job, like)}\n", encoding="utf-8")
+        _take_code(draft, job, common.written)
 
 
-def _take_code(draft: Path, job: Job, like: RunFolder | None) -> str:
-    if like is not None:
+def _as_yaml(value: Mapping[str, Any]) -> str:
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    # PyYAML reads this line break as a blank unless it is escaped.
+    return yaml.safe_dump(value, sort_keys=False) if "\x85" in text else text
+
+
+def _take_code(draft: Path, job: Job, like: RunFolder | None) -> None:
+    if like is not None and like.code_note_file.exists():
         code_snapshot.share(like.code_dir, draft / "code")
-        return like.code_note_file.read_text(encoding="utf-8").strip()
+        return code_snapshot.link(like.code_note_file, draft / "code.txt")
     runs = job.run_dir.parent
     project = job.project_dir
     exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
-    return code_snapshot.take(project, draft / "code", exclude=exclude)
+    note = code_snapshot.take(project, draft / "code", exclude=exclude)
+    (draft / "code.txt").write_text(f"{note}\n", encoding="utf-8")
 
 
 def _put_in_place(draft: Path, place: Path) -> bool:

@@ -13,6 +13,8 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
+from slurmddp.runs.folder.code_snapshot import link
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import settings
 from slurmddp.spec import Job
 
@@ -40,6 +42,7 @@ MODULES = (
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",
     "slurmddp.slurm.command_output",
+    "slurmddp.slurm.job_script",
     "slurmddp.slurm.rejections",
     "slurmddp.slurm.units",
 )
@@ -54,13 +57,20 @@ sys.exit(main(sys.argv[1:], os.environ))
 """
 
 
-def freeze(place: Path, job: Job, script: str) -> None:
-    """Write the batch script of a job, its settings and the batch step into the folder `place`."""
+def freeze(place: Path, job: Job, script: str, like: RunFolder | None = None) -> None:
+    """Write the batch script of a job, its settings and the batch step into the folder `place`.
+
+    The run folder `like`, which this process wrote just before, shares its batch step by a hard link.
+    """
     (place / "job.sbatch").write_text(script, encoding="utf-8")
     (place / "job.json").write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
-    (place / "job.pyz").write_bytes(batch_program())
+    if like is not None and like.batch_file.exists():
+        link(like.batch_file, place / "job.pyz")
+    else:
+        (place / "job.pyz").write_bytes(batch_program())
 
 
+@cache
 def batch_program() -> bytes:
     """Return the batch step as a zip that Python runs; the same modules always give the same bytes.
 

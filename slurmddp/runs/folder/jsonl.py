@@ -16,13 +16,13 @@ from slurmddp.errors import SlurmddpError
 _warned: set[str] = set()
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line with a single write, so that lines of several writers do not mix.
+def append_line(path: Path, *records: dict[str, Any]) -> None:
+    """Append a JSON line for each record with a single write, so that lines of several writers do not mix.
 
     Raises:
-        OSError: the line was not written completely. The next call then starts a new line.
+        OSError: the last line was not written completely. The next call then starts a new line.
     """
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    line = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         _lock_a_moment(descriptor)

@@ -11,6 +11,9 @@ from typing import Any
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 
+REPORT_FILE = "report.html"
+"""Name of the report in a run folder."""
+
 
 def state_dir() -> Path:
     """Return the folder of what this account's runs share: `$XDG_STATE_HOME/slurmddp`."""
@@ -39,40 +42,57 @@ def is_there(path: Path) -> bool:
     return True
 
 
+class _Entry:
+    """A path in a run folder. It is joined when it is read, because a sweep has thousands of folders."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, folder: RunFolder, _: object = None) -> Path:
+        return folder.path.joinpath(*self._names)
+
+
 class RunFolder:
     """The folder of one run, `runs/<name>-<hash>/`: its files and events."""
+
+    config_file = _Entry("config.yaml")
+    overrides_file = _Entry("overrides.txt")
+    script_file = _Entry("job.sbatch")
+    job_file = _Entry("job.json")
+    """The settings of the job for the batch step: numbers and rules, as JSON."""
+    batch_file = _Entry("job.pyz")
+    """The program of the batch step, frozen at submission."""
+    code_dir = _Entry("code")
+    code_note_file = _Entry("code.txt")
+    """A sentence that describes the snapshot in `code/`, or gives the reason why there is no snapshot."""
+    attempts_file = _Entry("attempts.jsonl")
+    metrics_file = _Entry("metrics.jsonl")
+    loggers_dir = _Entry("loggers")
+    """Files of loggers."""
+    tensorboard_dir = _Entry("loggers", "tensorboard")
+    checkpoints_dir = _Entry("checkpoints")
+    report_file = _Entry(REPORT_FILE)
+    figure_file = _Entry("report.png")
+    sample_file = _Entry("sample.txt")
+    """Text that a language model wrote at the end of its training."""
+    result_file = _Entry("result.pkl")
+    """The value that a function returned on rank 0, as a pickle."""
+    excluded_file = _Entry("excluded.jsonl")
+    """The nodes that failed under the run, each with the time until which it is avoided."""
+    cancelled_file = _Entry("cancelled")
+    """Exists after a person has cancelled the run: nothing may requeue it."""
+    stop_file = _Entry("stop")
+    """Exists after a person has asked the run to save and leave: nothing may requeue it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self.name = self.path.name
-        self.config_file = self.path / "config.yaml"
-        self.overrides_file = self.path / "overrides.txt"
-        self.script_file = self.path / "job.sbatch"
-        self.job_file = self.path / "job.json"
-        """The settings of the job for the batch step: numbers and rules, as JSON."""
-        self.batch_file = self.path / "job.pyz"
-        """The program of the batch step, frozen at submission."""
-        self.code_dir = self.path / "code"
-        self.code_note_file = self.path / "code.txt"
-        """A sentence that describes the snapshot in `code/`, or gives the reason why there is no snapshot."""
-        self.attempts_file = self.path / "attempts.jsonl"
-        self.metrics_file = self.path / "metrics.jsonl"
-        self.loggers_dir = self.path / "loggers"
-        """Files of loggers."""
-        self.tensorboard_dir = self.loggers_dir / "tensorboard"
-        self.checkpoints_dir = self.path / "checkpoints"
-        self.report_file = self.path / "report.html"
-        self.figure_file = self.path / "report.png"
-        self.sample_file = self.path / "sample.txt"
-        """Text that a language model wrote at the end of its training."""
-        self.result_file = self.path / "result.pkl"
-        """The value that a function returned on rank 0, as a pickle."""
-        self.excluded_file = self.path / "excluded.jsonl"
-        """The nodes that failed under the run, each with the time until which it is avoided."""
-        self.cancelled_file = self.path / "cancelled"
-        """Exists after a person has cancelled the run: nothing may requeue it."""
-        self.stop_file = self.path / "stop"
-        """Exists after a person has asked the run to save and leave: nothing may requeue it."""
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no command and no job has left a record in the folder since it was created."""
+        marks = (self.attempts_file, self.cancelled_file, self.stop_file)
+        return not any(map(os.path.lexists, marks))
 
     def log_dir(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt-{attempt}"

@@ -201,9 +201,8 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
 
 def _pending(history: History, job: JobState, run: str) -> Verdict:
     newest = history.newest
-    why, action = explain(
-        job.reason, run=run, job_id=history.job_id or "", start=job.start, again=newest is not None
-    )
+    again = newest is not None and history.last != "submitted"
+    why, action = explain(job.reason, run=run, job_id=history.job_id or "", start=job.start, again=again)
     if newest is None:
         return Verdict("queued", f"job {history.job_id} waits: {why}", action, active=True)
     if history.last == "started":

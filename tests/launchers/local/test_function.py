@@ -53,6 +53,7 @@ def test_the_first_error_of_a_rank_is_raised_with_its_traceback(capfd: pytest.Ca
     with pytest.raises(SlurmddpError, match="Rank 1 failed: ValueError: broken") as caught:
         call_on_ranks(fail, 2, LocalLauncher())
     assert "in fail" in caught.value.hint
+    assert "/slurmddp/" not in caught.value.hint
     assert "Rank 1 on" in capfd.readouterr().err
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.config.schema import Policy
 from slurmddp.errors import RankFailure
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
@@ -126,6 +127,18 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     assert not folder.failure_file(0).exists()
     (ended,) = [event for event in folder.events() if event["event"] == "ended"]
     assert (ended["outcome"], ended["next"]) == ("cancelled", "none")
+
+
+def test_ranks_that_are_deaf_to_a_stop_are_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = SAVING.replace("while not stop:", "while True:")
+    said: list[str] = []
+    run = local_run(tmp_path, deaf, policy=Policy(grace_s=1), say=said.append)
+    run.start()
+    wait_for_lines(run.folder, "ready", 2)
+    press_ctrl_c(run)
+    assert run.wait() == 75
+    assert ["are killed after 1 s" in text for text in said] == [True]
+    assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
 def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from slurmddp.cli.commands.train import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import owner
-from slurmddp.runs.folder.create import check_syntax, prepare
+from slurmddp.runs.folder.create import Common, check_syntax, create, prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import render
 from slurmddp.spec import Job, Program
@@ -210,3 +211,21 @@ def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pyt
         put_aside(folder)
     assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
     assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
+
+
+def test_folders_of_one_command_share_what_is_equal_and_are_as_written_alone(project: Path) -> None:
+    common, alone = Common(), project / "alone"
+    for number, snapshot in enumerate((False, True, True, True)):
+        same = {"name": "gpt", "model": {"width": [1, 2]}, "note": "a: b"}
+        config = {**same, "seed": number, "text": "\x85" * (number % 2)}
+        where = project / "runs" / f"gpt-0000000{number}"
+        job = job_in(project, run_dir=where, snapshot=snapshot, program=Program(target="x.y", config=config))
+        assert create(job, render(job), common)
+        expected = prepare(replace(job, run_dir=alone / where.name), render(job))
+        assert content(where) == content(expected.path)
+        for name in content(where) - {"job.json"}:
+            assert (where / name).read_bytes() == (expected.path / name).read_bytes(), name
+        assert RunFolder(where).config() == config
+        assert not create(job, render(job), common)
+    shared = ("job.pyz", "code.txt", "code/train.py")
+    assert [(where / name).stat().st_nlink for name in shared] == [4, 3, 3]

@@ -230,9 +230,9 @@ def test_a_failed_run_shows_rank_host_and_the_end_of_its_last_lines(folder):
     text = Page(html).text
     assert "What failed" in text
     assert "Rank 3 on node4 was killed by SIGKILL" in text
-    style = re.search(r"\.failure pre {([^}]*)}", html)
+    style = re.search(r"pre\.end {([^}]*)}", html)
     assert style is not None and "column-reverse" in style[1], "scrolled to its end"
-    assert re.search(r"<pre[^>]*><span>File a.py\nboom</span></pre>", html)
+    assert re.search(r'<pre class="end"[^>]*><span>File a.py\nboom</span></pre>', html)
 
 
 def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):

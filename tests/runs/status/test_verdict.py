@@ -161,6 +161,28 @@ def test_a_pending_run_says_why_and_what_to_do(folder):
 
 
 @pytest.mark.parametrize(
+    ("events", "requeued"),
+    [
+        ([SUBMITTED], False),
+        ([SUBMITTED, started(), REQUEUED], True),
+        ([SUBMITTED, started()], True),
+        ([SUBMITTED, started(), ended("failed", code=1), RESUBMITTED], False),
+        ([SUBMITTED, started(), ended("stopped", "resubmit", code=75), RESUBMITTED], False),
+    ],
+)
+def test_only_a_job_that_slurm_requeued_is_told_so_while_its_begin_time_has_not_come(
+    folder, events, requeued
+):
+    """A new job of an earlier run waits for `begin=` of its cluster file."""
+    write(folder, *events)
+    slurm = FakeSlurm()
+    for job_id in ("7", "8"):
+        slurm.set_state(job_id, "PENDING", reason="BeginTime")
+    found = status(folder, slurm).detail
+    assert ("SLURM requeued it" in found, "its begin time has not come" in found) == (requeued, not requeued)
+
+
+@pytest.mark.parametrize(
     ("facts", "state", "active", "said"),
     [
         ({}, "starting", True, str(os.getpid())),

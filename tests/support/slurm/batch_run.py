@@ -113,7 +113,7 @@ class FakeSlurm:
         self.refusal = ""
         """Of sbatch."""
         self.jobs: dict[str, str] = {}
-        """State, nodes and comment of each job in the queue, with bars between them."""
+        """State, nodes, comment and perhaps script of each job in the queue, with bars between them."""
         self.lost_submissions = 0
         """Submissions that get no answer; with `queued_anyway` they are carried out."""
         self.queued_anyway = False
@@ -153,7 +153,7 @@ class FakeSlurm:
         rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
         if words[-1] == "%i %k":
             return Answer(0, "".join(f"{row[0]} {row[3]}\n" for row in rows))
-        return Answer(0, "".join("|".join(row) + "\n" for row in rows))
+        return Answer(0, "".join("|".join([*row, ""][:5]) + "\n" for row in rows))
 
     def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
         self.jobs[words[0]] = "CANCELLED||"

@@ -1,4 +1,4 @@
-"""A login node: a real sshd on this machine, with another home, in front of a SLURM of fake programs."""
+"""A login node: a real sshd on this machine, with another home, in front of a SLURM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,13 @@ def _key(path: Path) -> str:
 
 
 @contextmanager
-def login_node(folder: Path) -> Iterator[LoginNode]:
-    """Start sshd, and end it with all its sessions."""
+def login_node(folder: Path, slurm: Mapping[str, str] | None = None) -> Iterator[LoginNode]:
+    """Start sshd, and end it with all its sessions.
+
+    Args:
+        folder: for its files.
+        slurm: variables of the SLURM behind it; None: a SLURM of fake programs.
+    """
     folder.mkdir()
     home, programs = folder / "home", folder / "programs"
     (home / "bin").mkdir(parents=True)
@@ -70,7 +75,7 @@ def login_node(folder: Path) -> Iterator[LoginNode]:
     (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
     (programs / "ssh").chmod(0o755)
     node = LoginNode(home, FakePrograms(folder / "slurm"), programs)
-    exports = {**node.slurm.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    exports = {"PATH": os.environ["PATH"], **(slurm or node.slurm.environ), "PYTHONDONTWRITEBYTECODE": "1"}
     exports["PATH"] = f"{home}/bin:{exports['PATH']}"
     # A profile may greet: the greeting must not be taken for an answer.
     (home / ".bash_profile").write_text(

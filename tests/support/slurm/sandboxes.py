@@ -14,9 +14,9 @@ import pytest
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import SlurmddpError
-from slurmddp.sandbox.machine import search_path, slurm_version
 from support.slurm import stub_runs, train_project
 from support.slurm.faulty_sandbox import FaultySandbox
+from support.slurm.versions import by_version
 
 
 @contextmanager
@@ -48,9 +48,10 @@ def bring_back(used: FaultySandbox, timeout_s: float = 180) -> None:
 def shortest_timeout_s() -> int:
     """Return the shortest SlurmdTimeout in seconds at which SLURM gives up dead nodes only.
 
-    SLURM 24.11 counts the answers to a ping only once a dead node among them has timed out, after 12 s.
+    SLURM 24.11 can count the answers to a ping only once a dead node among them has timed out, after 12 s.
+    Live nodes were then given up at 10 s, though not in every trial.
     """
-    return 30 if slurm_version(search_path(os.environ)) >= (23, 2) else 10
+    return by_version(10, 30)
 
 
 def lose(used: FaultySandbox, node: str) -> None:

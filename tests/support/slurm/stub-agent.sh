@@ -8,7 +8,8 @@ stop=""
 trap 'stop=TERM' TERM
 [ "${STUB_DEAF:-}" = USR2 ] && trap '' USR2 || trap 'stop=USR2' USR2
 step=$(cat "$run/checkpoints/latest" 2>/dev/null || echo 0)
-echo "node $SLURM_NODEID of $SLURM_STEP_NUM_NODES starts at $step, launcher ${SUBMITIT_EXECUTOR:-none}"
+echo "node $SLURM_NODEID of $SLURM_STEP_NUM_NODES starts at $step, launcher ${SUBMITIT_EXECUTOR:-none}," \
+    "CPUs ${SLURM_CPUS_PER_TASK:-none} of $SLURM_CPUS_ON_NODE"
 crash=$((step + ${STUB_CRASH:-1000000}))
 while [ "$step" != "$crash" ] && [ "$step" -lt "$(cat "$run/goal")" ] && [ -z "$stop" ]; do
     sleep 0.2

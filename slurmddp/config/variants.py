@@ -1,0 +1,98 @@
+"""Derive the jobs of a sweep from one composed job, if they differ only in numbers that nothing reads here.
+
+Such a number is `seed`, or an argument of a class that the ranks build (`optimizer.lr`). No check and no
+other value depends on it, so that the first point with these keys stands for all others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurmddp.config.check_values import check_value
+from slurmddp.config.identity import fingerprint
+from slurmddp.config.keys import OPEN_NODES, TOP
+from slurmddp.spec import Job
+
+_CHECKED = ("data",)
+"""Nodes with arguments that are compared with this machine."""
+_BUILT = [name for name in OPEN_NODES if not TOP[name].sections and name not in _CHECKED]
+_NUMBER = re.compile(
+    rf"(?P<setting>\+{{0,2}}(?P<key>seed|(?:{'|'.join(_BUILT)})(?:\.[A-Za-z]\w*)+))="
+    r"(?P<value>-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?))"
+)
+"""A setting whose value is a number in Hydra's grammar, and that no check of a job reads."""
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A command line without the values of its numbers, and these values by their keys."""
+
+    others: tuple[str, ...]
+    values: Mapping[str, int | float]
+
+
+class Variants:
+    """Derives the jobs of command lines from the first job with the same keys."""
+
+    def __init__(self, are_independent: Callable[[Sequence[str], Sequence[str]], bool]) -> None:
+        """Begin without a job.
+
+        Args:
+            are_independent: whether no other value of the configuration depends on the keys (the second
+                argument) of a command line (the first argument).
+        """
+        self._are_independent = are_independent
+        self._first: dict[tuple[str, ...], Job | None] = {}
+
+    def derive(self, words: Sequence[str]) -> Job | None:
+        """Return the job of a command line; None if only its composition can give it."""
+        given = _take_apart(words)
+        job = self._first.get(given.others)
+        return None if job is None else _with_values(job, words, given.values)
+
+    def add(self, words: Sequence[str], job: Job) -> None:
+        """Let a composed job stand for command lines with the same keys, if its numbers are independent."""
+        given = _take_apart(words)
+        if given.values and given.others not in self._first:
+            # The size of an elastic job is written into its configuration after its name is known.
+            alone = not job.elastic and self._are_independent(words, list(given.values))
+            self._first[given.others] = job if alone else None
+
+
+def _take_apart(words: Sequence[str]) -> _Numbers:
+    others: list[str] = []
+    values: dict[str, int | float] = {}
+    for word in words:
+        if (found := _NUMBER.fullmatch(word)) is None:
+            others.append(word)
+        else:
+            others.append(found["setting"])
+            values[found["key"]] = float(found["value"]) if found["fraction"] else int(found["value"])
+    return _Numbers(tuple(others), values)
+
+
+def _with_values(job: Job, words: Sequence[str], values: Mapping[str, int | float]) -> Job:
+    config = dict(job.program.config)
+    for key, value in values.items():
+        _put(config, key.split("."), check_value(value, TOP[key]) if key in TOP else value)
+    name = f"{job.name}-{fingerprint(config)}"
+    return replace(
+        job,
+        run_name=name,
+        run_dir=job.run_dir.with_name(name),
+        program=replace(job.program, config=config),
+        overrides=tuple(words),
+    )
+
+
+def _put(config: dict[str, Any], way: Sequence[str], value: Any) -> None:
+    """Set a value below `config`; the mappings on the way to it are copied, all others stay shared."""
+    first, *rest = way
+    if not rest:
+        config[first] = value
+        return
+    config[first] = dict(config[first])
+    _put(config[first], rest, value)

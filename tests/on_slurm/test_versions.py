@@ -1,0 +1,115 @@
+"""Differences between SLURM 22.05 and 24.11, and equal results on both; docs/cluster.md has the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.scrub import scrub
+from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.rejections import hint_for
+from support.slurm.faulty_sandbox import FaultySandbox
+from support.slurm.stub_runs import ENDLESS, Start
+from support.slurm.versions import by_version
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+
+SHOW = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+CPUS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_ON_NODE")
+OF_MPI = {
+    "HYDRA_BOOTSTRAP": "slurm",
+    "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+    "OMPI_MCA_plm_slurm_args": "--external-launcher",
+    "PRTE_MCA_plm_slurm_args": "--external-launcher",
+}
+
+
+def run(sandbox: FaultySandbox, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**scrub(os.environ), **sandbox.environment(), **variables}
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def shown(sandbox: FaultySandbox, *words: str) -> dict[str, str]:
+    """Return the environment that a command in a job of one task with four CPUs prints."""
+    done = run(sandbox, "salloc", "-n1", "--cpus-per-task=4", *words, *SHOW)
+    assert done.returncode == 0, done.stderr
+    environ: dict[str, str] = json.loads(done.stdout)
+    return environ
+
+
+def test_a_job_on_24_11_has_the_cpus_of_a_task_in_a_second_variable(sandbox: FaultySandbox) -> None:
+    """It overrules SRUN_CPUS_PER_TASK, but not the option --cpus-per-task, which the script gives."""
+    assert shown(sandbox).get("SLURM_TRES_PER_TASK") == by_version(None, "cpu=4")
+    step = shown(sandbox, "env", "SRUN_CPUS_PER_TASK=2", "srun", "--mpi=none")
+    assert [step.get(name) for name in CPUS] == by_version(["2", None, "2"], ["4", "cpu=4", "4"])
+    step = shown(sandbox, "env", "SRUN_CPUS_PER_TASK=4", "srun", "--mpi=none", "--cpus-per-task=2")
+    assert step["SLURM_CPUS_ON_NODE"] == "2"
+
+
+def test_srun_on_24_11_refuses_two_variables_that_differ(sandbox: FaultySandbox) -> None:
+    step = ("env", "SLURM_CPUS_PER_TASK=2", "srun", "--mpi=none", "true")
+    done = run(sandbox, "salloc", "-n1", "--cpus-per-task=4", *step)
+    assert ("set by two different environment variables" in done.stderr) == by_version(False, True)
+    assert (done.returncode != 0) == by_version(False, True)
+
+
+def test_variables_for_mpi_in_every_job_do_not_make_its_tasks_ranks_of_mpi(sandbox: FaultySandbox) -> None:
+    step = shown(sandbox, "srun", "--mpi=none")
+    assert {name: step[name] for name in OF_MPI if name in step} == by_version({}, OF_MPI)
+    info = detect(step)
+    assert (info.environment, info.rank, info.world_size) == ("slurm", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-N1 -n2 -O --gpus-per-task=1", "Requested node configuration is not available"),
+        ("-N2 -n2 --distribution=arbitrary", "--nodes is incompatible with --distribution=arbitrary"),
+    ],
+)
+def test_options_that_24_11_no_longer_takes_together(
+    sandbox: FaultySandbox, tmp_path: Path, options: str, said: str
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"{node}\n" for node in sandbox.nodes[:2]))
+    given = {"SLURM_HOSTFILE": str(hosts)} if "arbitrary" in options else {}
+    done = run(sandbox, "srun", "--mpi=none", *options.split(), "true", **given)
+    assert (done.returncode, said in done.stderr) == by_version((0, False), (1, True))
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--constraint=no", "`constraint`"),
+        ("--reservation=no", "`reservation`"),
+        ("--licenses=no", "`licenses`"),
+        ("--gpus-per-node=9", "gpus_per_node"),
+        ("--gres=no:1", "gpu_request"),
+        ("--partition=no", "partition="),
+    ],
+)
+def test_refusals_have_the_same_advice(sandbox: FaultySandbox, option: str, advice: str) -> None:
+    done = run(sandbox, "sbatch", "--test-only", option, "--wrap=true")
+    assert done.returncode != 0
+    assert advice in hint_for(done.stderr)
+
+
+def test_a_script_submitted_inside_a_job_gets_the_cpus_of_its_own_job(
+    sandbox: FaultySandbox, start: Start, slurm: SlurmClient
+) -> None:
+    first = start(goal=ENDLESS, nodes=1, sbatch={"exclusive": True})
+    first.wait_started()
+    slurm.cancel(first.job_id)
+    first.wait_over()
+    first.aim(1)
+    inside = ("srun", "--mpi=none", "-n1", "--cpus-per-task=1", "sbatch", "--parsable", "--partition=low")
+    done = run(sandbox, *inside, str(first.folder.script_file))
+    assert done.returncode == 0, done.stderr
+    first.wait(lambda: first.ends()[-1] == ("finished", "none"), "end of the second job")
+    assert "CPUs none of 4\n" in (first.folder.log_dir(1) / "node-0.log").read_text()
