@@ -59,9 +59,21 @@ _REASONS: dict[str, tuple[str, str]] = {
         "a limit of its quality of service is reached",
         "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
     ),
+    "QOSMin": (
+        "it asks for less than its quality of service requires",
+        "As it is, it never starts: cancel it, and ask for more or for another `qos=`.",
+    ),
     "Assoc": (
         "a limit of your account is reached",
         "It starts when jobs of your account end; `sshare` shows what is used, `account=` chooses another.",
+    ),
+    "Max": (
+        "a limit of its account is reached",
+        "It starts when its jobs end; `sacctmgr show assoc` lists the limits, `account=` chooses another.",
+    ),
+    "AccountingPolicy": (
+        "a limit of its account or quality of service is reached",
+        "It starts when your other jobs end; `sacctmgr show assoc` and `sacctmgr show qos` list the limits.",
     ),
     "MaxMemPerLimit": (
         "it asks for more memory than allowed",
@@ -83,6 +95,10 @@ _REASONS: dict[str, tuple[str, str]] = {
         "the partition does not take its quality of service",
         "Cancel it and submit it again with another `qos=` or `partition=`.",
     ),
+    "ReservationInvalid": (
+        "its reservation is not valid",
+        "Compare it with `scontrol show res`; cancel it and submit it again with another, or without one.",
+    ),
     "ReservationDeleted": (
         "its reservation is gone",
         "Cancel it and submit it again with another `reservation`, or without one.",
@@ -90,6 +106,20 @@ _REASONS: dict[str, tuple[str, str]] = {
     "JobArrayTaskLimit": ("its array runs as many elements at once as it may", _PATIENCE),
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
+    "SchedDefer": ("SLURM decides about it in the next turn of its scheduler", _PATIENCE),
+    "BurstBuffer": ("its burst buffer is not ready", _PATIENCE),
+    "Power": ("SLURM has no power left for its nodes", _PATIENCE),
+    "FedJobLock": ("another cluster of the federation may start it", _PATIENCE),
+    "DeadLine": (
+        "it can't end before its deadline",
+        "Cancel it and submit it again with a later `deadline`, or with less time.",
+    ),
+    "FrontEndDown": ("the site's front end is down", "It starts when the front end comes back."),
+    "SystemFailure": ("SLURM failed to start it", "Ask the site: `scontrol show job {job}` has the details."),
+    "JobLaunchFailure": (
+        "a node could not start it",
+        "Look at the batch log; `sinfo -R` shows nodes with faults.",
+    ),
     "Prolog": ("its nodes are being prepared", _PATIENCE),
     "Cleaning": ("its last attempt is still being cleaned up", _PATIENCE),
 }
@@ -111,7 +141,7 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
             f"SLURM requeued it and starts it again {f'at {start}' if start else 'after a delay'}",
             _PATIENCE,
         )
-    if re.match(r"(?:QOS|Assoc)\w*PerJob", given):  # Limits of one job don't pass with time.
+    if re.match(r"(?:QOS|Assoc)\w*Per(?:Job|Node)", given):  # Limits of one job don't pass with time.
         return (
             "it asks for more than its account or quality of service gives one job",
             f"As it is, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",

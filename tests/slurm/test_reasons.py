@@ -18,6 +18,10 @@ from slurmddp.slurm.reasons import explain
         ("AssocGrpCPUMinutesLimit", "your account", "account="),
         ("QOSMaxWallDurationPerJobLimit", "gives one job", "it never starts"),
         ("AssocMaxNodePerJobLimit", "gives one job", "slurmddp explain gpt"),
+        ("QOSMaxCpuPerNode", "gives one job", "it never starts"),
+        ("QOSMinGRES", "less than its quality of service requires", "it never starts"),
+        ("MaxBBPerAccount", "limit of its account", "account="),
+        ("ReservationInvalid", "is not valid", "scontrol show res"),
         ("QOSNotAllowed", "does not take its quality", "qos="),
         ("ReservationDeleted", "is gone", "without one"),
         ("ReqNodeNotAvail, UnavailableNodes:node[3-4]", "drained or reserved", "sinfo -R"),
@@ -32,6 +36,24 @@ def test_reasons_are_explained(reason, said, advice):
     why, action = explain(reason, run="gpt", job_id="7")
     assert said in why
     assert advice in action
+
+
+OF_WAITING_JOBS = """
+AccountNotAllowed AccountingPolicy AssocGrpCpuLimit AssocMaxJobsLimit AssociationJobLimit AssociationResourceLimit AssociationTimeLimit
+BadConstraints BeginTime BurstBufferOperation BurstBufferResources BurstBufferStageIn Cleaning DeadLine Dependency
+DependencyNeverSatisfied FedJobLock FrontEndDown InvalidAccount InvalidQOS JobArrayTaskLimit JobHeldAdmin JobHeldUser
+JobHoldMaxRequeue JobLaunchFailure Licenses MaxJobsPerAccount MaxMemPerLimit NodeDown PartitionConfig PartitionDown PartitionInactive
+PartitionNodeLimit PartitionTimeLimit PowerNotAvail PowerReserved Priority Prolog QOSGrpGRES QOSJobLimit QOSMinCpuNotSatisfied QOSNotAllowed
+QOSResourceLimit QOSTimeLimit QOSUsageThreshold ReqNodeNotAvail Reservation ReservationDeleted ReservationInvalid Resources SchedDefer SystemFailure
+""".split()
+"""Reasons in the libraries of SLURM 22.05 and 24.11; of the limits of accounts and QOS, one of each kind."""
+
+
+@pytest.mark.parametrize("reason", OF_WAITING_JOBS)
+def test_each_reason_of_slurm_for_a_waiting_job_has_words(reason):
+    why, action = explain(reason, run="gpt", job_id="7")
+    assert reason not in why
+    assert action
 
 
 def test_a_job_that_was_requeued_says_when_it_starts_again():
