@@ -39,17 +39,20 @@ def test_reasons_are_explained(reason, said, advice):
 
 
 OF_WAITING_JOBS = """
-AccountNotAllowed AccountingPolicy AssocGrpCpuLimit AssocMaxJobsLimit AssociationJobLimit AssociationResourceLimit AssociationTimeLimit
-BadConstraints BeginTime BurstBufferOperation BurstBufferResources BurstBufferStageIn Cleaning DeadLine Dependency
-DependencyNeverSatisfied FedJobLock FrontEndDown InvalidAccount InvalidQOS JobArrayTaskLimit JobHeldAdmin JobHeldUser
-JobHoldMaxRequeue JobLaunchFailure Licenses MaxJobsPerAccount MaxMemPerLimit NodeDown PartitionConfig PartitionDown PartitionInactive
-PartitionNodeLimit PartitionTimeLimit PowerNotAvail PowerReserved Priority Prolog QOSGrpGRES QOSJobLimit QOSMinCpuNotSatisfied QOSNotAllowed
-QOSResourceLimit QOSTimeLimit QOSUsageThreshold ReqNodeNotAvail Reservation ReservationDeleted ReservationInvalid Resources SchedDefer SystemFailure
-""".split()
+AccountNotAllowed AccountingPolicy AssocGrpCpuLimit AssocMaxJobsLimit AssociationJobLimit
+AssociationResourceLimit AssociationTimeLimit BadConstraints BeginTime BurstBufferOperation
+BurstBufferResources BurstBufferStageIn Cleaning DeadLine Dependency DependencyNeverSatisfied
+FedJobLock FrontEndDown InvalidAccount InvalidQOS JobArrayTaskLimit JobHeldAdmin JobHeldUser
+JobHoldMaxRequeue JobLaunchFailure Licenses MaxJobsPerAccount MaxMemPerLimit NodeDown
+PartitionConfig PartitionDown PartitionInactive PartitionNodeLimit PartitionTimeLimit PowerNotAvail
+PowerReserved Priority Prolog QOSGrpGRES QOSJobLimit QOSMinCpuNotSatisfied QOSNotAllowed
+QOSResourceLimit QOSTimeLimit QOSUsageThreshold ReqNodeNotAvail Reservation ReservationDeleted
+ReservationInvalid Resources SchedDefer SystemFailure
+"""
 """Reasons in the libraries of SLURM 22.05 and 24.11; of the limits of accounts and QOS, one of each kind."""
 
 
-@pytest.mark.parametrize("reason", OF_WAITING_JOBS)
+@pytest.mark.parametrize("reason", OF_WAITING_JOBS.split())
 def test_each_reason_of_slurm_for_a_waiting_job_has_words(reason):
     why, action = explain(reason, run="gpt", job_id="7")
     assert reason not in why
