@@ -5,7 +5,7 @@
 - Operation: seconds per `x + y` on small tensors, from the first to the end of all of them. `enqueue` is the
   part until the last line has returned. torch.distributed.rpc runs the same by one `rpc.remote` each.
 - Copy: seconds to bring 64 MB to a worker and back, beside a plain TCP socket between two processes, which
-  receives into new memory as a copy does.
+  receives into new memory as a copy does; the median of five.
 - Matrices: seconds of products of matrices and of training steps on one worker, beside the same lines here.
 
 A round measures all ways one after the other; ratios are medians of the ratios of the rounds. Monarch is
@@ -34,7 +34,8 @@ from torch.distributed import rpc
 from slurmddp import remote
 
 OPERATIONS = 2000
-COPY_BYTES = 64 << 20
+COPY_BYTES, COPIES = 64 << 20, 5
+"""Bytes of a copy, and copies of a round: single ones differ by a factor of two, as the cores are shared."""
 ENQUEUE_S, COPY_SHARE, MATRIX_RATIO = 100e-6, 0.8, 1.1
 WIDTH, PRODUCTS = 768, 12
 
@@ -195,8 +196,8 @@ def measure(rounds: int, peer: socket.socket, mesh) -> dict[str, list[float]]:
             "enqueue": lambda: of_remote(w)[0],
             "operation": lambda: of_remote(w)[1],
             "rpc": of_rpc,
-            "copy": there_and_back,
-            "socket": lambda: over_socket(peer),
+            "copy": lambda: statistics.median(there_and_back() for _ in range(COPIES)),
+            "socket": lambda: statistics.median(over_socket(peer) for _ in range(COPIES)),
             "matrices": lambda: matrices(0),
             "local matrices": lambda: matrices(None),
         }

@@ -152,13 +152,25 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
-    if name in _OF_RUNS:
-        from slurmddp.cli import over_ssh
-
-        if (there := over_ssh.forward(name, typed, parsed)) is not None:
-            return there
+    if name in _OF_RUNS and (there := _on_login_node(name, typed, parsed)) is not None:
+        return there
     code: int = module.run(parsed)
     return code
+
+
+def _on_login_node(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
+    """Run a command on its login node, and return the exit code; None if it belongs to this machine."""
+    from slurmddp.cli import login_node
+
+    if name not in login_node.SUBMITTING:
+        from slurmddp.cli import over_ssh
+
+        return over_ssh.forward(name, typed, parsed)
+    if (keys := login_node.of_settings(parsed)) is None:
+        return None
+    from slurmddp.cli import over_ssh
+
+    return over_ssh.start(keys, typed)
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:

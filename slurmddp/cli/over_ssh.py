@@ -32,8 +32,6 @@ from slurmddp.runs.folder.layout import REPORT_FILE
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.text_format import counted
 
-SUBMITTING = frozenset({"train", "run", "controller", "bench"})
-"""Commands whose settings may name a login node; the others are about runs."""
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
 """The arguments that name runs, where it is not `run` alone."""
 _CONNECT_S = 20
@@ -101,8 +99,21 @@ def _batch(*, silent: bool = False) -> list[str]:
     return [] if asks else ["-o", "BatchMode=yes"]
 
 
+def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
+    """Run a submission on the login node of its settings, and return the exit code.
+
+    Args:
+        keys: the keys of the login node.
+        typed: the whole command line, without `slurmddp`.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+    """
+    return _record(_send_code(keys), typed)
+
+
 def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
-    """Run a command on the login node that its settings or its run name, and return the exit code.
+    """Run a command about a run on the login node of the run, and return the exit code.
 
     Args:
         name: the command.
@@ -113,13 +124,10 @@ def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int 
         The exit code of the command there; None if the command belongs to this machine.
 
     Raises:
-        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+        LoginNodeError: the host can't be reached, or it can't run slurmddp.
     """
     if os.environ.get(OVER_SSH_VARIABLE):
         return None
-    if name in SUBMITTING:
-        keys = _named_by_settings(parsed)
-        return None if keys is None else _record(_send_code(keys), typed)
     if (found := _named_by_run(name, typed, parsed)) is None:
         return None
     run, arguments = found
@@ -132,23 +140,6 @@ def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int 
     if name == "rm" and code == EXIT_FINISHED:
         ssh_runs.remember(replace(run, removed=True))
     return code
-
-
-def _named_by_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
-    """Return the keys of the login node that settings name; None if the command belongs to this machine."""
-    if parsed.cfg or parsed.info:  # They describe the configuration, and need no cluster.
-        return None
-    # Hydra is imported on use.
-    from slurmddp.cli import hydra_flags
-    from slurmddp.config.composition.compose import login_node
-
-    sources = hydra_flags.sources(parsed)
-    words = parsed.words if hasattr(parsed, "words") else parsed.overrides
-    if getattr(parsed, "multirun", False):
-        from slurmddp.config.composition.sweep import points
-
-        words = points(words, Path.cwd(), sources)[0]
-    return login_node(words, Path.cwd(), sources)
 
 
 def submit(words: Sequence[str], *, again: bool) -> SshRun | None:
@@ -257,7 +248,7 @@ def _send_code(keys: dict[str, str | None]) -> LoginNode:
         raise LoginNodeError(
             f"The code did not reach {node.host}:{node.folder} whole (rsync's exit code is "
             f"{code}; rsync says why above). Nothing was started.",
-            hint="The folder must be writable, with free space, and the host must have rsync. "
+            hint="The connection must hold, the folder be writable, with free space, the host have rsync. "
             "The same command sends what is missing.",
         )
     ssh_runs.remember_sent_files(node.host, node.folder, files)
