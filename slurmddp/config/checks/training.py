@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.runs.status.metrics import KNOWN
 from slurmddp.slurm.units import parse_duration_s
 from slurmddp.spec import is_own_trainer, parse_best
 
@@ -16,6 +15,8 @@ def check_training(config: Mapping[str, Any]) -> None:
     if not is_own_trainer(config["program"]):
         return
     for name in config["metrics"] or ():
+        from slurmddp.runs.status.metrics import KNOWN  # Rarely used, and its module takes 5 ms.
+
         if name in KNOWN or name.endswith("_per_s"):
             raise ConfigError(
                 f"`metrics` has the name {name!r}, which slurmddp uses for a value of its own.",
