@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import pickle
 import re
 import subprocess
@@ -29,7 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, ConfigError, LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.history import read_history
@@ -320,7 +318,7 @@ def map_array(
             hint="Give each argument a value for each call.",
         )
     words = _words({"name": _name(path), **settings})
-    if not os.environ.get(OVER_SSH_VARIABLE) and (there := login_node(words, Path.cwd())) is not None:
+    if (there := login_node(words, Path.cwd())) is not None:
         raise ConfigError(
             f"map_array does not submit over ssh, and the settings name {there['ssh']}.",
             hint="Call slurmddp.submit for each set of arguments, or call map_array on the login node.",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-
-from slurmddp.environments.names import OVER_SSH_VARIABLE
 
 SUBMITTING = frozenset({"train", "run", "controller", "bench"})
 """Commands whose settings may name a login node; the others are about runs."""
@@ -14,8 +11,6 @@ SUBMITTING = frozenset({"train", "run", "controller", "bench"})
 
 def of_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
     """Return the keys of the login node that settings name; None if the command belongs to this machine."""
-    if os.environ.get(OVER_SSH_VARIABLE):
-        return None
     if parsed.cfg or parsed.info:  # They describe the configuration, and need no cluster.
         return None
     # Hydra is imported on use.

@@ -158,7 +158,7 @@ def submit(words: Sequence[str], *, again: bool) -> SshRun | None:
     """
     from slurmddp.config.composition.compose import login_node
 
-    if os.environ.get(OVER_SSH_VARIABLE) or (keys := login_node(words, Path.cwd())) is None:
+    if (keys := login_node(words, Path.cwd())) is None:
         return None
     node, before = _send_code(keys), time.time()
     code = _record(node, ["train", *words, *(["--again"] if again else [])])
@@ -248,7 +248,7 @@ def _send_code(keys: dict[str, str | None]) -> LoginNode:
         raise LoginNodeError(
             f"The code did not reach {node.host}:{node.folder} whole (rsync's exit code is "
             f"{code}; rsync says why above). Nothing was started.",
-            hint="The connection must hold, the folder be writable, with free space, the host have rsync. "
+            hint="Check the connection, the rights and free space of the folder, and rsync on the host. "
             "The same command sends what is missing.",
         )
     ssh_runs.remember_sent_files(node.host, node.folder, files)

@@ -230,7 +230,7 @@ def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
 
 
 def common_node(what: Any, operands: Sequence[Any]) -> Node:
-    """Return the worker of all operands of `what`; raise ConfigError if there is none."""
+    """Return the worker that holds all operands; raise ConfigError about `what` if they lie in two places."""
     first = next((one for one in operands if isinstance(one, RemoteTensor)), operands[0])
     for other in operands:
         if not isinstance(other, RemoteTensor) or other.reference.node is not first.reference.node:

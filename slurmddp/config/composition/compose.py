@@ -36,6 +36,7 @@ from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, de
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
 from slurmddp.config.script_arguments import composed as script_words
+from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
@@ -110,12 +111,16 @@ def login_node(
 ) -> dict[str, str | None] | None:
     """Return the keys `ssh`, `ssh_folder` and `python` of a command; None if it stays on this machine.
 
+    A command that came over ssh stays.
+
     Other keys are not resolved or checked, because they describe the cluster. A configuration that can't be
     composed also gives None; `compose` raises its error.
 
     Raises:
         ConfigError: the value of a key can't be right.
     """
+    if os.environ.get(OVER_SSH_VARIABLE):
+        return None
     try:
         plan = make_plan(overrides, project_dir.absolute(), sources)
         if not plan.has_cluster:
