@@ -218,6 +218,8 @@ def compose_plan(plan: Plan, typed: Sequence[str], shared: Shared | None = None)
         return _resolved(with_hydra(plan) if composed is None else composed)
     except TROUBLE as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
+    finally:
+        _left.clear()  # Files may change before another command.
 
 
 @contextmanager
