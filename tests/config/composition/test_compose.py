@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.config.composition.compose import compose, unread
+from slurmddp.config.composition import compose as module
+from slurmddp.config.composition.compose import compose, login_node, unread
 from slurmddp.config.composition.overrides import options
 from slurmddp.config.keys import TOP, keys
 from slurmddp.config.resume import job_of_run
@@ -33,6 +34,24 @@ def test_the_projects_files_are_found_before_the_shipped_ones(tmp_path: Path) ->
     project = make_project(tmp_path / "p", cluster__cpu="partition: mine\nranks_per_node: 3\n")
     assert job_of(project, "+cluster=cpu").cluster.partition == "mine"
     assert job_of(project, "+cluster=h100x8").cluster.name == "h100x8"
+
+
+def test_hydra_composes_once_for_the_login_node_and_the_job_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, words, composed = (
+        make_project(tmp_path / "p", cluster__mine="partition: a\n"),
+        ["+cluster=mine"],
+        [],
+    )
+    with_hydra = module.hydra_compose
+    monkeypatch.setattr(module, "hydra_compose", lambda *a, **k: composed.append(a) or with_hydra(*a, **k))
+    for partition in ("a", "b"):
+        (project / "conf" / "cluster" / "mine.yaml").write_text(f"partition: {partition}\n")
+        assert login_node(words, project) is None
+        assert compose(words, project)["cluster"]["partition"] == partition
+        assert compose(words, project)["cluster"]["partition"] == partition
+    assert len(composed) == 4, "two for each change: one that login_node left, and one of the second call"
 
 
 def test_the_shipped_configuration_works_without_a_project(tmp_path: Path) -> None:
