@@ -10,6 +10,7 @@ import pytest
 
 from slurmddp.batch import slurm_job
 from slurmddp.batch.slurm_job import ask_at_once, run_command
+from support.runs.agent_runs import runs, wait_until
 from support.slurm.batch_run import (
     ENDING,
     GIVEN_UP,
@@ -175,9 +176,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(
     assert answer.is_silence and answer.code
     assert time.monotonic() - began < 30
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not runs(child), "the child of scontrol has ended")
 
 
 def test_a_command_that_is_missing_is_a_refusal() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.batch.srun_watch import SrunWatch, _children
+from support.runs.agent_runs import runs, wait_until
 from support.slurm.batch_run import Run
 
 SILENT_S = 1200.0
@@ -64,10 +65,7 @@ def test_srun_is_ended_after_a_minute_without_agents(watched: Watched) -> None:
     assert watched.poll(until=99)
     assert watched.srun.wait(10) == -9
     assert watched.polls == 30, "of two seconds each"
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not runs(child), "the child of srun has ended")
 
 
 def test_a_node_without_which_the_ranks_continued_is_not_waited_for(watched: Watched) -> None:
