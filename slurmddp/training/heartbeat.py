@@ -91,7 +91,7 @@ class Heartbeat:
         """Count the steps of the first optimizer as the steps of the training."""
         if not self._hooked and hasattr(optimizer, "register_step_post_hook"):
             self._hooked = True
-            optimizer.register_step_post_hook(lambda *_: self._complete())
+            optimizer.register_step_post_hook(self._complete)
 
     def backward_begins(self) -> None:
         """Record a call of `backward`, which ends the forward pass."""
@@ -125,8 +125,8 @@ class Heartbeat:
         finally:
             enter(self._phase, watched=watched)
 
-    def _complete(self) -> None:
-        """Count the step that has just ended."""
+    def _complete(self, *_: object) -> None:
+        """Count the step that has just ended; a hook of the optimizer."""
         self.enter("step")
         if self._step is None:
             self.resumed(0)
