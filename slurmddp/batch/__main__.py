@@ -23,19 +23,20 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run one command of the batch step and return its exit code; each command imports only its modules."""
     command, *rest = arguments or [""]
     folder = RunFolder(environ[RUN_DIR_VARIABLE])
-    if command == "begin":
-        from slurmddp.batch.begin import begin
-
-        for number in _STOPS:
-            signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
-        job = SlurmJob(environ, say=_say_to_people)
-        return begin(folder, job, started_as=[*rest, ""][0])
     if command == "event":
         from slurmddp.batch.event_command import run_command
 
         run_command(folder, json.load(sys.stdin))
         return 0
     settings = read_settings(folder)
+    names = {settings.name, folder.path.name}
+    if command == "begin":
+        from slurmddp.batch.begin import begin
+
+        for number in _STOPS:
+            signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
+        job = SlurmJob(environ, say=_say_to_people, names=names)
+        return begin(folder, job, started_as=[*rest, ""][0])
     attempt = Attempt(folder, int(environ[ATTEMPT_VARIABLE]), settings, job_id(environ) or "", _say)
     if command == "watch":
         from slurmddp.batch.srun_watch import watch
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from slurmddp.batch.end import AttemptEnd
 
         code, terminated = [*rest, "", ""][:2]
-        end = AttemptEnd(attempt, SlurmJob(environ, say=_say), terminated=bool(terminated))
+        end = AttemptEnd(attempt, SlurmJob(environ, say=_say, names=names), terminated=bool(terminated))
         try:
             return end.conclude(int(code) if code else None)
         finally:
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)  # SLURM signals this process when it grants the requeue.
-        first_node_lost(attempt, SlurmJob(environ, say=_say))
+        first_node_lost(attempt, SlurmJob(environ, say=_say, names=names))
         attempt.commands.wait()
     else:
         return EXIT_USAGE

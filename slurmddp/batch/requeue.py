@@ -14,6 +14,9 @@ _DELAYS_S = (0, 5, 15)
 def requeue(job: SlurmJob) -> bool:
     """Requeue the job; return whether SLURM has done so, even if its answer was lost."""
     for delay in (1, 2, 3):
+        if job.is_forgotten:  # The request would requeue the other job.
+            job.say(f"SLURM has given the id {job.id} to another job, so this one can't be requeued.")
+            return False
         if job.fate == requeue_policy.REQUEUED:
             return True
         answer = job.scontrol("requeue", job.id)
@@ -33,7 +36,8 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
     """
     token = f"slurmddp:after-{job.id}-{attempt}"
     options = [f"--exclude={exclude}"] if exclude else []
-    options += [f"--comment={token}", f"--dependency=afterany:{job.id}"]
+    options += [f"--comment={token}"]
+    options += [] if job.is_forgotten else [f"--dependency=afterany:{job.id}"]
     for delay in _DELAYS_S:
         if delay:
             job.sleep(delay)

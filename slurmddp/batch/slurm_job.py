@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from slurmddp.batch import requeue_policy
 from slurmddp.environments.job_id import job_id
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.command_output import parse_facts
+from slurmddp.slurm.job_script import may_be_of, script_of
 
 TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0
@@ -87,13 +89,26 @@ class SlurmJob:
         command: Callable[[Sequence[str], Mapping[str, str]], Answer] = run_command,
         sleep: Callable[[float], None] = time.sleep,
         say: Callable[[str], None] = print,
+        names: Collection[str] = (),
     ) -> None:
+        """Prepare the questions about the job.
+
+        Args:
+            environ: the variables of the job.
+            command: runs one of SLURM's commands.
+            sleep: waits.
+            say: gets one line about a refusal.
+            names: the name of the run and the name of its jobs, by which the job is recognized.
+        """
         self.environ = environ
         self.id = job_id(environ) or ""
         self.restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.node_list = environ.get("SLURM_JOB_NODELIST", "")
         self.facts: dict[str, str] = {}
         self.fate = requeue_policy.RUNNING
+        self.is_forgotten = False
+        """Whether SLURM has given the job's id to another job: a controller lost its state."""
+        self._names = names
         self.sleep, self.say = sleep, say
         self._command = command
 
@@ -130,8 +145,16 @@ class SlurmJob:
     def poll(self) -> Answer:
         """Ask SLURM about this job once and keep the facts, none without an answer."""
         answer = self.scontrol("-o", "show", "job", self.id)
-        self.facts = parse_facts(answer.out) if answer.code == 0 else {}
+        facts = parse_facts(answer.out) if answer.code == 0 else {}
+        self.is_forgotten = bool(facts) and not self._is_own(facts, answer.out)
+        self.facts = {} if self.is_forgotten else facts
         return answer
+
+    def _is_own(self, facts: Mapping[str, str], text: str) -> bool:
+        """Return whether `scontrol show job` tells of this job, and not of another one with its id."""
+        command = re.search(r" Command=(.*?)(?: \w+=/|$)", text)
+        script = script_of(self.id, command[1]) if command else ""
+        return not self._names or facts.get("JobName") in self._names or may_be_of(self._names, "", script)
 
     def poll_patiently(self) -> None:
         """Ask SLURM what it has done with the job; wait for a controller that is away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurmddp.batch.attempt import read_settings
 from slurmddp.batch.slurm_job import Answer
 from support.slurm.batch_run import (
     ENDING,
@@ -44,6 +45,28 @@ def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
     assert run.asked()[-1] == "sbatch"
     assert words in run.log()
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+
+
+@pytest.mark.parametrize("script", ["/runs/other/job.sbatch", "(null)"])
+def test_another_job_with_the_id_of_this_one_is_not_requeued(run: Run, script: str) -> None:
+    """A controller that lost its state starts with id 1 again."""
+    run.slurm.job = f"{GRANTED} JobName=other Command={script} WorkDir=/x"
+    run.start(STOP)
+    assert run.asked() == ["sbatch"]
+    assert [event["job_id"] for event in run.events("submitted")] == ["1"]
+    assert not [word for word in run.submissions()[0] if word.startswith("--dependency")]
+    assert "has given the id 41 to another job" in run.log()
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["JobName=renamed Command={script} resubmitted WorkDir=/x", "JobName={name} Command=(null) WorkDir=/x"],
+)
+def test_a_job_is_recognized_by_its_script_or_by_its_name(run: Run, own: str) -> None:
+    name = read_settings(run.folder).name
+    run.slurm.job = f"{RUNNING} {own.format(script=run.folder.script_file, name=name)}"
+    run.start(STOP)
+    assert run.asked() == ["requeue 41"]
 
 
 @pytest.mark.parametrize("job", [GRANTED, "JobState=PENDING Restarts=0"], ids=["granted", "pending"])

@@ -176,20 +176,23 @@ def fold(events: Iterable[Any]) -> History:
     """Fold events into a History; skip events and facts that this version does not know."""
     attempts: dict[int, Attempt] = {}
     open_jobs: dict[str, None] = {}
-    started: set[str] = set()
+    named: set[str] = set()
+    early: set[str] = set()  # Jobs that wrote `started` before their submission was recorded.
     last = job_id = created = None
     for event in events:
         if not isinstance(event, Mapping):
             continue
         kind, job, number = event.get("event"), event.get("job_id"), event.get("attempt")
-        if kind == "submitted" and str(job) in started:
-            continue  # The job wrote `started` before the submission was recorded.
+        if kind == "submitted" and str(job) in early:
+            early.remove(str(job))
+            continue
         if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
             last = kind
-        if kind == "started":
-            started.add(str(job))
         if job is not None and kind in ("submitted", "started"):
             job_id = str(job)
+            if kind == "started" and job_id not in named:
+                early.add(job_id)
+            named.add(job_id)
             open_jobs[job_id] = None
             created = event.get("time") if created is None else created
         if kind == "ended" and event.get("next") != "requeue":

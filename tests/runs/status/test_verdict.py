@@ -89,6 +89,9 @@ def test_the_folder_alone_settles_an_ended_run(folder, events, state):
         ([SUBMITTED, started(), REQUEUED], None, "cancelled", False),
         ([SUBMITTED, started(), ended("failed", "requeue", code=1)], "PENDING", "stopped", True),
         ([SUBMITTED, started(), ended("failed", code=1), RESUBMITTED], "PENDING", "queued", True),
+        # A controller that lost its state numbers jobs from the beginning, and so does a new sandbox.
+        ([SUBMITTED, started(), ended("failed", code=1), SUBMITTED], "PENDING", "queued", True),
+        ([started(), SUBMITTED, ended("failed", code=1), SUBMITTED], "PENDING", "queued", True),
         ([SUBMITTED, started(), CANCELLED], "COMPLETING", "cancelled", True),
         ([SUBMITTED, started(), CANCELLED], None, "cancelled", False),
     ],

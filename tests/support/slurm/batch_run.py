@@ -226,7 +226,9 @@ class Run:
         self.on_sleep()
 
     def job(self, say: Callable[[str], None] | None = None, **environ: str) -> SlurmJob:
-        return SlurmJob({**self.environ, **environ}, self.slurm, self._sleep, say or self._say)
+        names = {read_settings(self.folder).name, self.folder.path.name}
+        environ = {**self.environ, **environ}
+        return SlurmJob(environ, self.slurm, self._sleep, say or self._say, names=names)
 
     def attempt_of(self, job: SlurmJob) -> Attempt:
         return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
