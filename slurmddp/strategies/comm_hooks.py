@@ -18,9 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
 )
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from slurmddp.strategies.replicas import average
 
 State = dict[str, Any]
 
@@ -122,7 +123,7 @@ class PostLocalSgd:
     ) -> None:
         self._model, self._optimizers = model.module, list[Optimizer]()
         self._state = PostLocalSGDState(None, _own_group(group_ranks), start_step)  # type: ignore[no-untyped-call]
-        self._averager = PeriodicModelAverager(period, warmup_steps=start_step)
+        self._steps, self._start_step, self._period = 0, start_step, period
         model.register_comm_hook(self._state, post_localSGD_hook)
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -130,17 +131,21 @@ class PostLocalSgd:
         optimizer.register_step_post_hook(lambda *_: self._average())
 
     def _average(self) -> None:
-        self._averager.average_parameters(self._model.parameters())
+        past = self._steps - self._start_step
+        if past >= 0 and past % self._period == 0:
+            with torch.no_grad():  # Parameters without a gradient too: ranks may leave out different steps.
+                average([one for one in self._model.parameters() if one.requires_grad])
+        self._steps += 1
 
     def state_dict(self) -> State:
-        state: State = {"step": self._state.iter, "averager": self._averager.step}
-        if self._averager.step > self._averager.warmup_steps:
+        state: State = {"step": self._state.iter, "steps": self._steps}
+        if self._steps > self._start_step:
             state["model"] = self._model.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in self._optimizers]
         return state
 
     def load_state_dict(self, state: State) -> None:
-        self._state.iter, self._averager.step = state["step"], state["averager"]
+        self._state.iter, self._steps = state["step"], state["steps"]
         if "model" in state:
             self._model.load_state_dict(state["model"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):

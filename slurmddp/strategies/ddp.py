@@ -9,7 +9,7 @@ graph is fixed without a pass, because torch would take that pass for the model'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies.replicas import require_trainable
+from slurmddp.strategies.replicas import require_trainable, trains
 
 if TYPE_CHECKING:  # Their imports take time, which only a training with these options spends.
     from slurmddp.strategies.comm_hooks import CommHook
@@ -34,9 +34,10 @@ class _Touch(nn.Module):
         self._uses = tuple(parameters)
 
     def forward(self) -> torch.Tensor:
-        total = self._uses[0].sum() * 0
-        for parameter in self._uses[1:]:
-            total = total + parameter.sum() * 0
+        total = torch.zeros((), device=self._uses[0].device)
+        for parameter in self._uses:
+            real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+            total = total + real.sum() * 0
         return total
 
 
@@ -108,6 +109,33 @@ class _StaticGraph(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
 
+class _RefuseOthers:
+    """A hook before optimizer steps that refuses gradients which the ranks have not averaged.
+
+    torch averages the gradients of parameters that the model has, and that require a gradient, when it is
+    wrapped. Replicas would drift apart by the steps of all other parameters.
+    """
+
+    def __init__(self, averaged: Mapping[int, nn.Parameter]) -> None:
+        self._averaged = averaged
+        self._groups = 0
+        self._others: list[nn.Parameter] = []
+        """The optimizer's other parameters."""
+
+    def __call__(self, optimizer: Optimizer, *_: object) -> None:
+        if self._groups != len(optimizer.param_groups):
+            self._groups = len(optimizer.param_groups)
+            trained = (one for group in optimizer.param_groups for one in group["params"])
+            self._others = [one for one in trained if id(one) not in self._averaged]
+        if bad := sum(one.grad is not None for one in self._others):
+            raise ConfigError(
+                f"The ranks don't average the gradients of {bad} parameters, which were added to the model, "
+                "or began to require a gradient, after setup_model.",
+                hint="Let all parameters require a gradient in setup_model. Freeze some of them afterwards, "
+                "with strategy.find_unused_parameters=true.",
+            )
+
+
 class Ddp:
     """DistributedDataParallel; one process without a process group uses the bare model.
 
@@ -157,6 +185,8 @@ class Ddp:
         self._hooks: list[tuple[nn.Module, CommHook]] = []
         """The hook of each wrapped model."""
         self._sharded: list[ShardedOptimizer] = []
+        self._averaged: dict[int, nn.Parameter] = {}
+        """By id, the parameters of wrapped models that required a gradient at that time."""
 
     def _check_options(self) -> None:
         if self._comm_hook not in (None, "fp16", "bf16", "powersgd", "post_local_sgd"):
@@ -197,6 +227,7 @@ class Ddp:
         is_static = self._options["static_graph"]
         kind = _StaticGraph if is_static else DistributedDataParallel
         wrapped = kind(model, device_ids=devices, **self._options)
+        self._averaged |= {id(one): one for one in model.parameters() if one.requires_grad}
         # torch never repacks when it searches unused parameters.
         if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
@@ -224,14 +255,16 @@ class Ddp:
         if not isinstance(model, DistributedDataParallel):
             return optimizer
         for owner, hook in self._hooks:
-            if owner is model:
+            if trains(optimizer, owner):
                 hook.follow(optimizer)
-        if not self._zero:
-            return optimizer
-        from slurmddp.strategies.zero import shard
+        if self._zero:
+            from slurmddp.strategies.zero import shard
 
-        self._sharded.append(shard(optimizer))
-        return self._sharded[-1]
+            optimizer = shard(optimizer)
+            self._sharded.append(optimizer)
+        if hasattr(optimizer, "register_step_pre_hook"):
+            optimizer.register_step_pre_hook(_RefuseOthers(self._averaged))
+        return optimizer
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""

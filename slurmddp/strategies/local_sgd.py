@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies.replicas import Replicas
+from slurmddp.strategies.replicas import Replicas, average, trains
 
 
 class LocalSgd(Replicas):
@@ -36,23 +36,29 @@ class LocalSgd(Replicas):
             if value < least:
                 raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {least} or more.")
         self._every, self._warmup_steps = every, warmup_steps
+        self._models: list[nn.Module] = []
         self._replicas: list[_Replica] = []
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        self._models.append(super().wrap(model, device))
+        return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
         """Return the optimizer, after whose steps the weights that it trains are averaged.
 
         Args:
-            optimizer: the optimizer of parameters of `model`.
+            optimizer: the optimizer of parameters of `model`, and perhaps of other models.
             model: the result of `wrap`.
         """
-        replica = self._replica_of(optimizer, model)
+        trained = nn.ModuleList(one for one in self._models if trains(optimizer, one))
+        replica = self._replica_of(optimizer, trained)
         self._replicas.append(replica)
         optimizer.register_step_pre_hook(lambda *_: replica.begin())
         optimizer.register_step_post_hook(lambda *_: self._step_taken(replica))
         return optimizer
 
-    def _replica_of(self, optimizer: Optimizer, model: nn.Module) -> _Replica:
-        return _Replica(optimizer, model)
+    def _replica_of(self, optimizer: Optimizer, models: nn.ModuleList) -> _Replica:
+        return _Replica(optimizer, models)
 
     def _step_taken(self, replica: _Replica) -> None:
         replica.steps += 1
@@ -96,18 +102,18 @@ class DiLoCo(LocalSgd):
             )
         self._outer = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_momentum > 0}
 
-    def _replica_of(self, optimizer: Optimizer, model: nn.Module) -> _Replica:
-        return _OuterReplica(optimizer, model, self._outer)
+    def _replica_of(self, optimizer: Optimizer, models: nn.ModuleList) -> _Replica:
+        return _OuterReplica(optimizer, models, self._outer)
 
 
 class _Replica:
-    """The weights that one optimizer of this rank trains, and the number of its steps."""
+    """The weights of all models that one optimizer of this rank trains, and the number of its steps."""
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: Optimizer, models: nn.ModuleList) -> None:
         self.steps, self.is_apart = 0, False
-        self._optimizer, self._model = optimizer, model
+        self._optimizer, self._models = optimizer, models
         self._weights = [one for group in optimizer.param_groups for one in group["params"]]
-        self._buffers = [one for one in model.buffers() if one.is_floating_point()]
+        self._buffers = [one for one in models.buffers() if one.is_floating_point()]
 
     def begin(self) -> None:
         """Take note of the weights before a step."""
@@ -120,15 +126,15 @@ class _Replica:
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"steps": self.steps}
         if self.is_apart:
-            state |= {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+            state |= {"models": self._models.state_dict(), "optimizer": self._optimizer.state_dict()}
         elif any(self._optimizer.state_dict()["state"].values()):
             state |= {"optimizer": self._optimizer.state_dict()}  # Equal weights, but moments of one rank.
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.is_apart = state["steps"], "model" in state
-        if "model" in state:
-            self._model.load_state_dict(state["model"])
+        self.steps, self.is_apart = state["steps"], "models" in state
+        if "models" in state:
+            self._models.load_state_dict(state["models"])
         if "optimizer" in state:
             self._optimizer.load_state_dict(state["optimizer"])
 
@@ -136,8 +142,8 @@ class _Replica:
 class _OuterReplica(_Replica):
     """A replica whose weights follow an outer optimizer."""
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, outer: dict[str, Any]) -> None:
-        super().__init__(optimizer, model)
+    def __init__(self, optimizer: Optimizer, models: nn.ModuleList, outer: dict[str, Any]) -> None:
+        super().__init__(optimizer, models)
         self._settings = outer
         self._outer: SGD | None = None
         """The outer optimizer; None before the first step, because a load may come before it."""
@@ -179,21 +185,3 @@ class _OuterReplica(_Replica):
                 for saved, like in zip(state["agreed"], self._weights, strict=True)
             ]
             self._start_outer(agreed).load_state_dict(state["outer"])
-
-
-def average(tensors: Sequence[torch.Tensor]) -> None:
-    """Replace tensors by their means over all ranks, by one all-reduce for each dtype and device.
-
-    Args:
-        tensors: of floating point types, and of the same shapes in the same order on all ranks.
-    """
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for one in tensors:
-        kinds.setdefault((one.dtype, one.device), []).append(one)
-    for group in kinds.values():
-        flat = torch.cat([one.detach().reshape(-1) for one in group])
-        distributed.all_reduce(flat)
-        flat /= distributed.get_world_size()
-        means = torch.split(flat, [one.numel() for one in group])
-        for one, mean in zip(group, means, strict=True):
-            one.copy_(mean.view_as(one))

@@ -1,11 +1,13 @@
-"""The start of equal replicas, and the base of strategies that exchange nothing in a backward pass."""
+"""Equal replicas: their start, their average, and the base of strategies that average no gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import distributed, nn
+from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
 
@@ -24,6 +26,30 @@ def broadcast_from_rank_zero(model: nn.Module) -> None:
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             distributed.broadcast(value.detach(), src=0)
+
+
+def average(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their means over all ranks, by one all-reduce for each dtype and device.
+
+    Args:
+        tensors: of floating point types, and of the same shapes in the same order on all ranks.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for one in tensors:
+        kinds.setdefault((one.dtype, one.device), []).append(one)
+    for group in kinds.values():
+        flat = torch.cat([one.detach().reshape(-1) for one in group])
+        distributed.all_reduce(flat)
+        flat /= distributed.get_world_size()
+        means = torch.split(flat, [one.numel() for one in group])
+        for one, mean in zip(group, means, strict=True):
+            one.copy_(mean.view_as(one))
+
+
+def trains(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Tell whether an optimizer has a parameter of a model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 class Replicas:

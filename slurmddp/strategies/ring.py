@@ -40,8 +40,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
     Example:
         model.register_comm_hook(GroupLink(distributed.new_group()), ddp_hook("tree"))
     """
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(f"strategy.algorithm is {algorithm!r}.", hint=near_matches(algorithm, ALGORITHMS))
+    _check(algorithm)
     queue = OperationQueue()
 
     def average(link: Link, bucket: GradBucket) -> Averaged:
@@ -60,6 +59,11 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
 
     weakref.finalize(average, queue.end)  # The thread ends with the hook, and before the interpreter.
     return average
+
+
+def _check(algorithm: str) -> None:
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f"strategy.algorithm is {algorithm!r}.", hint=near_matches(algorithm, ALGORITHMS))
 
 
 class Ring(Ddp):
@@ -86,11 +90,15 @@ class Ring(Ddp):
         bucket_mb: float | None = None,
     ) -> None:
         super().__init__(find_unused_parameters=find_unused_parameters, bucket_mb=bucket_mb)
-        self._average = ddp_hook(algorithm)
+        _check(algorithm)
+        self._algorithm = algorithm
+        self._average: Callable[[Link, GradBucket], Averaged] | None = None
+        """The hook of all models, once there is one: `launch(function)` can't send its queue to the ranks."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         wrapped = super().wrap(model, device)
         if isinstance(wrapped, DistributedDataParallel):
+            self._average = self._average or ddp_hook(self._algorithm)
             # A group of its own: the program's collectives may run at the same time as the thread's messages.
             wrapped.register_comm_hook(GroupLink(distributed.new_group()), self._average)
         return wrapped

@@ -59,7 +59,6 @@ from slurmddp.training.stopping.controller import StopController
 Result = TypeVar("Result")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Shared = TypeVar("Shared")
-_SEED_HINT = "Give an integer, 0 or more."
 
 
 class Distributon:
@@ -119,7 +118,7 @@ class Distributon:
                 0, "num_devices", num_devices, 'Give a number of ranks on this machine, or "auto".'
             )
         if seed is not None:
-            _require_above(-1, "seed", seed, _SEED_HINT)
+            _require_seed(seed)
         for name, seconds in (("rendezvous", rendezvous_timeout_s), ("collective", collective_timeout_s)):
             _require_above(0, f"{name}_timeout_s", seconds, "Give seconds, more than 0.", Real)
         _require("config", (Mapping, type(None)), "Give a dict of plain values.", config)
@@ -232,18 +231,18 @@ class Distributon:
         ranks. From `setup_model` on each rank draws differently.
 
         Args:
-            seed: 0 or more.
+            seed: from 0 to 2^64 - 1.
             workers: whether data loader workers of different ranks get different seeds. False: worker 3 has
                 the same seed on each rank. Workers of one rank always differ. The draws while a sample is
                 read follow from the sample in both cases (see `setup_dataloader`).
 
         Raises:
-            ConfigError: `seed` is negative or no integer.
+            ConfigError: `seed` is out of range or no integer.
 
         Example:
             d.seed_everything(7, workers=False)
         """
-        _require_above(-1, "seed", seed, _SEED_HINT)
+        _require_seed(seed)
         self._session.context  # noqa: B018 - raises before launch.
         self._seed, self._workers_differ = int(seed), workers
         rng.seed_everything(self._seed)
@@ -353,7 +352,7 @@ class Distributon:
         """Return the module that was given to `setup_model`, which runs without the other ranks.
 
         Args:
-            model: a result of `setup_model`.
+            model: a result of `setup_model`, or `torch.compile` of it.
 
         Returns:
             The module itself, whose state has no names of a wrapper.
@@ -362,7 +361,7 @@ class Distributon:
             if d.is_global_zero:
                 torch.save(d.unwrap(model).state_dict(), "weights.pt")
         """
-        return self._strategy.unwrap(model)
+        return self._strategy.unwrap(_uncompiled(model))
 
     @overload
     def setup_optimizer(self, optimizer: AnyOptimizer, /) -> AnyOptimizer: ...
@@ -458,7 +457,8 @@ class Distributon:
         Args:
             loader: its `batch_size` is the number of samples per rank and batch.
             more: further loaders, with the same settings.
-            accumulate: number of batches per optimizer step.
+            accumulate: number of batches per optimizer step. The DataLoader needs `drop_last=True` then,
+                else the last batches of an epoch may be fewer than a step.
             even: whether all ranks get equally many batches: without `drop_last`, the last samples, fewer
                 than ranks, are left out. False: each sample is read once, and ranks may get different
                 numbers of batches. Then no call in the loop may wait for other ranks.
@@ -528,14 +528,14 @@ class Distributon:
         """Return a context for the forward and backward pass of one batch of an accumulated step.
 
         Args:
-            model: the result of `setup_model`.
+            model: the result of `setup_model`, or `torch.compile` of it.
             last: whether this is the last batch of the step; only then do the ranks average gradients.
 
         Returns:
             A context manager.
 
         Example:
-            for number, (inputs, targets) in enumerate(loader, 1):
+            for number, (inputs, targets) in enumerate(loader, 1):  # of a DataLoader with drop_last=True
                 last = number % loader.accumulate == 0
                 with d.accumulating(model, last=last):
                     d.backward(mse_loss(model(inputs), targets), accumulate=loader.accumulate)
@@ -544,7 +544,7 @@ class Distributon:
                     optimizer.zero_grad()
         """
         self._session.context  # noqa: B018
-        return nullcontext() if last else self._strategy.no_sync(model)
+        return nullcontext() if last else self._strategy.no_sync(_uncompiled(model))
 
     def should_stop(self) -> bool:
         """Return whether to save and leave now. All ranks call it, once between two optimizer steps.
@@ -1005,7 +1005,7 @@ class Distributon:
             self._session.stop.is_writing = lambda: saves.is_writing
             self._opened = Checkpointer(
                 loaders=self._loaders,
-                unwrap=self.unwrap,
+                unwrap=lambda model: _uncompiled(self.unwrap(model)),
                 strategy=self._strategy,
                 scaler=self._scaler,
                 seed=self._seed,
@@ -1055,6 +1055,16 @@ def _require_above(least: int, name: str, value: Any, hint: str, kind: Any = _IN
     """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
     if not isinstance(value, kind) or not value > least:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)
+
+
+def _require_seed(seed: Any) -> None:
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 1 << 64:
+        raise ConfigError(f"seed is {seed!r}.", hint="Give an integer from 0 to 2^64 - 1.")
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` was given for `model`; another module as it is."""
+    return getattr(model, "_orig_mod", model)
 
 
 def _as_rank(

@@ -64,8 +64,9 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
 
     # Hooks instead of another `forward`: a deep copy of the module keeps hooks, but its replaced `forward`
     # would still run the original's weights.
-    model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave, always_call=True)
+    # Uncompiled under torch.compile, which can't trace a change of autocast in a hook (2.13).
+    model.register_forward_pre_hook(torch.compiler.disable(enter))  # type: ignore[no-untyped-call]
+    model.register_forward_hook(torch.compiler.disable(leave), always_call=True)  # type: ignore[no-untyped-call]
 
 
 def _in_float32(value: Any, dtype: torch.dtype) -> Any:

@@ -57,6 +57,25 @@ def test_each_of_two_models_is_averaged_after_the_steps_of_its_own_optimizer():
     assert run_ranks(strategy_jobs.two_models, 2, options) == [[True, False, True, False]] * 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**LOCAL, "hook_start_step": 1, "average_every": 3},
+        {"name": "local_sgd", "every": 5},
+        {"name": "diloco", "every": 5},
+    ],
+    ids=["post_local_sgd", "local_sgd", "diloco"],
+)
+def test_one_optimizer_of_two_models_averages_both_and_resumes_both(options, tmp_path):
+    found = run_ranks(strategy_jobs.one_optimizer_of_two_models, 2, options, str(tmp_path))
+    assert found == [{"averaged": True, "apart": True, "repeated": True}] * 2
+
+
+def test_gradients_that_the_ranks_do_not_average_are_refused():
+    for errors in run_ranks(strategy_jobs.gradients_that_nobody_averages, 2):
+        assert all("don't average the gradients of 1 parameters" in error for error in errors), errors
+
+
 def test_zero_is_bit_for_bit_the_optimizer_that_it_spreads(tmp_path):
     zero, plain = (
         run_ranks(strategy_jobs.trained_with, 2, options, str(tmp_path / name))[0]

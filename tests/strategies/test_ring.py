@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from slurmddp.collectives import ALGORITHMS, ThreadLink
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import build
-from slurmddp.strategies.ring import ddp_hook
+from slurmddp.strategies.ring import Ring, ddp_hook
 from support.distributed import collective_jobs
 from support.distributed.ranks import run_ranks
 
@@ -69,3 +70,7 @@ def test_a_lost_peer_fails_the_backward_pass() -> None:
 def test_an_unknown_algorithm_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.algorithm is 'rign'.*Did you mean ring"):
         build("ring", algorithm="rign")
+
+
+def test_a_strategy_can_be_sent_to_ranks_before_it_has_a_model() -> None:
+    assert isinstance(pickle.loads(pickle.dumps(Ring(algorithm="tree"))), Ring)

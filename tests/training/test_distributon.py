@@ -282,6 +282,7 @@ def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
         (lambda d: Distributon(backend=3), "backend was given a int"),
         (lambda d: Distributon(init_method=3), "init_method is 3"),
         (lambda d: Distributon(seed="1"), "seed is '1'"),
+        (lambda d: Distributon(seed=1 << 64), "seed is 18446744073709551616"),
         (lambda d: Distributon(collective_timeout_s="9"), "collective_timeout_s is '9'"),
         (lambda d: Distributon(1).launch("train"), "launch was given 'train', which is not a function"),
         (lambda d: d.backward(1.0), "backward was given a float"),

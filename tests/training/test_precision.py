@@ -71,6 +71,20 @@ def test_a_copy_of_the_model_has_its_own_weights_and_the_same_format() -> None:
         assert twin.hidden == [torch.bfloat16]
 
 
+@pytest.mark.parametrize("compiles_first", [True, False])
+def test_a_compiled_model_has_the_same_format_and_names_in_checkpoints(compiles_first, tmp_path) -> None:
+    with Distributon(1, precision="bf16").launch() as d:
+        bare = nn.Linear(4, 4)
+        given = torch.compile(bare, backend="eager") if compiles_first else bare
+        model = d.setup_model(given)
+        called = model if compiles_first else torch.compile(model, backend="eager")
+        out = called(torch.full((2, 4), 0.3))
+        assert out.dtype == torch.float32
+        assert torch.equal(out, out.bfloat16().float()), "the numbers have the precision of bfloat16"
+        d.save(1, model=called, root=tmp_path)
+        assert d.load(model=bare, root=tmp_path) == 1
+
+
 def test_an_unknown_precision_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no precision 'bfloat16'.*bf16"):
         Distributon(precision="bfloat16")

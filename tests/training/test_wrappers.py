@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
 def test_d7_a_wrapped_model_keeps_names_ties_and_optimizer(found) -> None:
     (first, second, alone), names = found
     for one in (first, second, alone):
-        assert one["device"] and one["tied"] and one["optimizer holds them"]
+        assert one["device"] and one["tied"] and one["optimizer holds them"] and one["through the compiler"]
     assert [one["wrapped"] for one in (first, alone)] == ["DistributedDataParallel", "Tied"]
     assert not [name for name in names if "module." in name]
     assert [name for name in names if name.startswith("objects/model/")] == ["objects/model/tokens.weight"], (

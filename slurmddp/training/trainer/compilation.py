@@ -16,8 +16,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
     The first call compiles, which takes up to minutes.
 
     Args:
-        model: a module that was set up. Its hooks run uncompiled, because torch can't trace the change of
-            autocast in a hook (2.13).
+        model: a module that was set up.
         device: the device of its inputs.
 
     Raises:
@@ -29,9 +28,6 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
             f"train.compile is true, but {problem}.",
             hint="Install it on the nodes (or load its module in cluster.setup), or set train.compile=false.",
         )
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):
-        for number, hook in hooks.items():
-            hooks[number] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     model.compile()
 
 

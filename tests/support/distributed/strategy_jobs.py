@@ -332,6 +332,59 @@ def two_models(options: dict[str, Any]) -> list[bool]:
         return agree
 
 
+def one_optimizer_of_two_models(options: dict[str, Any], root: str) -> dict[str, bool]:
+    """Train two models by one optimizer; tell if a load repeats the steps, and if averages are complete.
+
+    An infinite gradient on rank 1 lets this rank alone leave out a step whose end averages the weights.
+    """
+    with Distributon(strategy=_built(options), precision="fp16", seed=3) as d:
+        d.launch()
+        models = d.setup_model(nn.Linear(4, 4), nn.Linear(4, 1))
+        trained = [one for model in models for one in model.parameters()]
+        optimizer = d.setup_optimizer(torch.optim.Adam(trained, lr=0.1))
+        objects = {"first": models[0], "second": models[1], "optimizer": optimizer}
+
+        def train(steps: range) -> torch.Tensor:
+            for step in steps:
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
+                loss = models[1](models[0](x)).square().mean()
+                d.backward(loss * torch.inf if (step, d.rank) == (4, 1) else loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            return nn.utils.parameters_to_vector(trained).detach()
+
+        train(range(3))
+        d.save(3, objects, root=root)
+        averaged, whole = train(range(3, 5)), train(range(5, 6))
+        d.load(objects, root=root)
+        return {
+            "averaged": all(torch.equal(averaged, other) for other in d.all_gather(averaged)),
+            "apart": not all(torch.equal(whole, other) for other in d.all_gather(whole)),
+            "repeated": torch.equal(train(range(3, 6)), whole),
+        }
+
+
+def gradients_that_nobody_averages() -> list[str]:
+    """Add a parameter to a wrapped model, then unfreeze one; return the errors of the two steps."""
+    errors = []
+    with Distributon() as d:
+        d.launch()
+        net = nn.ParameterDict({"whole": torch.ones(2), "frozen": torch.ones(2)})
+        net["complex"] = torch.ones(2, dtype=torch.complex64)
+        net["frozen"].requires_grad_(False)
+        d.setup_model(net)
+        optimizer = d.setup_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        optimizer.step()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        for trained in (optimizer.param_groups[1]["params"][0], net["frozen"]):
+            optimizer.zero_grad()
+            trained.requires_grad_().sum().backward()
+            with pytest.raises(ConfigError) as refused:
+                optimizer.step()
+            errors.append(str(refused.value))
+    return errors
+
+
 def loss_scales(root: str) -> list[float]:
     """Return this rank's loss scales: at a save after an infinite gradient on rank 1, and after a load."""
     with Distributon(strategy=build("local_sgd", every=8), precision="fp16").launch() as d:

@@ -55,7 +55,10 @@ def train_tied(folder: str, steps: int) -> dict[str, Any]:
             d.backward(nn.functional.cross_entropy(model(ids), (ids + 1) % 11))
             optimizer.step()
             optimizer.zero_grad()
-        d.save(step + steps, model=model, optimizer=optimizer)
+        d.save(step + steps, model=torch.compile(model), optimizer=optimizer)
+        compiled = torch.compile(model)  # Only the call would run the compiler.
+        with d.accumulating(compiled, last=False):
+            averages = getattr(model, "require_backward_grad_sync", False)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         found = {
             "step": step,
@@ -65,6 +68,7 @@ def train_tied(folder: str, steps: int) -> dict[str, Any]:
             "wrapped": type(model).__name__,
             "tied": bare.head.weight is bare.tokens.weight,
             "optimizer holds them": held == {id(parameter) for parameter in bare.parameters()},
+            "through the compiler": d.unwrap(compiled) is bare and not averages,
             "group": torch.distributed.is_initialized(),
             "changed": surroundings() != before,
         }
