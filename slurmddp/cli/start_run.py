@@ -174,9 +174,10 @@ def _places(folder: RunFolder) -> str:
 
 
 def _progress_note(job: Job) -> str:
-    """Return a note about `program.checkpoints` for a script with a time limit, else an empty text."""
+    """Return a note about `program.checkpoints` for a script that may be requeued at its time limit."""
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
-    if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
+    again = job.policy.requeue and job.resources.time_limit_min is not None
+    if not program.get("script") or job.saved_files or not again:
         return ""
     return (
         f"name the files that {program['script']} saves with program.checkpoints=PATH, unless Distributon "

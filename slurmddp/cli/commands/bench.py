@@ -84,7 +84,8 @@ def _measure(args: argparse.Namespace) -> int:
     named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
     # Each benchmark is a run of its own: the same command measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
-    args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", *args.words]
+    # A benchmark saves nothing that a second attempt could continue from.
+    args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", "policy.requeue=false", *args.words]
     args.launcher, args.program = None, ["-m", MODULE, settings.to_json()]
     code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:
