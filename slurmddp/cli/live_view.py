@@ -211,6 +211,7 @@ class RunView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.tick()
+        self._show_output(is_complete=True)
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -225,13 +226,16 @@ class RunView:
             elif line := self.reading.add_event(record):
                 self.say(line)
             if self._output and record.get("event") == "started":
-                self._show_output()
+                self._show_output(is_complete=True)
                 self._reader = LineReader(self._folder.rank_log(int(record["attempt"]), 0))
         self._show_output()
         self._draw()
 
-    def _show_output(self) -> None:
-        for line in self._reader.read() if self._reader is not None else []:
+    def _show_output(self, *, is_complete: bool = False) -> None:
+        """Show the new lines of rank 0; of a complete output also a last line without a line break."""
+        if self._reader is None:
+            return
+        for line in [*self._reader.read(), *(self._reader.flush() if is_complete else ())]:
             self.say(line)
 
     def say(self, text: str) -> None:

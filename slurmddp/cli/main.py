@@ -186,7 +186,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
             known = {name.removeprefix("--"): name for name in _flags(parser)}
             near = near_matches(rest[0].partition("=")[0].lstrip("-"), known, prefix="--", else_all=False)
             hint = near or f"Known: {', '.join(sorted(known.values()))}."
-            if not near and parser.prog.endswith(" run"):
+            if not near and parser.prog.endswith((" run", " exec")):
                 hint = "The program's own flags stand behind the program."
         raise UsageError(f"{parser.prog} knows no {kind} {rest[0]!r}. {hint}".strip())
     return parsed

@@ -174,9 +174,10 @@ def _places(folder: RunFolder) -> str:
 
 
 def _progress_note(job: Job) -> str:
-    """Return a note about `program.checkpoints` for a script with a time limit, else an empty text."""
+    """Return a note about `program.checkpoints` for a script that may be requeued at its time limit."""
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
-    if not program.get("script") or job.saved_files or job.resources.time_limit_min is None:
+    again = job.policy.requeue and job.resources.time_limit_min is not None
+    if not program.get("script") or job.saved_files or not again:
         return ""
     return (
         f"name the files that {program['script']} saves with program.checkpoints=PATH, unless Distributon "
@@ -220,26 +221,40 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
         training = local.LocalRun(job, folder, lock, view.say)
         training.start()
         code = training.wait(view.tick)
-    return _conclude(folder, code)
+    return _conclude(job, code)
 
 
-def _conclude(folder: RunFolder, code: int) -> int:
+def _conclude(job: Job, code: int) -> int:
     """Print the end of a local run and the paths of its results."""
     from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 
+    folder = RunFolder(job.run_dir)
     stands = with_report(folder, status(folder, None))
-    program = folder.config().get("program") or {}
-    saved = (folder.checkpoints_dir / "latest").exists() or not program.get("script")
-    unseen = "The same command starts the script again; there is no checkpoint of it in the run folder."
-    if code == EXIT_STOPPED:
-        at = f" at step {stands.saved_step}" if stands.saved_step is not None else ""
-        print(f"Stopped{at}; the same command resumes from there." if saved else f"Stopped. {unseen}")
-    elif code == EXIT_FINISHED:
+    saved = (folder.checkpoints_dir / "latest").exists() or not job.program.config["program"].get("script")
+    if code == EXIT_FINISHED:
         print("\n".join(_results(folder, stands)))
+    elif not saved:
+        print(f"{'Stopped' if code == EXIT_STOPPED else 'Killed'}. {_next_start(job, folder)}")
+    elif code == EXIT_STOPPED:
+        at = f" at step {stands.saved_step}" if stands.saved_step is not None else ""
+        print(f"Stopped{at}; the same command resumes from there.")
     else:
-        print("Killed; the same command resumes from the last checkpoint." if saved else f"Killed. {unseen}")
+        print("Killed; the same command resumes from the last checkpoint.")
     return code
+
+
+def _next_start(job: Job, folder: RunFolder) -> str:
+    """Return what the same command does with a script that has no checkpoint in `checkpoints`."""
+    from slurmddp.batch.progress import saved
+
+    again = "The same command starts the script again"
+    named = job.program.config["program"].get("checkpoints")
+    if not named:
+        return f"{again}; there is no checkpoint of it in the run folder."
+    if saved(folder, job.project_dir, job.saved_files).files:
+        return f"{again}; the files that it saved are there: {job.saved_files}"
+    return f"{again}; it has saved nothing that fits program.checkpoints={named}."
 
 
 def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:

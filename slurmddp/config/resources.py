@@ -7,6 +7,7 @@ from typing import Any
 
 from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
+from slurmddp.host.cpus import most_ranks
 from slurmddp.slurm.units import parse_minutes
 from slurmddp.spec import GlobalBatch, Resources
 
@@ -41,12 +42,19 @@ def resolve(
     if limit is None and cluster is not None:
         limit = cluster.time_limit
     share = gpus / cluster.gpus_per_node if cluster and cluster.gpus_per_node else 1.0
+    cpus = _share_of("cpus_per_node", config, cluster, share, least=ranks)
+    if launcher == "slurm" and cpus is not None and ranks > most_ranks(cpus):
+        raise ConfigError(
+            f"ranks_per_node={ranks} is too much for a node with {cpus} CPUs, which take at most "
+            f"{most_ranks(cpus)} ranks.",
+            hint=f"Say ranks_per_node={most_ranks(cpus)} or less, or more nodes.",
+        )
     return Resources(
         nodes=config["nodes"],
         spare_nodes=config["spare_nodes"],
         ranks_per_node=ranks,
         gpus_per_node=gpus,
-        cpus_per_node=_share_of("cpus_per_node", config, cluster, share, least=ranks),
+        cpus_per_node=cpus,
         mem_gb=_share_of("mem_gb", config, cluster, share),
         time_limit_min=None if limit is None else parse_minutes(limit),
     )

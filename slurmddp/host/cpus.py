@@ -18,6 +18,16 @@ from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """A person who sets one of these variables places the threads."""
+_RANKS_PER_CPU, _RANKS_ANYWHERE = 16, 64
+
+
+def most_ranks(cpus: int) -> int:
+    """Return the number of ranks that may share `cpus` CPUs.
+
+    A small trial may crowd a machine, as under mpiexec. A number beyond this limit is a mistake, and its
+    processes could use up the memory of a machine that other people work on.
+    """
+    return max(_RANKS_PER_CPU * cpus, _RANKS_ANYWHERE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed
 
 from slurmddp.environments.detect import Environment, detect
-from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCHER_VARIABLE
+from slurmddp.environments.names import ENVIRONMENT_VARIABLE, LAUNCHER_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import (
     EXIT_FAILED,
@@ -216,17 +216,20 @@ def _refuse_to_multiply() -> None:
 def _require_devices(info: RankInfo, wanted: int) -> None:
     """Raise MismatchError unless as many ranks were started on this machine as the program asks for."""
     if wanted != info.local_world_size:
+        launcher = "slurmddp" if RUN_DIR_VARIABLE in os.environ else info.environment
         raise MismatchError(
-            f"num_devices is {wanted}, but {info.environment} started {info.local_world_size} "
+            f"num_devices is {wanted}, but {launcher} started {info.local_world_size} "
             f"process(es) on {socket.gethostname()}.",
-            hint=_start_command(info, wanted),
+            hint=_start_command(launcher, wanted),
         )
 
 
-def _start_command(info: RankInfo, wanted: int) -> str:
+def _start_command(launcher: str, wanted: int) -> str:
     auto = 'or use num_devices="auto"'
-    if info.environment == "slurm":
+    if launcher == "slurmddp":
+        return f"Start it with `slurmddp run -n {wanted}` (ranks_per_node={wanted}), {auto}."
+    if launcher == "slurm":
         return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
-    if info.environment == "torchrun":
+    if launcher == "torchrun":
         return f"Start it with `torchrun --nproc-per-node={wanted}`, {auto}."
     return f"Start {wanted} process(es) per node, {auto}."

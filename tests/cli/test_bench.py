@@ -31,10 +31,11 @@ def test_bad_words_are_explained(words, code, told, elsewhere, capsys) -> None:
     assert not Path("runs").exists(), "nothing was started"
 
 
-def test_a_benchmark_asks_for_half_an_hour_unless_a_time_limit_is_given(elsewhere, capsys) -> None:
+def test_a_benchmark_asks_for_half_an_hour_and_no_requeue_unless_others_are_given(elsewhere, capsys) -> None:
     for words, limit in (([], "00:30:00"), (["time_limit=2:00:00"], "02:00:00")):
         assert main(["bench", "cluster", "+cluster=cpu", "nodes=2", *words, "--dry-run"]) == 0
-        assert f"#SBATCH --time={limit}" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert f"#SBATCH --time={limit}" in shown and "#SBATCH --no-requeue" in shown
 
 
 def test_two_results_are_compared_and_unlike_ones_refused(tmp_path: Path, capsys) -> None:

@@ -15,9 +15,11 @@ from slurmddp.cli.commands.exec import split
 from slurmddp.cli.main import main
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step
-from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE, SlurmddpError
+from slurmddp.host import process
 from slurmddp.host.ports import candidate_ports
 from slurmddp.launchers.local.exec import main as exec_main
+from slurmddp.launchers.local.exec import run as run_ranks
 
 COMMAND = [sys.executable, "-m", "slurmddp", "exec"]
 NUMBERS = (
@@ -106,11 +108,18 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path):
     [
         (["ls"], EXIT_USAGE, "needs the number of ranks"),
         (["-n", "2"], EXIT_USAGE, "needs a program"),
-        (["-n", "two", "ls"], EXIT_USAGE, "invalid int value"),
-        (["-n", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
-        (["-np", "0", "ls"], EXIT_CONFIG, "-n 0 ranks"),
+        (["-n", "two", "ls"], EXIT_CONFIG, "-n two was given, but -n needs a whole number"),
+        (["-n", "0", "ls"], EXIT_CONFIG, "-n 0 was given"),
+        (["-np", "-1", "ls"], EXIT_CONFIG, "-n -1 was given"),
+        (["-n", "2", "--nodes", "0", "ls"], EXIT_CONFIG, "--nodes 0 was given"),
+        (
+            ["-n", "1000", "ls"],
+            EXIT_CONFIG,
+            "2 CPUs, which take at most 64 ranks. Say -n 64 or less",
+        ),
+        (["-n", "2", "--lr", "3", "ls"], EXIT_USAGE, "own flags stand behind the program"),
         (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
-        (["-n", "2", "/tmp"], EXIT_CONFIG, "It is a folder"),
+        (["-n", "2", "/tmp"], EXIT_CONFIG, "/tmp is a folder, not a program"),
         (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
         (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),
     ],
@@ -118,8 +127,28 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path):
 def test_a_wrong_command_line_starts_nothing(words, code, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "fit.py").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "usable_cpus", lambda: 2)
     assert main(["exec", *words]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "refused"),
+    [
+        (
+            {"SLURM_JOB_CPUS_PER_NODE": "64(x2),2"},
+            2,
+            "allocation has 2 CPUs.*Say -n 128 or less",
+        ),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64(x2)"}, 2, ""),
+        ({}, 1, ""),
+    ],
+)
+def test_the_processors_of_an_allocation_limit_its_ranks(environ, nodes, refused, tmp_path, monkeypatch):
+    allocation = {"SLURM_JOB_ID": "81", "SLURM_JOB_NUM_NODES": str(nodes), **environ}
+    monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path), **allocation})
+    with pytest.raises(SlurmddpError, match=refused or "no srun on PATH"):
+        run_ranks([sys.executable], 1000, nodes)
 
 
 def test_the_first_node_names_a_port_that_is_free(monkeypatch, capsys):

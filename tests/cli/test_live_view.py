@@ -205,8 +205,12 @@ def test_what_a_program_of_ones_own_prints_is_shown_on_request(folder):
             folder.add_event("started", attempt=0, job_id="7", nodes="n1", launcher="local")
             folder.log_dir(0).mkdir(parents=True, exist_ok=True)
             view.tick()
-            folder.rank_log(0, 0).write_text("epoch 0\nepoch 1\n")
-        assert ("epoch 1" in lines(stream)) == output
+            folder.rank_log(0, 0).write_text("epoch 0\nepoch 1")
+            folder.add_event("started", attempt=1, job_id="7", nodes="n1", launcher="local")
+            folder.log_dir(1).mkdir(parents=True, exist_ok=True)
+            view.tick()
+            folder.rank_log(1, 0).write_text("epoch 2\nno line break")
+        assert ("epoch 1" in lines(stream), "no line break" in lines(stream)) == (output, output)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurmddp.cli import start_run
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
@@ -40,6 +42,25 @@ def test_a_stopped_training_says_how_to_go_on(project, here, capsys):
     assert main(["train"]) == 130
     assert "Killed; the same command resumes from the last checkpoint." in capsys.readouterr().out
     assert here.started == 2
+
+
+@pytest.mark.parametrize(("code", "word"), [(EXIT_STOPPED, "Stopped"), (130, "Killed")])
+def test_the_end_of_a_script_tells_which_of_its_files_are_there(project, here, capsys, code, word):
+    def last_line(*settings: str) -> str:
+        assert main(["train", "program.script=mine.py", *settings]) == code
+        return capsys.readouterr().out.splitlines()[-1]
+
+    (project / "mine.py").touch()
+    here.ends = staticmethod(lambda: code)
+    again = f"{word}. The same command starts the script again; "
+    assert last_line("name=a") == f"{again}there is no checkpoint of it in the run folder."
+    named = ("name=b", "program.checkpoints='{run_dir}/out/*.pt'")
+    nothing = "it has saved nothing that fits program.checkpoints={run_dir}/out/*.pt."
+    assert last_line(*named) == f"{again}{nothing}"
+    run = next((project / "runs").glob("b-*"))
+    (run / "out").mkdir()
+    (run / "out" / "1.pt").touch()
+    assert last_line(*named) == f"{again}the files that it saved are there: {run}/out/*.pt"
 
 
 def test_a_failed_training_shows_the_failing_rank(project, here, capsys):

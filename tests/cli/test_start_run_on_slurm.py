@@ -39,6 +39,7 @@ def test_a_submission_of_one_rank_says_so(project, cluster, capsys):
     [
         (["program.script=mine.py", "time_limit=01:00:00"], True),
         (["program.script=mine.py", "time_limit=01:00:00", "program.checkpoints=out/*.pt"], False),
+        (["program.script=mine.py", "time_limit=01:00:00", "policy.requeue=false"], False),
         (["time_limit=01:00:00"], False),
     ],
 )

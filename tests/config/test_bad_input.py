@@ -93,6 +93,10 @@ CASES = {
     ("+cluster=small", "gpus_per_node=1"): "has \\(no GPUs\\)",
     (BIG, "ranks_per_node=9"): "more than the 8 GPUs",
     (BIG, "ranks_per_node=3", "gpus_per_node=2"): "one of the two",
+    (
+        "+cluster=cpu",
+        "ranks_per_node=1000",
+    ): "node with 16 CPUs.*ranks_per_node=256 or less",
     "nodes=99999999999999999999": "can't be tried on this machine",
     (BIG, "time_limit=never"): "is not a time.*HH:MM:SS",
     (BIG, "time_limit=0"): "no time at all",

@@ -196,6 +196,7 @@ def test_d11_ranks_find_their_numbers_by_an_environment_of_ones_own(tmp_path: Pa
     [
         ({"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "--nproc-per-node=3"),
         ({"SLURMDDP_LAUNCHER": "local", "SLURMDDP_LAUNCH_ID": "x"}, "num_devices"),
+        ({"SLURMDDP_RUN_DIR": "/a", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "slurmddp run -n 3"),
     ],
 )
 def test_another_number_of_ranks_than_asked_for(monkeypatch: pytest.MonkeyPatch, environ, flag: str) -> None:

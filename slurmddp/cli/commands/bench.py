@@ -19,6 +19,7 @@ from pathlib import Path
 from slurmddp.bench.settings import BENCHES, SIZES, Settings, parse_sizes
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
+from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.messages import EXIT_CODES, UsageError
 from slurmddp.errors import EXIT_FINISHED, near_matches
 
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = "\n".join(f"  {name:<12} {line}" for name, line in {**BENCHES, **_READERS}.items())
     parser.add_argument("action", metavar="BENCH", help="; ".join([*BENCHES, *_READERS]))
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
-    )
+    add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("--sizes", default=SIZES, help=f"sizes of reduced tensors ({SIZES})")
     for name, purpose in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
@@ -85,7 +84,8 @@ def _measure(args: argparse.Namespace) -> int:
     named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
     # Each benchmark is a run of its own: the same command measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
-    args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", *args.words]
+    # A benchmark saves nothing that a second attempt could continue from.
+    args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", "policy.requeue=false", *args.words]
     args.launcher, args.program = None, ["-m", MODULE, settings.to_json()]
     code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:

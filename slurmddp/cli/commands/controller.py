@@ -18,6 +18,7 @@ import sys
 
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
+from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.messages import EXIT_CODES, UsageError
 from slurmddp.environments.names import SECRET_VARIABLE
 
@@ -29,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp controller`."""
     parser.usage = "slurmddp controller [key=value ...] [flags] [--] (SCRIPT.py | -m MODULE) [argument ...]"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="workers in all; with settings: workers on each node"
-    )
+    add_count(parser, "-n", "--ranks", purpose="workers in all; with settings: workers on each node")
     train.add_flags(parser)
     parser.set_defaults(launcher=None)
     parser.epilog = EXIT_CODES

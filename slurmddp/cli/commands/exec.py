@@ -13,10 +13,12 @@ ranks run on its nodes. The command has no run folder and restarts nothing: `slu
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from slurmddp.cli.messages import UsageError
+from slurmddp.errors import ConfigError
 
 _WITH_VALUE = ("-n", "-np", "--ranks", "--nodes")
 
@@ -48,13 +50,26 @@ def split(
     return list(arguments), []
 
 
+def add_count(parser: argparse.ArgumentParser, *flags: str, purpose: str) -> None:
+    """Add a flag whose value counts ranks or nodes."""
+
+    def read(text: str) -> int:
+        if re.fullmatch(r"0*[1-9]\d{0,8}", text) is None:
+            # argparse would print its own words for an ArgumentTypeError.
+            raise ConfigError(
+                f"{flags[0]} {text} was given, but {flags[0]} needs a whole number from 1 on.",
+                hint=f"Say {flags[0]} 2, for example.",
+            )
+        return int(text)
+
+    parser.add_argument(*flags, type=read, metavar=flags[-1].lstrip("-").upper(), help=purpose)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp exec`."""
     parser.usage = "slurmddp exec -n RANKS [--nodes NODES] [--] PROGRAM [argument ...]"
-    parser.add_argument("-n", "-np", "--ranks", type=int, metavar="RANKS", help="ranks on all nodes together")
-    parser.add_argument(
-        "--nodes", type=int, metavar="NODES", help="nodes; outside an allocation they are emulated here (1)"
-    )
+    add_count(parser, "-n", "-np", "--ranks", purpose="ranks on all nodes together, at most 16 per CPU or 64")
+    add_count(parser, "--nodes", purpose="nodes; outside an allocation they are emulated here (1)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli import hydra_flags
 from slurmddp.cli.commands import train
+from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.messages import EXIT_CODES, UsageError
+from slurmddp.errors import ConfigError
 
 if TYPE_CHECKING:
     from slurmddp.spec import Job
@@ -41,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "slurmddp run [key=value ...] [flags] [--] (SCRIPT.py | -m MODULE | COMMAND) [argument ...]"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="RANKS", help="ranks on each node (ranks_per_node)"
-    )
+    add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
     parser.add_argument(
         "--launcher",
@@ -70,9 +70,16 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     args.overrides += program
     if args.launcher:
         args.overrides.append("program.torchrun=true")
-    if args.ranks is not None:
-        args.overrides.append(f"ranks_per_node={args.ranks}")
-    return train.run(args, check)
+    if args.ranks is None:
+        return train.run(args, check)
+    args.overrides.append(f"ranks_per_node={args.ranks}")
+    try:
+        return train.run(args, check)
+    except ConfigError as error:  # The person has typed -n, so the message says -n.
+        error.message, error.hint = (
+            text.replace("ranks_per_node=", "-n ") for text in (error.message, error.hint)
+        )
+        raise
 
 
 def settings_of(program: Sequence[str]) -> list[str]:

@@ -19,10 +19,13 @@ from pathlib import Path
 from slurmddp.environments import slurm
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
+from slurmddp.environments.hostlist import parse_counts
 from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
+from slurmddp.host.cpus import most_ranks
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.launchers.local.launch import ScriptRun
 
@@ -39,17 +42,18 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         nodes: the number of nodes; None: those of the allocation, else one.
 
     Raises:
-        ConfigError: there is no such program, or the ranks don't fill the nodes evenly.
+        ConfigError: there is no such program, the ranks don't fill the nodes evenly, or they are too many.
         SlurmError: srun is missing.
     """
     program = _program(command[0])
     allocated = _allocated_nodes(os.environ)
     nodes = nodes or allocated or 1
-    if ranks < 1 or nodes < 1 or ranks % nodes:
+    if ranks % nodes:
         raise ConfigError(
             f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
-            hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // max(nodes, 1)) * max(nodes, 1)}.",
+            hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // nodes) * nodes}.",
         )
+    _refuse_crowd(ranks, nodes, allocated)
     if allocated is not None:
         if nodes > allocated:
             raise ConfigError(
@@ -65,6 +69,22 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         _environment(info, local_rank, per_node, master) for info in infos for local_rank in range(per_node)
     ]
     return _run([program, *command[1:]], environments)
+
+
+def _refuse_crowd(ranks: int, nodes: int, allocated: int | None) -> None:
+    """Raise ConfigError if the ranks are far too many for this machine, or for a node of the allocation."""
+    counts = os.environ.get("SLURM_JOB_CPUS_PER_NODE")
+    if allocated is None:
+        cpus, machines, where = process.usable_cpus(), 1, "this machine"
+    elif counts:
+        cpus, machines, where = min(parse_counts(counts)), nodes, "a node of this allocation"
+    else:
+        return
+    if ranks > (most := most_ranks(cpus)) * machines:
+        raise ConfigError(
+            f"-n {ranks} ranks are too many: {where} has {cpus} CPUs, which take at most {most} ranks.",
+            hint=f"Say -n {most * machines} or less.",
+        )
 
 
 def main(words: Sequence[str]) -> int:
@@ -99,9 +119,10 @@ def _program(name: str) -> str:
     if Path(name).is_file():
         hint = f"Say `python {name}`." if name.endswith(".py") else f"Make it so: chmod +x {name}"
         raise ConfigError(f"{name} is not executable.", hint=hint)
-    where = "It is a folder. " if Path(name).is_dir() else ""
+    if Path(name).is_dir():
+        raise ConfigError(f"{name} is a folder, not a program.", hint="Give the path of a program in it.")
     raise ConfigError(
-        f"There is no program {name!r} here or on PATH.", hint=f"{where}Give its path from this folder."
+        f"There is no program {name!r} here or on PATH.", hint="Give its path from this folder."
     )
 
 

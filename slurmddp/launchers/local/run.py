@@ -22,6 +22,7 @@ from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host import process
+from slurmddp.host.cpus import most_ranks
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
@@ -32,8 +33,8 @@ from slurmddp.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
 """The exit code of `wait` after a person has ended the run by force."""
-_CROWDED, _TOO_MANY = 4, 16
-"""Ranks per CPU from which training is slow, and from which it is refused."""
+_CROWDED = 4
+"""Ranks per CPU from which training is slow."""
 _SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
@@ -222,9 +223,9 @@ def still_ending(folder: RunFolder) -> str:
 
 def check_size(ranks: int, cpus: int) -> str | None:
     """Return a warning if `ranks` are many for the CPUs here; raises ConfigError if they are far too many."""
-    if ranks > _TOO_MANY * max(cpus, 2):
+    if ranks > most_ranks(cpus):
         raise ConfigError(
-            f"{ranks} ranks can't be tried on this machine, which has {cpus} CPUs.",
+            f"{ranks} ranks can't be tried on this machine: its {cpus} CPUs take at most {most_ranks(cpus)}.",
             hint=f"Try the job in small: {_SMALLER}.",
         )
     if ranks > _CROWDED * cpus:

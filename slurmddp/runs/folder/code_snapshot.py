@@ -17,7 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ConfigError
 
@@ -67,7 +69,8 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
         _keep_leading(path, places[path], project_dir)
     names = [str(path.relative_to(project_dir)) for path in places]
     note = f"Snapshot of {len(found.code)} files of {project_dir}: {_record(project_dir, target, names)}."
-    return note + _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
+    note += _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
+    return note + _outside_note(project_dir)
 
 
 def code_of(project_dir: Path) -> list[Path]:
@@ -138,6 +141,24 @@ def _links_note(links: Sequence[str], left_out: int) -> str:
     more = f" and {len(links) - 10} more" if len(links) > 10 else ""
     linked = f" Linked to the project, not copied: {', '.join(links[:10])}{more}." if links else ""
     return linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
+
+
+def _outside_note(project_dir: Path) -> str:
+    """Return a sentence about the editable installs of this Python from folders outside the project."""
+    found = {}
+    for distribution in metadata.distributions():
+        # PEP 610: pip writes the place of an editable install there.
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):
+                place = Path(unquote(urlsplit(origin["url"]).path))
+                found[str(distribution.metadata["Name"])] = place
+    outside = [
+        f"{name} ({place})"
+        for name, place in sorted(found.items())
+        if name != "slurmddp" and not place.resolve().is_relative_to(project_dir.resolve())
+    ]
+    return f" Editable installs, imported from where they are: {', '.join(outside)}." if outside else ""
 
 
 def _record(project_dir: Path, target: Path, names: Sequence[str]) -> str:

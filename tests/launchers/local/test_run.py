@@ -158,7 +158,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cpus", "warns"), [(2, 2, False), (8, 2, False), (9, 2, True), (32, 2, True)]
+    ("ranks", "cpus", "warns"), [(2, 2, False), (8, 2, False), (9, 2, True), (64, 2, True)]
 )
 def test_a_crowded_machine_is_pointed_out(ranks: int, cpus: int, warns: bool) -> None:
     assert bool(check_size(ranks, cpus)) is warns

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ def git(folder: Path, *arguments: str) -> str:
 def no_settings_of_the_person(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.setattr(metadata, "distributions", list)
 
 
 @pytest.fixture
@@ -265,3 +268,22 @@ def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Pa
         shutil.rmtree(project / ".git")
     found = {str(path.relative_to(project)) for path in code_of(project)}
     assert found == {".gitignore", "link", "pkg/model.py", "train.py"}
+
+
+def test_editable_installs_outside_the_project_are_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    for name, place, editable in (
+        ("other", tmp_path / "a b", True), ("own", project, True), ("built", tmp_path / "c", False)
+    ):  # fmt: skip
+        info = site / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "direct_url.json").write_text(
+            json.dumps({"url": place.as_uri(), "dir_info": {"editable": editable} if editable else {}})
+        )
+    found = list(metadata.Distribution.discover(path=[str(site)]))
+    monkeypatch.setattr(metadata, "distributions", lambda: found)
+    note = take(project, tmp_path / "code")
+    assert note.endswith(f" Editable installs, imported from where they are: other ({tmp_path}/a b).")
