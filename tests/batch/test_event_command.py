@@ -90,18 +90,18 @@ def test_the_batch_step_tells_start_and_end_as_json_and_ends_as_ever(
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "timeout_s", "why"),
     [
-        (["sh", "-c", "exit 3"], "`sh` ended with exit code 3, at the event failed"),
-        (["no-such-program"], "`no-such-program` can't be started (No such file or directory)"),
-        (["sh", "-c", "sleep 600 & echo $! >child; wait"], "`sh` was killed after 0.5 s"),
+        (["sh", "-c", "exit 3"], 60, "`sh` ended with exit code 3, at the event failed"),
+        (["no-such-program"], 60, "`no-such-program` can't be started (No such file or directory)"),
+        (["sh", "-c", "sleep 600 & echo $! >child; wait"], 0.5, "`sh` was killed after 0.5 s"),
     ],
 )
 def test_a_failure_is_recorded_and_a_command_that_hangs_ends_with_its_children(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, command: list[str], why: str
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, command: list[str], timeout_s: float, why: str
 ) -> None:
     monkeypatch.chdir(folder.path)
-    run_command(folder, {"command": command, "event": {"event": "failed", "attempt": 0}}, timeout_s=0.5)
+    run_command(folder, {"command": command, "event": {"event": "failed", "attempt": 0}}, timeout_s=timeout_s)
     (event,) = folder.events()
     assert event["event"] == "warned" and why in event["text"] and "on-event.log" in event["text"]
     if (child := folder.path / "child").exists() and (pid := child.read_text()):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
-from slurmddp.cli import start_run
+from slurmddp.cli import commands, start_run
 from slurmddp.errors import EXIT_FAILED, RankFailure
 from slurmddp.launchers.local import run as local
 from slurmddp.runs.folder.jsonl import append_line
@@ -30,8 +32,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm()
+    for found in iter_modules(commands.__path__):  # A first import later would keep the fake for other tests.
+        import_module(f"{commands.__name__}.{found.name}")
     monkeypatch.setattr(client, "on_path", lambda: True)
-    for command in ("resume", "status"):  # A first import here would keep the fake for later tests.
+    for command in ("resume", "status"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
     monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
     return fake

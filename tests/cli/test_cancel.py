@@ -84,7 +84,7 @@ def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
     folder = make_run()
     with local_process(folder) as process:
         assert main(["cancel", "gpt"]) == 0
-        assert process.wait(30) == -signal.SIGTERM
+        assert process.wait(120) == -signal.SIGTERM
     assert f"process {process.pid} was told to save and stop" in capsys.readouterr().out
 
 
@@ -105,7 +105,7 @@ def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(
         said = capsys.readouterr().out
         assert f"process {process.pid} is to save and leave" in said and "once more kills it" in said
         assert main(["cancel", "gpt"]) == 0
-        assert process.wait(30) == -signal.SIGINT
+        assert process.wait(120) == -signal.SIGINT
         assert "told to end at once" in capsys.readouterr().out
         assert main(["status", "gpt"]) == 0
         assert "a person cancelled it" in capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_cancel_reaches_a_local_run_that_ctrl_z_has_suspended(make_run, slurm):
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert main(["cancel", "gpt"]) == 0
-        assert process.wait(30) == -signal.SIGTERM
+        assert process.wait(120) == -signal.SIGTERM
 
 
 def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):

@@ -20,6 +20,7 @@ from slurmddp.host import process
 from slurmddp.host.ports import candidate_ports
 from slurmddp.launchers.local.exec import main as exec_main
 from slurmddp.launchers.local.exec import run as run_ranks
+from support.runs.agent_runs import runs, wait_until
 
 COMMAND = [sys.executable, "-m", "slurmddp", "exec"]
 NUMBERS = (
@@ -76,11 +77,13 @@ def test_rank_zero_reads_the_standard_input():
 
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)])
 def test_g5_the_first_failure_ends_all_ranks_and_gives_the_exit_code(tmp_path, end, code):
-    script = f"echo $$ > {tmp_path}/$RANK; [ $RANK = 1 ] || exec sleep 600; sleep 0.5; {end}"
+    script = f"cd {tmp_path}; echo $$ > $RANK; [ $RANK = 1 ] || exec sleep 600; "
+    script += f"until [ -s 0 ] && [ -s 2 ]; do sleep 0.02; done; {end}"
     done = run("-n", "3", "sh", "-c", script)
     assert done.returncode == code
     assert "Rank 1 on " in done.stderr
-    assert not [one for one in range(3) if Path("/proc", (tmp_path / str(one)).read_text().strip()).exists()]
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    wait_until(lambda: not any(map(runs, pids)), "all ranks end")
 
 
 def test_g5_a_signal_reaches_all_ranks():
@@ -90,7 +93,7 @@ def test_g5_a_signal_reaches_all_ranks():
     begun = {process.stdout.readline() for _ in range(2)}
     assert begun == {"[rank 0] ready\n", "[rank 1] ready\n"}
     process.terminate()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert sorted(out.splitlines()) == ["[rank 0] got", "[rank 1] got"]
     assert process.returncode == 0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +45,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_project(tmp_path / "project")
 
 
+def one(project: Path, command: tuple[str, ...]) -> tuple[int, str]:
+    """Run one command in this process; return its exit code and output."""
+    said, before = io.StringIO(), Path.cwd()
+    os.chdir(project)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main(list(command))
+        return code, said.getvalue()
+    finally:
+        os.chdir(before)
+
+
 def at_once(project: Path, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
     """Run commands in processes of their own, all at the same time; return exit codes and outputs."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -56,7 +71,7 @@ def at_once(project: Path, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
 @pytest.fixture
 def run(project, programs):
     """A run whose job 1 is in the queue."""
-    at_once(project, COMMAND)
+    assert one(project, COMMAND)[0] == 0
     return only_run(project)
 
 
@@ -67,8 +82,8 @@ def submitted(folder: RunFolder) -> list[str]:
 @pytest.mark.parametrize("folder_exists", [False, True])
 def test_the_same_command_four_times_at_once_gives_one_job(project, programs, folder_exists):
     if folder_exists:
-        at_once(project, COMMAND)
-        main(["cancel", str(only_run(project).path)])
+        assert one(project, COMMAND)[0] == 0
+        assert one(project, ("cancel", str(only_run(project).path)))[0] == 0
     before = programs.calls("sbatch")
     ends = at_once(project, *[COMMAND] * 4)
     assert [code for code, _ in ends] == [0] * 4, ends
@@ -89,7 +104,7 @@ def test_three_resumes_at_once_give_one_job(project, run, programs):
 
 def test_a_job_whose_submission_was_not_recorded_is_taken_over(project, run, programs):
     run.attempts_file.unlink()
-    ((code, output),) = at_once(project, COMMAND)
+    code, output = one(project, COMMAND)
     assert code == 0 and "SLURM has job 1 of" in output and "is queued already: job 1" in output
     assert programs.calls("sbatch") == 1 and submitted(run) == ["1"]
 
@@ -99,7 +114,7 @@ def test_a_job_that_slurm_requeued_after_a_stop_leaves_the_queue_before_the_next
 ):
     start(run, job_id="1")
     end(run, "stopped", code=75, job_id="1")
-    ((code, output),) = at_once(project, ("resume", "first"))
+    code, output = one(project, ("resume", "first"))
     assert code == 0 and "Job 1 of an earlier attempt was still in the queue" in output
     assert programs.read("jobs/1").startswith("CANCELLED") and programs.read("jobs/2").startswith("PENDING")
 
@@ -108,14 +123,14 @@ def test_no_job_is_submitted_beside_one_that_runs(project, run, programs):
     start(run, job_id="1")
     programs.write("jobs/1", "RUNNING|||\n")
     submit(run, "9")  # SLURM knows no such job
-    ((code, output),) = at_once(project, COMMAND)
+    code, output = one(project, COMMAND)
     assert code == EXIT_RUN_STATE and "Job 1 of" in output and "still runs" in output
     assert programs.calls("sbatch") == 1
 
 
 def test_nothing_is_submitted_or_left_while_slurm_does_not_say_which_jobs_the_run_has(project, programs):
     programs.write("squeue-timeouts", "9")
-    ((code, output),) = at_once(project, COMMAND)
+    code, output = one(project, COMMAND)
     assert code == EXIT_SLURM and "Socket timed out" in output and "Nothing was submitted." in output
     assert programs.calls("sbatch") == 0 and not (project / "runs").exists()
 
@@ -126,14 +141,14 @@ def test_jobs_that_slurm_would_still_start_are_found_by(project, run, programs, 
     run.attempts_file.unlink()
     start(run, job_id=job_id)
     end(run, "stopped", code=75, job_id=job_id)
-    ((code, output),) = at_once(project, (command, "first"))
+    code, output = one(project, (command, "first"))
     assert code == 0 and "job 1" in output
     assert programs.read("jobs/1").startswith("CANCELLED")
 
 
 def test_the_jobs_of_another_run_with_the_same_name_are_left_alone(run, programs, tmp_path):
     other = make_project(tmp_path / "other")
-    ((code, output),) = at_once(other, COMMAND)
+    code, output = one(other, COMMAND)
     assert code == 0 and "job     2\n" in output
     assert programs.read("jobs/1").startswith("PENDING")
 

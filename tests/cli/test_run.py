@@ -30,6 +30,9 @@ file.write_text(json.dumps([__name__, page.exists(), sys.argv]))
 """
 
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = make_project(tmp_path / "p")
@@ -71,10 +74,7 @@ def test_the_program_begins_at_the_first_word_that_is_no_setting(typed, own, pro
     ],
 )
 def test_every_argument_reaches_each_rank_as_typed(project, program, file):
-    words = ["run", "name=shown", "-n", "2", *program, *UNUSUAL, "{run_dir}"]
-    command = [sys.executable, "-m", "slurmddp", *words]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert main(["run", "name=shown", "-n", "2", *program, *UNUSUAL, "{run_dir}"]) == 0
     (run,) = (project / "runs").iterdir()
     for rank in range(2):
         name, has_page, (path, *arguments) = json.loads((run / f"{rank}.json").read_text())

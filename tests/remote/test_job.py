@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
+from slurmddp.cli.main import main
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError
 from slurmddp.remote import job, worker
+from slurmddp.runs.failures.read import rank_exits
 from slurmddp.training.process_group.setup import finish, start
 from support.runs.train_runs import only_run
 
@@ -32,27 +34,41 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [(["-n", "2", "--"], 3), (["name=own", "ranks_per_node=2", "snapshot=false"], 0)]
-)
-def test_the_script_runs_once_beside_rank_0_and_gives_the_exit_code(tmp_path, words, code):
+OWN = "import os\n\ndef rank():\n    return int(os.environ['RANK'])\n"
+
+
+def test_the_script_runs_once_beside_rank_0_and_gives_the_exit_code(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "own.py").write_text("import os\n\ndef rank():\n    return int(os.environ['RANK'])\n")
-    command = [sys.executable, "-m", "slurmddp", "controller", *words, "script.py", str(code), "a b"]
+    (tmp_path / "own.py").write_text(OWN)
+    command = [sys.executable, "-m", "slurmddp", "controller", "-n", "2", "--", "script.py", "3", "a b"]
     environ = {**scrub(os.environ), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert done.stdout.count(f"found [2.0, 2.0] [0, 1] ['{code}', 'a b']") == 1, done.stdout + done.stderr
-    if code == 0:
-        assert (only_run(tmp_path).path / "config.yaml").is_file()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.count("found [2.0, 2.0] [0, 1] ['3', 'a b']") == 1, done.stdout + done.stderr
 
 
-def test_a_script_that_uses_no_workers_or_fails_ends_all_ranks(tmp_path):
-    for text, code in (("print('alone')", 0), ("raise SystemExit(5)", 5)):
-        (tmp_path / "script.py").write_text(text)
-        command = [sys.executable, "-m", "slurmddp", "controller", "-n", "2", "script.py"]
-        done = subprocess.run(command, cwd=tmp_path, env=scrub(os.environ), capture_output=True, timeout=200)
-        assert done.returncode == code, done.stderr
+@pytest.mark.parametrize(
+    ("text", "code", "ends", "said"),
+    [
+        (SCRIPT, 0, 0, "found [2.0, 2.0] [0, 1] ['0', 'a b']"),
+        ("print('alone')", 0, 0, "alone"),
+        ("print('alone', flush=True)\nraise SystemExit(5)", 5, 1, "alone"),
+    ],
+    ids=["workers", "no workers", "a failure"],
+)
+def test_with_settings_the_script_and_its_workers_are_a_run(
+    tmp_path, monkeypatch, capfd, forked_agents, text, code, ends, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "own.py").write_text(OWN)
+    settings = ["name=own", "ranks_per_node=2", "snapshot=false"]
+    assert main(["controller", *settings, "script.py", str(code), "a b"]) == ends
+    assert capfd.readouterr().out.count(said) == 1
+    run = only_run(tmp_path)
+    assert run.config_file.is_file()
+    assert [end.exit_code for end in rank_exits(run, 0)] == [code, 0]
 
 
 def test_g12_ranks_without_a_secret_serve_nobody(monkeypatch):

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from slurmddp.checkpoint.memory.service import CheckpointService
+from slurmddp.host import process
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
@@ -127,6 +128,14 @@ def rank_server():
     ranks.start_server()
     yield
     ranks.stop_server()
+
+
+@pytest.fixture
+def forked_agents(rank_server, monkeypatch):
+    """Fork the agents of local runs that the test starts in this process from the server."""
+    from support.distributed import forked_agents
+
+    monkeypatch.setattr(process, "start_bound", forked_agents.start)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ _COUNT = "slurmddp/joined"
 _SCATTERED = "slurmddp/scattered"
 """Set by a rank if the nodes don't hold blocks of consecutive ranks (srun's `--distribution`)."""
 _OUTCOME = "slurmddp/outcome"
+_READ = "slurmddp/outcome_read"
+"""The number of ranks, without rank 0, that have read an outcome other than COMPLETE."""
 _SHOWN = 8
 """Most missing ranks that a message names."""
 
@@ -58,6 +60,14 @@ class Participants:
     def decide(self, outcome: str) -> str:
         """Set the outcome unless another rank was first; return the outcome that holds."""
         return self._store.compare_set(_OUTCOME, outcome)
+
+    def confirm_outcome(self) -> None:
+        """Record that this rank has read an outcome after which rank 0 exits."""
+        self._store.add(_READ, 1)
+
+    def have_all_read(self) -> bool:
+        """Return whether all ranks that have joined have confirmed the outcome."""
+        return self._store.add(_READ, 0) >= self._store.add(_COUNT, 0) - 1
 
     def missing(self) -> str:
         """Return a sentence that names the missing ranks, by host if hosts hold blocks of ranks."""

@@ -42,6 +42,8 @@ _ANSWER_S = (0.2, 1.0)
 """Seconds that a listener may take to answer: in the first round, and at most in a later round."""
 _GRACE_S = 5.0
 """Seconds that other ranks wait longer than rank 0, which gives up first and names the missing ranks."""
+_READ_S = 5.0
+"""Most seconds that rank 0 waits for ranks that have joined, but not yet read why the rendezvous failed."""
 _SLOW_S = 3.0
 """A connection takes milliseconds; a name server that does not answer costs five seconds and more."""
 _NAMES_HINT = (
@@ -82,6 +84,8 @@ def open_store(
     try:
         participants.join()
         outcome = _await_outcome(participants, info, time.monotonic() + timeout_s + _GRACE_S, stopped)
+        if outcome != COMPLETE:
+            participants.confirm_outcome()
     except RuntimeError as error:
         if stopped():
             raise _stopped_early() from error
@@ -209,8 +213,8 @@ def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.
         outcome = participants.decide(COMPLETE)
         if outcome != COMPLETE:
             # The store ends with this process: let the other ranks read the outcome first.
-            leave_at = time.monotonic() + 2 * _POLL_S
-            while time.monotonic() < leave_at:
+            decided = time.monotonic()
+            while time.monotonic() < decided + (2 * _POLL_S if participants.have_all_read() else _READ_S):
                 server.answer(store.port)
     _require_complete(outcome, f"{_LOGS_HINT} {_NAMES_HINT}" if is_slow else _LOGS_HINT)
     return store

@@ -239,7 +239,7 @@ def test_the_writer_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
             os._exit(1)
     os.close(writer)
     assert os.read(reader, 1000) == b"written"
-    assert select.select([reader], [], [], 30)[0], "the writer lives on"
+    assert select.select([reader], [], [], 120)[0], "the writer lives on"
     assert os.read(reader, 1000) == b""
     os.close(reader)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -71,25 +71,25 @@ def test_a_write_becomes_urgent_when_the_requester_has_ended(tmp_path: Path) -> 
     seen: list[bool] = []
 
     def perform(held: shared_buffer.MappedFile, request: Request, answer: Answer) -> None:
-        asked.set()
         seen.append(shared_buffer.is_urgent(held.descriptor))
-        gone.wait(10.0)
+        asked.set()
+        gone.wait(120.0)
         while not shared_buffer.is_urgent(held.descriptor) and time.monotonic() < deadline:
             time.sleep(0.01)
         seen.append(shared_buffer.is_urgent(held.descriptor))
 
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 120.0
     thread = threading.Thread(target=writer_process.serve, args=(theirs, perform))
     thread.start()
     descriptor = shared_buffer.create()
     own.send({"kind": "memory", "slot": 0}, [descriptor])
     own.send(request(tmp_path, 0, 1, background=True))
-    assert asked.wait(10.0)
+    assert asked.wait(120.0)
     time.sleep(2 * writer_process._POLL_S)
     assert not shared_buffer.is_urgent(descriptor)
     own.close()
     gone.set()
-    thread.join(20.0)
+    thread.join(120.0)
     theirs.close()
     os.close(descriptor)
     assert seen == [False, True]

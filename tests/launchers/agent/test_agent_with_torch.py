@@ -20,6 +20,8 @@ AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
 from slurmddp.launchers.agent.preload import PRELOAD
+from slurmddp.launchers.coordinator import coordinator
+coordinator.CAUSE_WAIT_S = 60.0  # However slow the agent of the killed rank is, its report counts.
 *preload, run_dir = sys.argv[1:]
 code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD)
 sys.stdout.flush()

@@ -42,8 +42,14 @@ def started(folder: RunFolder) -> list[int]:
 
 
 def reaper_of(agent: int) -> psutil.Process:
-    (found,) = [one for one in psutil.Process(agent).children() if one.name() == REAPER_NAME]
-    return found
+    """Return the reaper of an agent, once it has its name."""
+
+    def found() -> list[psutil.Process]:
+        return [one for one in psutil.Process(agent).children() if one.name() == REAPER_NAME]
+
+    wait_until(found, "the reaper has its name")
+    (reaper,) = found()
+    return reaper
 
 
 def kill_it(agent: psutil.Process) -> None:
@@ -84,7 +90,7 @@ def test_what_left_the_group_of_its_rank_ends_with_the_agent(tmp_path: Path, end
         agent.wait(timeout=120)
     pids = started(folder)
     assert len(pids) >= 3, "what one rank has started at least"
-    assert not [pid for pid in pids if runs(pid)], "the agent ends after all that was below it"
+    wait_until(lambda: not any(map(runs, pids)), "all that was below the agent ends")
 
 
 def test_an_agent_whose_reaper_was_killed_goes_on(tmp_path: Path) -> None:

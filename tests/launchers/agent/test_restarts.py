@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from slurmddp.runs.failures import capture
-from support.runs.agent_runs import all_gone, children_of, events, runs, start_agent, wait_until
+from support.runs.agent_runs import AGENT, all_gone, children_of, events, runs, start_agent, wait_until
 from support.runs.restarting_runs import (
     STEPPING,
     agents_of,
@@ -22,6 +23,31 @@ from support.runs.restarting_runs import (
     pid_of,
     run_folder,
 )
+
+IMPATIENT = """
+from slurmddp.launchers.agent.without_link import LinkWait
+from slurmddp.launchers.coordinator.join import JoinWait
+
+def hurry(wait, is_time):
+    poll, passed = wait.poll, []
+
+    def poll_later(self, now, *nodes):
+        if is_time(*nodes):
+            passed.append({seconds})
+        return poll(self, now + sum(passed), *nodes)
+
+    wait.poll = poll_later
+
+hurry(JoinWait, lambda present, gone: len(present) == 2)
+hurry(LinkWait, lambda: True)
+"""
+"""An agent for which some seconds pass at each look once two nodes are here, however slow the machine is."""
+
+
+def impatient(tmp_path: Path, seconds: int) -> list[str]:
+    script = tmp_path / "impatient.py"
+    script.write_text(IMPATIENT.replace("{seconds}", str(seconds)) + AGENT)
+    return [sys.executable, str(script)]
 
 
 def test_a_killed_rank_begins_again_with_all_others_until_the_run_is_at_its_end(tmp_path: Path) -> None:
@@ -79,21 +105,24 @@ def test_after_a_stop_nothing_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_node_that_does_not_come_is_named_and_ends_the_attempt(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, nodes=3, policy={"join_timeout_s": 4})
-    agents = [start_agent(folder, nodes=3, node_rank=node) for node in (0, 2)]
+    folder = run_folder(tmp_path, nodes=3)
+    agents = [
+        start_agent(folder, nodes=3, node_rank=0, command=impatient(tmp_path, 200)),
+        start_agent(folder, nodes=3, node_rank=2),
+    ]
     assert codes(agents) == [1, 1]
     log = node_log(folder)
     assert "waiting for node 1 (localhost); 2 of 3 nodes are here" in log
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)
-    assert "did not join within 4 s" in found.reason
+    assert "did not join within 300 s" in found.reason
     assert not folder.rank_log(0, 0).exists(), "no rank was started"
 
 
 def test_without_node_0_the_others_wait_and_leave(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, nodes=2, policy={"join_timeout_s": 4})
-    agents = [start_agent(folder, nodes=2, node_rank=1)]
+    folder = run_folder(tmp_path, nodes=2)
+    agents = [start_agent(folder, nodes=2, node_rank=1, command=impatient(tmp_path, 200))]
     assert codes(agents) == [1]
     assert "waiting for node 0 (localhost)" in node_log(folder, 1)
     found = capture.read(folder, 0)
@@ -112,7 +141,10 @@ def test_an_agent_that_comes_when_all_is_over_leaves_like_the_first_one(tmp_path
 
 def test_a_stop_while_the_agents_wait_for_each_other(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=3)
-    agents = [start_agent(folder, nodes=3, node_rank=node) for node in (0, 2)]
+    agents = [
+        start_agent(folder, nodes=3, node_rank=0, command=impatient(tmp_path, 4)),
+        start_agent(folder, nodes=3, node_rank=2),
+    ]
     wait_until(lambda: "waiting for node 1" in node_log(folder), "the first node has noticed")
     agents[1].terminate()
     assert codes(agents) == [75, 75]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,50 @@ from slurmddp.launchers.coordinator.messages import HangSuspected, StacksReporte
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure
-from support.runs.agent_runs import make_run, start_agent
+from support.runs.agent_runs import AGENT, make_run, start_agent
 from support.runs.coordinator_attempts import LOST_PEER, Attempt, failed, to_all
 
 PROGRAM = """
 import os, pathlib, time
 
 def main(run_dir):
-    left = pathlib.Path(run_dir, "left")
     if os.environ["RANK"] == "1":
-        left.touch()
         return 0
-    while not left.exists():
+    while not pathlib.Path(run_dir, "KNOWN").exists():
         time.sleep(0.01)
-    time.sleep(0.3)
     print("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4711")
     return 1
 """
+TELLS = (
+    """
+import pathlib, sys
+from slurmddp.launchers.coordinator.coordinator import Coordinator
+
+receive = Coordinator.receive
+
+def receive_and_tell(self, sender, message, now):
+    receive(self, sender, message, now)
+    if getattr(message, "left", ()):
+        pathlib.Path(sys.argv[1], "told").touch()
+
+Coordinator.receive = receive_and_tell
+"""
+    + AGENT
+)
+"""An agent that leaves a file once the coordinator knows of a rank that has left."""
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node", "known"), [(1, 2, "logs/attempt-0/exit-rank-1"), (2, 1, "told")]
+)
 def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
-    tmp_path: Path, nodes: int, ranks_per_node: int
+    tmp_path: Path, nodes: int, ranks_per_node: int, known: str
 ) -> None:
-    folder = make_run(tmp_path, PROGRAM, nodes=nodes, ranks_per_node=ranks_per_node)
-    agents = [start_agent(folder, nodes=nodes, node_rank=node) for node in range(nodes)]
+    program = PROGRAM.replace("KNOWN", known)
+    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
+    (tmp_path / "tells.py").write_text(TELLS)
+    command = [sys.executable, str(tmp_path / "tells.py")]
+    agents = [start_agent(folder, nodes=nodes, node_rank=node, command=command) for node in range(nodes)]
     try:
         assert agents[0].wait(timeout=120) == 1
     finally:

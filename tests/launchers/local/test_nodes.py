@@ -8,12 +8,14 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slurmddp.errors import RankFailure
 from slurmddp.host import process as linux
+from slurmddp.launchers.local import nodes
 from support.runs.agent_runs import SAVING, children_of, events, runs, wait_for_lines, wait_until
 from support.runs.local_runs import local_run
 
@@ -54,9 +56,14 @@ LEAVES_EARLY = """
 import os, pathlib, signal, sys, time
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+left = pathlib.Path(sys.argv[1], "left")
 if os.environ["SLURM_NODEID"] == "2":
+    left.with_name("leaving").write_text(str(os.getpid()))
+    left.with_name("leaving").rename(left)
     sys.exit(75)
-until = time.monotonic() + 2.5
+while not left.exists() or os.path.exists(f"/proc/{left.read_text()}"):
+    time.sleep(0.01)
+until = time.monotonic() + 0.5  # The launcher, which polls more often, would pass the stop on.
 while time.monotonic() < until and not told:
     time.sleep(0.01)
 sys.exit(75 if told else 0)
@@ -92,14 +99,15 @@ def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
     folder, poll = run.folder, run.nodes.poll
     run.start()
     try:
-        wait_until(lambda: poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
-        clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + passed_s)
-        assert poll() is None
-        monkeypatch.undo()
-        if not killed:
-            (folder.path / "written").touch()
-        wait_until(lambda: poll() == 1, "all have ended")
+        with monkeypatch.context() as patched:
+            now = [time.monotonic()]
+            patched.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+            wait_until(lambda: poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
+            now[0] += passed_s
+            assert poll() is None
+            if not killed:
+                (folder.path / "written").touch()
+            wait_until(lambda: poll() == 1, "all have ended")
         assert [agent.returncode for agent in run.nodes.agents] == [-9 if killed else 1, 1]
     finally:
         run.nodes.kill()

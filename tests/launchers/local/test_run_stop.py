@@ -92,12 +92,12 @@ def test_a_stop_before_an_agent_listens_is_no_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_at_a_checkpoint(tmp_path: Path, sent: signal.Signals) -> None:
     with terminal(tmp_path) as (person, _):
+        wait_until(lambda: len(children_of(person.pid)) == 3, "an agent and two ranks run")
         left = children_of(person.pid)
         person.send_signal(sent)
         assert person.wait(timeout=120) == 75
         assert person.stderr is not None
         assert b"Ctrl-C once more kills" in person.stderr.read()
-    assert len(left) == 3
     wait_until(lambda: all_gone(left), "agent and ranks end")
 
 

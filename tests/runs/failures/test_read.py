@@ -34,7 +34,7 @@ def test_a_rank_that_is_ended_because_node_0_is_lost_is_not_the_failure(tmp_path
     agents = [start_agent(folder, nodes=2, node_rank=node) for node in (0, 1)]
     wait_for_lines(folder, "ready", 2)
     agents[0].kill()
-    assert agents[1].wait(timeout=60) == 1
+    assert agents[1].wait(timeout=120) == 1
     agents[0].wait()
     (end,) = rank_exits(folder, 0)
     assert (end.rank, end.signal) == (1, "SIGKILL")
@@ -46,7 +46,7 @@ def test_a_rank_that_failed_by_itself_is_though_its_agent_could_not_say_so(tmp_p
     agent = start_agent(folder, nodes=1, node_rank=0)
     wait_for_lines(folder, "ready", 2)
     (folder.path / "fail-1").touch()
-    assert agent.wait(timeout=60) == 1
+    assert agent.wait(timeout=120) == 1
     folder.failure_file(0).unlink()
     found = read_failure(folder, 0)
     assert found is not None

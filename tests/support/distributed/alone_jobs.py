@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from slurmddp.training.checkpointing import checkpointer, restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter
 from slurmddp.training.distributon import Distributon
 from support.distributed.memory_jobs import Loop, copy_to_memory
+from support.runs.agent_runs import wait_until
 
 _PLACES: dict[str, tuple[Any, str, int]] = {
     "save": (checkpointer, "of_this_rank", 1),
@@ -90,14 +90,14 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
         return [bool(saves.states_in_memory(Path(root))), saves._copies_off]
 
 
-def leave_by_an_error(root: str) -> float:
-    """Return the seconds from an error to the end of the block; rank 1 fails three seconds after rank 0."""
+def leave_by_an_error(root: str, folder: str) -> None:
+    """Leave the block by an error; rank 1 fails once rank 0 has left."""
     try:
         with Distributon(seed=1) as d:
             d.launch()
             d.save(1, root=root, wait=False, progress={"at": 1})
-            time.sleep(3 * d.rank)
-            began = time.monotonic()
+            if d.rank:
+                wait_until(Path(folder, "left").exists, "rank 0 leaves, though rank 1 is still there")
             raise ValueError("only here")
     except ValueError:
-        return time.monotonic() - began
+        Path(folder, "left").touch()

@@ -63,14 +63,14 @@ class Rank:
         return descriptor
 
     def answer(self) -> Result:
-        received = self.channel.receive(30)
+        received = self.channel.receive(120)
         assert received is not None
         return received[0]
 
 
 def wait_for(service: CheckpointService) -> None:
     """Run the service as the agent's loop does, until all requests are written."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     service.handle()
     while service.is_writing() and time.monotonic() < deadline:
         select.select(service.descriptors(), [], [], 0.02)

@@ -51,7 +51,6 @@ def no_thread_stays() -> Iterator[None]:
 
 
 def test_failures_are_told_once_and_the_other_loggers_get_all_values(run: LoggedRun, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "CLOSE_S", 0.2)
     monkeypatch.setattr(dispatch, "_WAITING", 3)
     hanging, failing, memory, told = Hanging(), Failing(), MemoryLogger(), []
     loggers = Loggers([hanging, failing, NeverStarts(), memory], run, warn=told.append)
@@ -60,6 +59,7 @@ def test_failures_are_told_once_and_the_other_loggers_get_all_values(run: Logged
         until = time.monotonic() + 30
         while len(memory.values.get("loss", ())) < step and time.monotonic() < until:
             time.sleep(0.001)
+    hanging.free.set()
     loggers.close()
     loggers.close()
     loggers.log({"loss": 1.0}, 9)

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -108,7 +107,9 @@ def test_a_caller_without_the_token_gets_no_port_and_stops_nothing(monkeypatch):
         assert are_shared(zero.result(), one)
 
 
-def test_silent_callers_delay_no_rank():
+def test_silent_callers_delay_no_rank(monkeypatch):
+    # Callers that were served one after the other would take hours.
+    monkeypatch.setattr(port_discovery, "_ANSWER_S", 3600.0)
     launch = a_launch()
     port = candidate_ports(launch)[0]
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as callers:
@@ -116,15 +117,13 @@ def test_silent_callers_delay_no_rank():
         talk(port, b"")  # Returns once rank 0 listens.
         for _ in range(40):
             callers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-        began = time.monotonic()
         one = open_store(rank(1, 2, launch), 120.0)
-        assert time.monotonic() - began < 5.0, "one after the other they would take 40 s"
         assert are_shared(zero.result(), one)
 
 
 def test_the_port_server_limits_the_number_and_the_time_of_its_callers(monkeypatch):
     monkeypatch.setattr(port_discovery, "_MAX_CALLERS", 4)
-    monkeypatch.setattr(port_discovery, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(port_discovery, "_ANSWER_S", 3600.0)
     launch = a_launch()
     with PortServer(LOOPBACK, Handshake(launch)) as server, contextlib.ExitStack() as callers:
         address = ("127.0.0.1", candidate_ports(launch)[0])
@@ -134,9 +133,8 @@ def test_the_port_server_limits_the_number_and_the_time_of_its_callers(monkeypat
         server.answer(1)
         assert len(server._callers) == 4
         assert idle[0].recv(1) == b"", "the oldest is dropped"
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            server.answer(1)
+        monkeypatch.setattr(port_discovery, "_ANSWER_S", -1.0)
+        server.answer(1)
         assert not server._callers
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +32,7 @@ def patience(monkeypatch):
             return time.monotonic() + 3600 * (getattr(WHO, "rank", None) == number and condition())
 
         monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+        monkeypatch.setattr(rendezvous, "_READ_S", 120.0)
 
     return until
 
@@ -74,6 +77,33 @@ def test_all_waiting_ranks_name_the_missing_ranks(patience, joins, present, name
         assert error.message.endswith(named.format(host=socket.gethostname()))
 
 
+def test_rank_zero_leaves_after_a_slow_rank_has_read_why(monkeypatch, patience, joins):
+    """Rank 0 holds the store: without it the other rank could only say that rank 0 is gone."""
+    launch, decided, read = a_launch(), threading.Event(), threading.Event()
+    decide, outcome = Participants.decide, Participants.outcome
+
+    def decide_and_note(self, text):
+        found = decide(self, text)
+        decided.set()
+        return found
+
+    def outcome_late(self):
+        if self._info.rank:
+            assert decided.wait(120)
+            time.sleep(1.0)
+            read.set()
+        return outcome(self)
+
+    monkeypatch.setattr(Participants, "decide", decide_and_note)
+    monkeypatch.setattr(Participants, "outcome", outcome_late)
+    patience(lambda: len(joins) == 2)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(meet, [rank(2, 3, launch)])
+        (error,) = meet([rank(0, 3, launch)])
+        assert read.is_set()
+        assert [one.message for one in other.result()] == [error.message]
+
+
 def test_rank_zero_logs_the_missing_ranks_while_it_waits(monkeypatch, caplog, patience):
     monkeypatch.setattr(rendezvous, "_NOTICE_S", (0.1, 0.1))
     launch = a_launch()
@@ -115,7 +145,7 @@ def test_without_rank_zero_the_error_names_the_address_and_the_ports():
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
 
 
-def test_a_slow_name_server_is_named_with_the_missing_ranks(monkeypatch, caplog):
+def test_a_slow_name_server_is_named_with_the_missing_ranks(monkeypatch, caplog, patience, joins):
     tcp_store = dist.TCPStore
 
     def slow(*place, **options):
@@ -123,9 +153,10 @@ def test_a_slow_name_server_is_named_with_the_missing_ranks(monkeypatch, caplog)
         return tcp_store(*place, **options)
 
     monkeypatch.setattr(rendezvous, "_SLOW_S", 0.1)
+    patience(lambda: len(joins) == 2)
     monkeypatch.setattr(rendezvous.dist, "TCPStore", slow)
     launch = a_launch()
-    zero, one = meet([rank(0, 3, launch), rank(1, 3, launch)], timeout_s=2.0)
+    zero, one = meet([rank(0, 3, launch), rank(1, 3, launch)])
     assert zero.message.endswith(": rank 2.")
     assert "name server" in zero.hint
     assert isinstance(one, SlurmddpError)

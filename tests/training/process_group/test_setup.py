@@ -125,7 +125,8 @@ def test_one_rank_uses_its_cpus_and_restores_the_number_of_threads(no_gpu):
 
 
 def test_rank_zero_keeps_the_store_open_until_all_ranks_have_left():
-    assert run_ranks(device_jobs.leave_one_after_the_other, 2)[0] > 0.8
+    zero, other = run_ranks(device_jobs.leave_one_after_the_other, 2)
+    assert zero > other
 
 
 def test_t3_an_unknown_backend_is_refused_before_the_rendezvous(no_gpu):

@@ -107,12 +107,13 @@ def test_the_loss_of_the_store_is_warned_of_and_the_rank_obeys_its_own_signal(
 
 
 @pytest.mark.distributed
-def test_the_loss_of_the_store_at_the_end_is_not_warned_of(store_host, caplog):
+def test_the_loss_of_the_store_at_the_end_is_not_warned_of(store_host, caplog, monkeypatch):
+    monkeypatch.setattr(stop, "_CLOSING_S", 3600.0)
     host, store = store_host
     agreement = StopAgreement(store, 1, 2, poll_s=0.01)
     host.kill()
     host.join()
-    time.sleep(0.1)
+    wait_until(lambda: agreement._lost, "the watcher finds the store lost")
     agreement.close()
     assert not caplog.messages
 

@@ -1,0 +1,79 @@
+"""Agents of local runs, forked from the server that has imported torch, so that a run costs no import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import reduction
+from pathlib import Path
+from typing import IO, Any
+
+from slurmddp.host import process
+from slurmddp.launchers.agent.agent import run
+from support.distributed.ranks import CONTEXT
+
+START_BOUND = process.start_bound
+
+
+class Descriptor:
+    """A descriptor that goes with a process to which it is an argument."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self.number = duplicate.detach()
+
+
+class ForkedAgent:
+    """An agent that is used like a Popen."""
+
+    def __init__(
+        self, run_dir: str, log: IO[bytes], pass_fds: Sequence[int], env: Mapping[str, str], cwd: Path
+    ) -> None:
+        passed = [Descriptor(number) for number in (log.fileno(), *pass_fds)]
+        self._process = CONTEXT.Process(target=be_agent, args=(run_dir, dict(env), str(cwd), passed))
+        self._process.start()
+        self.pid = self._process.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self.poll()
+
+    def send_signal(self, sent: signal.Signals) -> None:
+        os.kill(self.pid, sent)
+
+
+def start(command: Sequence[str], death_signal: signal.Signals, **options: Any) -> Any:
+    """Stand in for `process.start_bound`: fork an agent, and start any other program."""
+    if list(command[1:-1]) != ["-m", "slurmddp.launchers.agent"]:
+        return START_BOUND(command, death_signal, **options)
+    return ForkedAgent(command[-1], options["stdout"], options["pass_fds"], options["env"], options["cwd"])
+
+
+def be_agent(run_dir: str, environ: Mapping[str, str], folder: str, passed: Sequence[Descriptor]) -> None:
+    """Do what `python -m slurmddp.launchers.agent RUN_DIR` does, in a session of its own."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    for stream in (1, 2):
+        os.dup2(passed[0].number, stream)
+    os.close(passed[0].number)
+    sys.path.insert(0, folder)
+    multiprocessing.set_start_method("fork", force=True)
+    code = run(run_dir)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
