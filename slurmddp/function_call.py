@@ -22,8 +22,10 @@ def main(words: Sequence[str]) -> None:
     Args:
         words: the run folder, the import path of the function, and its arguments as a list in JSON.
     """
-    run, path, arguments = words
-    value = plugins.locate(path, key="The function")(*json.loads(arguments))
+    run, path, text = words
+    # The rank has put the run folder in place of `{run_dir}`, also inside of the JSON.
+    arguments = json.loads(text.replace(run, json.dumps(run)[1:-1]))
+    value = plugins.locate(path, key="The function")(*arguments)
     if os.environ.get("RANK", "0") == "0":
         with replacing(RunFolder(run).result_file) as stream:
             pickle.dump(value, stream)

@@ -256,6 +256,7 @@ FILES = [
     ("cluster/bad", "time_limit: 24:00:00\n", "+cluster=bad", '"24:00:00"'),
     ("cluster/bad", "partitoin: x\n", "+cluster=bad", "Did you mean cluster.partition"),
     ("cluster/bad", "env: &a [*a]\n", "+cluster=bad", "refers to itself"),
+    ("cluster/a%j", "partition: x\n", "+cluster=a%j", r"a%j names a file.*Rename .*a%j\.yaml"),
     ("experiment/bad", "defaults:\n  - /model: nope\n", "experiment=bad", "nope"),
     ("cluster/bad", "account: ???\n", "+cluster=bad", "`cluster.account` must be given"),
     ("slurmddp", "nodes: [\n", "nodes=1", r"slurmddp\.yaml can't be read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import slurmddp
+from slurmddp import function_call
 from slurmddp.errors import ConfigError, RunNotFoundError, SlurmddpError
+from slurmddp.runs.folder.layout import RunFolder
 
 pytestmark = pytest.mark.distributed
 
@@ -76,6 +79,13 @@ def test_an_error_of_the_function_is_the_error_of_its_result(project: Path) -> N
         run.result(60)
     assert 'raise ValueError("no luck")' in told.value.hint
     assert "no luck" in run.logs()
+
+
+def test_an_argument_may_name_a_run_folder_with_quotes(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a \"b\" 'c' \\ d")
+    run.path.mkdir()
+    function_call.main([str(run.path), "os.path.normpath", f'["{run.path}/weights"]'])
+    assert pickle.loads(run.result_file.read_bytes()) == f"{run.path}/weights"
 
 
 def test_wrong_calls_start_nothing(project: Path) -> None:

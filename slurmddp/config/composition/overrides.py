@@ -223,8 +223,13 @@ def _with_sign(given: Given, draft: _Draft) -> str:
     if given.sign == "~" or "@" in given.key:
         return given.text
     if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
-        known = near_matches(given.value, options(draft.roots, given.key))
-        raise ConfigError(f"`{given.key}={given.value}` names no choice.", hint=known)
+        known = options(draft.roots, given.key)
+        if (name := unquoted(given.value.strip())) in known:
+            hint = f"Rename {name}.yaml with letters, digits, blanks and _ - . alone."
+            raise ConfigError(f"{given.key}={name} names a file, and Hydra can't read its name.", hint=hint)
+        raise ConfigError(
+            f"`{given.key}={given.value}` names no choice.", hint=near_matches(given.value, known)
+        )
     program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
     if given.key in ("program.args", "program.resume_args") and program.get("_target_") == OWN_TRAINER:
         items = ",".join(quoted(one) for one in typed(given.value or ""))
