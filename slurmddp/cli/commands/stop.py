@@ -50,8 +50,11 @@ def _run(args: argparse.Namespace) -> int:
 def promise(found: RunStatus) -> str:
     """Return the message about a run that was asked to stop."""
     if (RunFolder(found.path).config().get("program") or {}).get("script"):
-        then = "gets SIGUSR2, which ends a script without a handler for it, and is not requeued"
-        more = f" Whether the script saves can't be seen from here; `slurmddp cancel {found.name}` ends it."
+        then = "gets SIGUSR2, and is not requeued"
+        more = (
+            " A script that calls should_stop() or handles the signal can save first; any other script ends "
+            f"at once. `slurmddp cancel {found.name}` ends it in any case."
+        )
     else:
         then, more = "saves a checkpoint, ends with exit code 75 and is not requeued", ""
     if found.state == "unknown":

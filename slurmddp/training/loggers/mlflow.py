@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmddp.errors import ConfigError
 from slurmddp.training.loggers.library import imported
 from slurmddp.training.loggers.logger import LoggedRun, Logger
 
@@ -39,7 +41,7 @@ class MlflowLogger(Logger):
 
     def start(self, run: LoggedRun) -> None:
         self._mlflow = imported("mlflow")
-        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._server())
         run.folder.mkdir(parents=True, exist_ok=True)
         file = run.folder / ID_FILE
         known = file.read_text(encoding="utf-8").strip() if run.is_continued and file.exists() else ""
@@ -56,6 +58,16 @@ class MlflowLogger(Logger):
         ]
         for begin in range(0, len(params), _PARAMS):
             self._client.log_batch(self._run_id, params=params[begin : begin + _PARAMS])
+
+    def _server(self) -> str | None:
+        """Return the named server, or None for MLflow's default; raises ConfigError if it can't be used."""
+        named = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or self._mlflow.get_tracking_uri()
+        if named.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
+            raise ConfigError(
+                f"mlflow-skinny can't write to {named}, because sqlalchemy is missing.",
+                hint="Name a server by `tracking_uri` or MLFLOW_TRACKING_URI, or install mlflow.",
+            )
+        return self._uri
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         now_ms = int(time.time() * 1000)

@@ -151,7 +151,11 @@ class StopController:
 
     @property
     def reason(self) -> str | None:
-        return self._agreement.reason if self._agreement else self._found_at_start
+        found = self._agreement.reason if self._agreement else self._found_at_start
+        if found is None or self._folder is None or not found.startswith("SIGUSR2"):
+            return found
+        # After `slurmddp stop`, the agent sends SIGUSR2 to the ranks of a script.
+        return file_reason(self._folder.stop_file) or found
 
     def close(self) -> None:
         if self._agreement is not None:

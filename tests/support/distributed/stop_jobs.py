@@ -49,6 +49,10 @@ class Countdown(torch.utils.data.Dataset[Any]):
     def write_stop_file(self) -> None:
         Path(os.environ["SLURMDDP_RUN_DIR"], "stop").touch()
 
+    def write_stop_file_and_signal(self) -> None:
+        self.write_stop_file()
+        os.kill(os.getpid(), signal.SIGUSR2)
+
     def terminate_all(self) -> None:
         all_have_come("terminate")
         os.kill(os.getpid(), signal.SIGTERM)

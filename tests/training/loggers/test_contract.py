@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import struct
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.errors import ConfigError
 from slurmddp.training.loggers import LoggedRun, Logger, MemoryLogger
 from slurmddp.training.loggers.csv import CsvLogger
 from slurmddp.training.loggers.mlflow import MlflowLogger
@@ -137,3 +139,14 @@ def test_steps_that_are_not_logged_again_are_gone(name: str, run: LoggedRun) -> 
             logger.log({"loss": float(start)}, step)
         logger.close(finished=True)
     assert read(run.folder, logger) == {"loss": {1: 1.0, 2: 1.0, 3: 3.0}}
+
+
+def test_mlflow_without_a_server_or_a_data_base_says_to_name_one(
+    run: LoggedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "sqlalchemy" else find(name, *more)
+    )
+    with pytest.raises(ConfigError, match=r"can't write to sqlite:///a\.db.*MLFLOW_TRACKING_URI"):
+        MlflowLogger(tracking_uri="sqlite:///a.db").start(run)

@@ -51,10 +51,11 @@ def work(
     return run_ranks(stop_jobs.work, ranks, str(folder.path), act, at, rank, environ)
 
 
+@pytest.mark.parametrize("act", ["write_stop_file", "write_stop_file_and_signal"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_stop_file_stops_all_at_a_checkpoint(tmp_path: Path, ranks: int) -> None:
+def test_the_stop_file_stops_all_at_a_checkpoint(tmp_path: Path, ranks: int, act: str) -> None:
     run = make_run(tmp_path / "run", ranks)
-    assert work(run, "write_stop_file", ranks=ranks) == [75] * ranks
+    assert work(run, act, ranks=ranks) == [75] * ranks
     (saved,), (signalled,) = events(run, "saved"), events(run, "signalled")
     assert saved["step"] >= 10
     assert signalled["signal"] == f"the file {run.stop_file}"
