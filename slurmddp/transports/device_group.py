@@ -9,8 +9,10 @@ import torch
 from torch import distributed
 from torch.utils import _pytree
 
+from slurmddp.transports.named_group import NamedGroup
 
-class DeviceGroup(distributed.ProcessGroup):
+
+class DeviceGroup(NamedGroup):
     """Hands each operation to the process group of its tensors' device.
 
     Args:

@@ -25,6 +25,7 @@ from slurmddp.collectives.halving_doubling import halving_doubling
 from slurmddp.collectives.link import Link
 from slurmddp.collectives.operations import Combine
 from slurmddp.collectives.ring import ring
+from slurmddp.transports.named_group import NamedGroup
 from slurmddp.transports.operation_queue import Finished, Operation, OperationQueue
 
 _RING_BYTES = 64 * 1024
@@ -42,7 +43,7 @@ COMBINE: dict[Any, Combine] = {
 """How two tensors reduce to one under each reduction of torch; AVG is a sum, divided by the world size."""
 
 
-class LinkGroup(distributed.ProcessGroup):
+class LinkGroup(NamedGroup):
     """A process group of torch, all of whose collectives are built from `send` and `recv` of a link.
 
     Operations of one rank run in the order of its calls, so all ranks call them in the same order. Calls
