@@ -313,13 +313,34 @@ def test_a_host_without_python_starts_nothing(script: Script, tmp_path: Path) ->
     assert not script.folder.attempts_file.exists()
 
 
-def test_the_python_of_the_ranks_is_used_where_it_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of_ranks", "of_host"),
+    [
+        ("binary", "exit 1"),
+        ("#!/bin/bash\nexit 1\n", "new"),
+        ('#!/bin/bash\nexec {python} "$@"\n', "exit 1"),
+    ],
+    ids=["binary", "container", "wrapper beside an old Python"],
+)
+def test_a_script_as_python_runs_the_batch_step_only_without_another(
+    tmp_path: Path, of_ranks: str, of_host: str
+) -> None:
+    """Scripts enter containers, which have no command of SLURM."""
     python = tmp_path / "it's python"
     script = Script(tmp_path, python=str(python))
-    python.write_text(f'#!/bin/bash\ntouch "{tmp_path}/used"\nexec "{script.python}" "$@"\n')
-    python.chmod(0o755)
-    assert script.start() == 0
-    assert (tmp_path / "used").exists()
+    interpreter = script.python.resolve()
+    if of_ranks == "binary":
+        python.symlink_to(interpreter)
+    else:
+        python.write_text(of_ranks.format(python=interpreter))
+        python.chmod(0o755)
+    if of_host != "new":
+        script.python.unlink()
+        script.python.write_text(f"#!/bin/bash\n{of_host}\n")
+        script.python.chmod(0o755)
+    done = script.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert script.end == ("finished", "none")
 
 
 def impatient(source: Callable[[str], bytes]) -> Callable[[str], bytes]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.environments import hostlist
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
 from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, from_json, is_consequence
@@ -21,7 +22,11 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _TAIL_BYTES = 16 * 1024
 _SHOWN_LINES = 20
-_CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
+_CAN_NOT_BEGIN = re.compile(r"No module named [^\s)]+|execve\(\): .*")
+_TASK_EXITED = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): Exited with exit code (\d+)$")
+_SLURMS_OWN = re.compile(r"slurmstepd\S*: |srun: ")
+_KILLED = range(128, 193)
+"""Exit codes with which shells and container runtimes report a signal; apptainer itself fails with 255."""
 _SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
 
 
@@ -130,24 +135,37 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
 
 
 def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
-    """Return the failure of an agent that could not start, if Python or SLURM says why."""
-    for node, host in sorted(hosts.items()):
-        lines = _tail(folder.log_dir(attempt) / f"node-{node}.log")
-        if any(line.startswith("slurmddp agent: ") for line in lines):
+    """Return the failure of an agent that could not start, if srun, Python, SLURM or a container says so."""
+    codes = _exit_codes(folder, attempt)
+    for node in sorted(hosts, key=lambda node: (node not in codes, node)):
+        code, lines = codes.get(node), _tail(folder.log_dir(attempt) / f"node-{node}.log")
+        if code is None and any(line.startswith("slurmddp agent: ") for line in lines):
             continue
-        told = [found for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
-        reason = told[-1][0] if told else causes.reason_of(1, None, lines)
-        if reason:
+        told = [found[0] for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
+        reason = told[-1] if told else causes.reason_of(code or 1, None, lines)
+        if code is not None and not reason:
+            # Of a container runtime, or of the script that is the interpreter.
+            reason = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
+        if reason or code is not None:
             return Failure(
                 rank=None,
                 node_rank=node,
-                host=host,
-                exit_code=2 if reason.startswith("execve") else 1,
+                host=hosts[node],
+                exit_code=code or (2 if reason.startswith("execve") else 1),
                 signal=None,
                 reason=reason,
                 last_lines=tuple(lines[-_SHOWN_LINES:]),
             )
     return None
+
+
+def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
+    """Return the exit codes of the agents that ended by themselves, by node, as srun reports them."""
+    codes: dict[int, int] = {}
+    for line in _tail(folder.log_dir(attempt) / "batch.log"):
+        if (found := _TASK_EXITED.match(line)) and int(found[2]) not in _KILLED:
+            codes |= {int(node): int(found[2]) for node in hostlist.expand(f"[{found[1]}]")}
+    return codes
 
 
 def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:

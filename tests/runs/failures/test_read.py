@@ -81,10 +81,37 @@ def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, said: str, rea
 
 
 @pytest.mark.parametrize(
+    ("batch", "said", "expected"),
+    [
+        ("n2: task 1: Exited with exit code 127", "/bin/box: 2: exec: apptainer: not found\n" + CANCELLED,
+         "127: /bin/box: 2: exec: apptainer: not found"),
+        ("n[1-2]: tasks 0-1: Exited with exit code 255", "FATAL: no image\n", "255: FATAL: no image"),
+        ("n2: task 1: Exited with exit code 66", "Error: RUN is not a run folder.\nslurmddp agent: ended\n",
+         "66: RUN is not a run folder."),
+        ("n2: task 1: Exited with exit code 9", "", "9"),
+    ],
+    ids=["no runtime", "several tasks", "no folder", "silent"],
+)  # fmt: skip
+def test_the_last_line_of_an_agent_that_srun_saw_exit_is_shown(
+    folder: RunFolder, batch: str, said: str, expected: str
+) -> None:
+    """As of a container: its runtime is missing on the node, or its image."""
+    (folder.log_dir(0) / "batch.log").write_text(f"srun: error: {batch}\nsrun ended with code 1.\n")
+    for node in (0, 1):
+        (folder.log_dir(0) / f"node-{node}.log").write_text(said)
+    found = read_failure(folder, 0)
+    assert found is not None
+    node = 0 if "[" in batch else 1
+    assert found.sentence == f"the agent of node {node} on n{node + 1} ended with exit code {expected}"
+
+
+@pytest.mark.parametrize(
     "said",
     ["", CANCELLED, "a warning of some library\n", "slurmddp agent: node 1 of 2 on n2\n" + NO_PYTHON],
 )
 def test_agents_that_were_killed_leave_no_word(folder: RunFolder, said: str) -> None:
+    killed = "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 137\n"
+    (folder.log_dir(0) / "batch.log").write_text(killed)
     (folder.log_dir(0) / "node-1.log").write_text(said)
     found = read_failure(folder, 0)
     assert found is not None
