@@ -116,8 +116,15 @@ def _store() -> Any:
     return distributed.distributed_c10d._get_default_store()
 
 
+def await_gpu() -> None:
+    """Wait until the GPU has run all kernels so far: this worker's Python runs ahead of it."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 def reach(event: str) -> None:
-    """Tell the other workers, if there are any, that this worker has come to an event."""
+    """Tell the other workers, if there are any, that this worker and its GPU have come to an event."""
+    await_gpu()
     if distributed.is_initialized():
         _store().set(event, "reached")
 

@@ -167,7 +167,7 @@ class Workers:
 
     def node(self, number: int) -> Node:
         """Return worker `number`; raise ConfigError if the number is not one of a worker."""
-        if number in self.nodes:
+        if isinstance(number, int) and number in self.nodes:
             return self.nodes[number]
         raise ConfigError(
             f"There is no node {number!r}.", hint=f"The workers are node 0 to node {self._count - 1}."
@@ -235,6 +235,11 @@ def _collective(
 def _parts_of(tensors: Sequence[Tensors]) -> list[list[RemoteTensor]]:
     """Return the tensors of each worker, in the order of the workers."""
     parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
+    if not parts or not all(parts):
+        raise ConfigError(
+            f"A collective got no tensors from {sum(not part for part in parts)} of {len(parts)} workers.",
+            hint="Give one tensor or list of tensors per worker; gradients are there after backward().",
+        )
     parts.sort(key=lambda part: common_node("A collective", part).number)
     nodes = [part[0].get_node() for part in parts]
     kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]

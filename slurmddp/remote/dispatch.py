@@ -139,6 +139,9 @@ class RemoteTensor(torch.Tensor):
         facts = f"shape={tuple(self.shape)}, dtype={self.dtype}, device={self.meta.device}"
         return f"RemoteTensor(node={self.get_node()}, {facts})"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec and not self.dim() else repr(self), spec)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made: Any = self.detach().clone()
         if isinstance(self, torch.nn.Parameter):

@@ -93,12 +93,12 @@ class Worker:
             # An operation takes no None in place of a tensor that another operation has left undefined.
             leaves = [torch.empty(0) if one is None else one for one in tree_leaves(found)]
             made = dict(zip(numbers, [found] if is_whole else leaves, strict=True))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             made = dict.fromkeys(numbers, self._failure(error, path))
         made.pop(None, None)  # The number of a result that is no tensor.
         self._held.update(made)
 
-    def _failure(self, error: Exception, path: str) -> Failure:
+    def _failure(self, error: BaseException, path: str) -> Failure:
         if isinstance(error, Failure):
             return error.with_traceback(None)  # Its frames would keep tensors alive.
         text = f"{type(error).__name__}: {error} (in {path})"
@@ -117,6 +117,7 @@ class Worker:
         failure, self._unreported = self._unreported or self._operand, None
         value, data = asked if kind == "describe" else len(self._held), NO_DATA
         try:
+            collective.await_gpu()
             if failure is not None:
                 raise failure
             if kind == "fetch":

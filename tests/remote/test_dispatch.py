@@ -128,7 +128,7 @@ def test_a_copy_reads_the_value_so_python_may_branch_on_it(w):
     assert x.sum() > 5 and not x.sum() > 7
     assert (x.mean().item(), int(x[2]), x.tolist(), x.numpy().tolist()) == (2.0, 3, [1, 2, 3], [1, 2, 3])
     assert torch.equal(x, x.clone()) and x.allclose(x + 1e-9)
-    assert "node=1, shape=(3,)" in repr(x)
+    assert "node=1, shape=(3,)" in repr(x) == f"{x}" and f"{x.sum():.2f}" == "6.00"
     assert x.to("cpu") is x and x.to(torch.float64).get_node() == 1
     x.data = x.double()
     assert x.fetch().dtype == torch.float64
