@@ -13,8 +13,9 @@ import torch
 from slurmddp.remote.connection import RemoteError, WorkerLostError
 from slurmddp.remote.controller import Workers as workers
 from slurmddp.remote.dispatch import RemoteTensor
+from slurmddp.remote.place import Event as record_event
 from slurmddp.remote.place import Placement as node
-from slurmddp.remote.place import call, factory, module, record_event, send
+from slurmddp.remote.place import call, factory, module, send
 
 __all__ = ["RemoteError", "RemoteTensor", "WorkerLostError", "call", "module", "node", "record_event", "send"]
 __all__ += ["workers"]

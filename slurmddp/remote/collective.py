@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,14 +31,7 @@ class Failure(Exception):
     traceback: str
 
 
-def run(
-    kind: str,
-    tensors: Sequence[torch.Tensor],
-    nodes: Sequence[int],
-    device: str,
-    op: str | None = None,
-    node: int | None = None,
-) -> Sequence[torch.Tensor]:
+def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any) -> list[Any]:
     """Take this worker's part in a collective, and change its tensors in place.
 
     Args:
@@ -77,7 +69,7 @@ def run(
     return tensors
 
 
-def _agree(nodes: Sequence[int], tensors: Sequence[Any]) -> Any:
+def _agree(nodes: list[int], tensors: list[Any]) -> Any:
     """Return the group of workers `nodes`, once each of them has told whether its operands are there.
 
     So a worker whose operand has failed leaves no other worker waiting, and no result lacks a part.

@@ -13,19 +13,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from slurmddp.environments import slurm
+from slurmddp.environments import names, slurm
 from slurmddp.environments.hostlist import expand
-from slurmddp.environments.names import (
-    CONTROLLER_VARIABLE,
-    LAUNCH_ID_VARIABLE,
-    LAUNCHER_VARIABLE,
-    SECRET_VARIABLE,
-)
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
@@ -37,7 +30,7 @@ from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.connection import Node
-from slurmddp.remote.dispatch import RemoteTensor, common_node, describe, exchange
+from slurmddp.remote.dispatch import common_node, describe, exchange
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -68,7 +61,7 @@ class Workers:
     current: Workers | None = None
 
     def __init__(self, count: int | None = None) -> None:
-        inherited, _, of_job = os.environ.get(CONTROLLER_VARIABLE, "").partition(":")
+        inherited, _, of_job = os.environ.get(names.CONTROLLER_VARIABLE, "").partition(":")
         self._count = int(of_job or count or 0)
         if self._count < 1:
             raise ConfigError(
@@ -84,7 +77,7 @@ class Workers:
         self._process: subprocess.Popen[bytes] | None = None
         if inherited:
             self._listener = socket.socket(fileno=os.dup(int(inherited)))
-            self._secret = os.environ[SECRET_VARIABLE]
+            self._secret = os.environ[names.SECRET_VARIABLE]
         else:
             self._secret = secrets.token_hex(32)
             self._start()
@@ -107,9 +100,9 @@ class Workers:
             srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={self._count}", "--kill-on-bad-exit=0"]
             command = [*srun, "--wait=0", "--unbuffered", *command]
         else:
-            launch = {LAUNCHER_VARIABLE: "local", LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
+            launch = {names.LAUNCHER_VARIABLE: "local", names.LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
             environment = scrub(environment) | launch
-        environment[SECRET_VARIABLE] = self._secret
+        environment[names.SECRET_VARIABLE] = self._secret
         self._process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
         )
@@ -130,6 +123,7 @@ class Workers:
                         f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
                         hint="Their last lines stand above, or in the logs of their ranks.",
                     ) from None
+        self.nodes = dict(sorted(self.nodes.items()))
         self._listener.close()
 
     def _admit(self, end: socket.socket, secret: Secret) -> None:
@@ -140,7 +134,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:
             for node in self.nodes.values() if kind is None else ():
                 if not node.loss_reported:
@@ -216,10 +210,8 @@ class Workers:
         return found
 
 
-def _collective(
-    kind: str, tensors: Sequence[Tensors], op: str | None = None, node: int | None = None
-) -> None:
-    parts, known = _parts_of(tensors), collective.REDUCTIONS
+def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node: int | None = None) -> None:
+    parts, known = _parts_of(given), collective.REDUCTIONS
     nodes = [part[0].get_node() for part in parts]
     if op not in (None, *known):
         raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(known)}.")
@@ -232,17 +224,17 @@ def _collective(
     torch.autograd.graph.increment_version([one.detach() for part in parts for one in part])
 
 
-def _parts_of(tensors: Sequence[Tensors]) -> list[list[RemoteTensor]]:
+def _parts_of(given: Sequence[Tensors]) -> list[list[Any]]:
     """Return the tensors of each worker, in the order of the workers."""
-    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
+    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in given]
     if not parts or not all(parts):
         raise ConfigError(
             f"A collective got no tensors from {sum(not part for part in parts)} of {len(parts)} workers.",
             hint="Give one tensor or list of tensors per worker; gradients are there after backward().",
         )
     parts.sort(key=lambda part: common_node("A collective", part).number)
-    nodes = [part[0].get_node() for part in parts]
     kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
+    nodes = [part[0].get_node() for part in parts]
     if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
         raise ConfigError(
             f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",

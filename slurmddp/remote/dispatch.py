@@ -202,9 +202,7 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     return made
 
 
-def exchange(
-    kind: str, parts: Sequence[Sequence[Any]], op: str | None = None, node: int | None = None
-) -> None:
+def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int | None = None) -> None:
     """Let workers take part in a collective of their tensors, without waiting; see `collective.run`.
 
     Raises WorkerLostError if one of the workers is gone: the others would wait for it.

@@ -129,11 +129,11 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
 
 
 class Event:
-    """A place in the order of one worker's commands."""
+    """This place in the order of worker `node`'s commands, as `remote.record_event(node=1)`."""
 
-    def __init__(self, node: Node) -> None:
-        self._node, self._name = node, f"controller/event/{secrets.token_hex(8)}"
-        node.run([None], collective.reach, [self._name])
+    def __init__(self, node: int) -> None:
+        self._node, self._name = _current(node), f"controller/event/{secrets.token_hex(8)}"
+        self._node.run([None], collective.reach, [self._name])
 
     def wait(self, node: int) -> None:
         """Let worker `node` run nothing further until the event's worker has come to the event."""
@@ -144,8 +144,3 @@ class Event:
     def synchronize(self) -> None:
         """Wait here until the event's worker has come to it, and to whatever was put into its queue since."""
         self._node.ask("count")
-
-
-def record_event(node: int) -> Event:
-    """Mark this place in the order of worker `node`'s commands."""
-    return Event(_current(node))

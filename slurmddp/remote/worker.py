@@ -46,11 +46,7 @@ class Worker:
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
         self._encoding = MessageEncoding(self._describe, ref=self._find)
-        self._functions: dict[str, Callable[..., Any]] = {
-            "free": self._free,
-            "put": self._put,
-            "reply": self._reply,
-        }
+        self._functions: dict[str, Any] = {"free": self._free, "put": self._put, "reply": self._reply}
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
         self._data = NO_DATA
         """The bytes of the frame whose commands are being run."""
