@@ -10,20 +10,16 @@ from collections.abc import Callable
 
 import torch
 
-from slurmddp.remote.connection import RemoteError as RemoteError
-from slurmddp.remote.connection import WorkerLostError as WorkerLostError
+from slurmddp.remote.connection import RemoteError, WorkerLostError
 from slurmddp.remote.controller import Workers as workers
-from slurmddp.remote.dispatch import RemoteTensor as RemoteTensor
+from slurmddp.remote.dispatch import RemoteTensor
+from slurmddp.remote.place import Event as record_event
 from slurmddp.remote.place import Placement as node
-from slurmddp.remote.place import call as call
-from slurmddp.remote.place import factory
-from slurmddp.remote.place import module as module
-from slurmddp.remote.place import record_event as record_event
-from slurmddp.remote.place import send as send
+from slurmddp.remote.place import call, factory, module, send
 
+__all__ = ["RemoteError", "RemoteTensor", "WorkerLostError", "call", "module", "node", "record_event", "send"]
+__all__ += ["workers"]
 torch.Tensor.dist_send = send  # type: ignore[attr-defined]
-
-__all__ = ["node", "workers"]
 
 
 def __getattr__(name: str) -> Callable[..., torch.Tensor]:

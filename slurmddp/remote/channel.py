@@ -1,19 +1,18 @@
 """One connection between the controller and a worker, which prove to each other that they know the secret.
 
 The proof is the link's (`launchers/link/connection.py`): an HMAC over a number that the other side has just
-drawn. Each frame then has a text, and an HMAC over the frame's number, sizes and text. The bytes of one
-tensor may follow the text. These bytes have no HMAC: they are data, never code.
+drawn. A frame has a text, and an HMAC over the frame's number, sizes and text. The bytes of one tensor may
+follow the text. These bytes have no HMAC: they are data, never code.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import select
 import socket
 import struct
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -22,7 +21,7 @@ from slurmddp.launchers.link.connection import Seal, Secret
 PURPOSE = "controller"
 """Binds the proofs to connections of this kind."""
 _PROOF_S = 10.0
-"""Seconds that a caller may take to prove the secret."""
+"""Seconds that the controller waits for each frame of a caller that has not proved the secret."""
 _MAX_STRANGERS_BYTES = 2048
 _SIZES = struct.Struct(">QQ")
 """The bytes of a frame's text and of its tensor."""
@@ -33,28 +32,29 @@ _SILENT_S = 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * _SILENT_S}
 
 
-class Greeting(NamedTuple):
-    """The facts that a worker sends about itself, with its proof."""
-
-    rank: int
-    host: str
-    pid: int
-    device: str
-    """The worker's own GPU, such as `cuda:1`, or `cpu`."""
-    nonce: str
-
-
 class Channel:
-    """A connection whose other side has proved the secret; every method may raise OSError or EOFError."""
+    """A connection whose frames are short, and have HMACs with an empty key, until `trust` is called.
 
-    def __init__(self, end: socket.socket, sending: bytes, receiving: bytes) -> None:
+    The methods may raise OSError or EOFError.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._max_bytes = _MAX_STRANGERS_BYTES
+        self._sealing, self._opening = Seal(b""), Seal(b"")
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def trust(self, sending: bytes, receiving: bytes) -> None:
+        """Use these keys for all frames from now on, and take frames of any size, however late they come."""
         self._sealing, self._opening = Seal(sending), Seal(receiving)
+        self._max_bytes = 1 << 62
+        self._end.settimeout(None)
 
     def send(self, text: str, data: memoryview = NO_DATA) -> None:
         """Send a text, and the bytes of a tensor."""
-        if self.has_ended():
-            raise EOFError("the other side has closed the connection")
         body = text.encode()
         sizes = _SIZES.pack(len(body), len(data))
         self._end.sendall(sizes + self._sealing.next(sizes + body) + body)
@@ -63,21 +63,15 @@ class Channel:
 
     def receive(self) -> tuple[str, memoryview]:
         """Wait for the next frame; return its text, and the bytes of its tensor in new memory."""
-        select.select([self._end], [], [])  # Ctrl-C interrupts here, between two frames.
         head = bytes(self._read(_SIZES.size + _MAC_BYTES))
         sizes, mac = head[: _SIZES.size], head[_SIZES.size :]
         text_bytes, data_bytes = _SIZES.unpack(sizes)
+        if text_bytes + data_bytes > self._max_bytes:
+            raise ConnectionError("a frame that is too long")
         body = self._read(text_bytes)
         if not secrets.compare_digest(mac, self._opening.next(sizes + body)):
             raise ConnectionError("a frame with a wrong HMAC")
         return str(body, "utf-8"), self._read(data_bytes)
-
-    def has_ended(self) -> bool:
-        """Return whether the other side has closed the connection or died; does not wait."""
-        try:
-            return not self._end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
 
     def close(self) -> None:
         with suppress(OSError):
@@ -96,64 +90,38 @@ class Channel:
         return found
 
 
-def admit(end: socket.socket, secret: Secret) -> tuple[Channel, Greeting] | None:
-    """Check a caller's proof and send the controller's; after a wrong proof close `end` and return None."""
-    nonce = secrets.token_hex(16)
-    with suppress(OSError, EOFError, ValueError, TypeError, LookupError, RecursionError):
-        _prepare(end)
-        _send_line(end, {"slurmddp": 1, "nonce": nonce})
-        said, proof = _receive_line(end, "said", "proof")
-        if secret.proves(proof, "worker", nonce, *said):
-            greeting = Greeting(*said)
-            nonces = nonce, greeting.nonce
-            _send_line(end, {"proof": secret.proof("controller", *nonces)})
-            end.settimeout(None)
-            return Channel(end, *_keys(secret, *nonces)), greeting
-    end.close()
-    return None
+def admit(end: socket.socket, secret: Secret) -> tuple[Channel, list[Any]]:
+    """Return the channel to a worker that proves the secret, and its facts; see `_meet`."""
+    end.settimeout(_PROOF_S)
+    return _meet(end, secret, "controller", "worker")
 
 
-def join(end: socket.socket, secret: Secret, **facts: Any) -> Channel:
-    """Prove the secret to the controller, however late it asks; return the channel to the controller.
+def join(end: socket.socket, secret: Secret, *facts: Any) -> Channel:
+    """Return the channel to the controller, however late it answers; it gets `facts`; see `_meet`."""
+    return _meet(end, secret, "worker", "controller", *facts)[0]
+
+
+def _meet(
+    end: socket.socket, secret: Secret, role: str, other: str, *facts: Any
+) -> tuple[Channel, list[Any]]:
+    """Prove to the other side that this side knows the secret, and check the other side's proof.
+
+    Each proof covers the roles, the random numbers and the facts of both sides, first those of the prover.
 
     Raises:
-        ConnectionError: the controller has closed the connection, or its proof is wrong.
+        ConnectionError: the other side has not proved the secret; `end` is closed.
     """
-    nonce = secrets.token_hex(16)
-    greeting = Greeting(nonce=nonce, host=socket.gethostname(), **facts)
-    select.select([end], [], [])
-    _prepare(end)
-    (asked,) = _receive_line(end, "nonce")
-    _send_line(end, {"said": greeting, "proof": secret.proof("worker", asked, *greeting)})
-    (proof,) = _receive_line(end, "proof")
-    if not secret.proves(proof, "controller", asked, nonce):
+    try:
+        channel, own = Channel(end), [role, secrets.token_hex(16), *facts]
+        channel.send(json.dumps(own))
+        role_there, nonce_there, *facts_there = said = json.loads(channel.receive()[0])
+        channel.send(secret.proof(own, said))
+        if role_there != other or not secret.proves(channel.receive()[0], said, own):
+            raise ConnectionError("a wrong proof")
+        channel.trust(
+            secret.frame_key(role, own[1], nonce_there), secret.frame_key(other, nonce_there, own[1])
+        )
+        return channel, facts_there
+    except (OSError, EOFError, ValueError, TypeError, RecursionError) as error:
         end.close()
-        raise ConnectionError("the controller does not know the secret of this job")
-    end.settimeout(None)
-    return Channel(end, *reversed(_keys(secret, asked, nonce)))
-
-
-def _prepare(end: socket.socket) -> None:
-    end.settimeout(_PROOF_S)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _keys(secret: Secret, *nonces: str) -> tuple[bytes, bytes]:
-    return secret.frame_key("from controller", *nonces), secret.frame_key("from worker", *nonces)
-
-
-def _send_line(end: socket.socket, value: Any) -> None:
-    end.sendall(json.dumps(value).encode() + b"\n")
-
-
-def _receive_line(end: socket.socket, *names: str) -> list[Any]:
-    """Return the values of `names` in the next line."""
-    with end.makefile("rb", buffering=0) as lines:  # No buffer: frames may follow the line.
-        line = lines.readline(_MAX_STRANGERS_BYTES)
-    if not line.endswith(b"\n"):
-        raise EOFError("the other side has sent no whole line")
-    found = json.loads(line)
-    return [found[name] for name in names]
+        raise ConnectionError(f"the {other} has not proved that it knows the secret: {error}") from error

@@ -1,19 +1,15 @@
-"""Collectives, copies and events between workers; each worker runs its part in the order of its commands.
-
-Before a collective the workers agree on whether all operands are there. So a worker whose operand has failed
-leaves no other worker waiting, and no result lacks a part. The functions of this module therefore also run on
-operands that have failed.
-"""
+"""Collectives, copies and events between workers; each worker runs its part in the order of its commands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+
+from slurmddp.remote.message_encoding import flatten
 
 _TIMEOUT = timedelta(minutes=30)
 _groups: dict[tuple[int, ...], Any] = {}
@@ -35,6 +31,64 @@ class Failure(Exception):
     traceback: str
 
 
+def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any) -> list[Any]:
+    """Take this worker's part in a collective, and change its tensors in place.
+
+    Args:
+        kind: `reduce` into the tensors of `node`, or of all; `broadcast` or, for two workers, `copy` from
+            `node`; `all_gather`, for which each worker has one tensor per worker, its own at its own place.
+        tensors: those of this worker, of one dtype.
+        nodes: the workers that take part.
+        device: whence the bytes go and where they come in: `cpu` or `cuda`.
+        op: the reduction; the mean divides before it adds, as DDP does.
+        node: see `kind`.
+
+    Returns:
+        `tensors`.
+    """
+    group, place = _agree(nodes, tensors), nodes.index(distributed.get_rank())
+    flats = [flatten(tensor) for tensor in tensors]
+    flat = (flats[0] if kind == "copy" else torch.cat(flats)).to(device)
+    sent = flat.view(torch.uint8) if op is None else flat  # gloo does not send all dtypes.
+    if op == "mean":
+        flat.mul_(1 / len(nodes))
+    if kind == "reduce":
+        distributed.all_reduce(sent, REDUCTIONS[str(op)], group)
+        if node not in (None, nodes[place]):
+            return tensors
+    elif kind == "broadcast":
+        distributed.broadcast(sent, group=group, group_src=nodes.index(node))
+    elif kind == "copy":
+        move = distributed.send if node == nodes[place] else distributed.recv
+        move(sent, nodes[1 - place])
+    else:
+        parts = list(sent.tensor_split(len(nodes)))
+        distributed.all_gather(parts, parts[place].clone(), group)
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))
+    return tensors
+
+
+def _agree(nodes: list[int], tensors: list[Any]) -> Any:
+    """Return the group of workers `nodes`, once each of them has told whether its operands are there.
+
+    So a worker whose operand has failed leaves no other worker waiting, and no result lacks a part.
+
+    Raises:
+        Failure: an operand of this worker has failed.
+        RuntimeError: an operand of another worker has failed.
+    """
+    group = _group_of(tuple(nodes))
+    failure = next((one for one in tensors if isinstance(one, Failure)), None)
+    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
+    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
+    if failure is not None:
+        raise failure
+    if failed:
+        raise RuntimeError(f"worker {int(failed) - 1} has no tensor to send: it failed there")
+    return group
+
+
 def _group_of(nodes: tuple[int, ...]) -> Any:
     """Return the group of all workers, or make one at its first use that needs no other workers.
 
@@ -54,96 +108,15 @@ def _store() -> Any:
     return distributed.distributed_c10d._get_default_store()
 
 
-def _agree(nodes: list[int], tensors: list[Any]) -> Any:
-    """Return the group of workers `nodes`, once each of them has told whether its operands are there.
-
-    Raises:
-        Failure: an operand of this worker has failed.
-        RuntimeError: an operand of another worker has failed.
-    """
-    group = _group_of(tuple(nodes))
-    failure = next((one for one in tensors if isinstance(one, Failure)), None)
-    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
-    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
-    if failure is not None:
-        raise failure
-    if failed:
-        raise RuntimeError(f"worker {int(failed) - 1} has no tensor for this collective: it failed there")
-    return group
-
-
-def all_reduce(nodes: list[int], tensors: list[torch.Tensor], op: str) -> list[torch.Tensor]:
-    """Reduce the tensors of all workers in place."""
-    group = _agree(nodes, tensors)
-    flat = _summand(tensors, op, nodes)
-    distributed.all_reduce(flat, REDUCTIONS[op], group)
-    return _fill(tensors, flat)
-
-
-def reduce(nodes: list[int], tensors: list[torch.Tensor], op: str, node: int) -> list[torch.Tensor]:
-    """Reduce the tensors of all workers into those of worker `node`."""
-    group = _agree(nodes, tensors)
-    flat = _summand(tensors, op, nodes)
-    distributed.reduce(flat, op=REDUCTIONS[op], group=group, group_dst=nodes.index(node))
-    return _fill(tensors, flat) if distributed.get_rank() == node else tensors
-
-
-def broadcast(nodes: list[int], tensors: list[torch.Tensor], node: int) -> list[torch.Tensor]:
-    """Copy the tensors of worker `node` into those of all workers."""
-    group = _agree(nodes, tensors)
-    flat = _flat(tensors)
-    distributed.broadcast(flat, group=group, group_src=nodes.index(node))
-    return _fill(tensors, flat)
-
-
-def all_gather(nodes: list[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the last tensor of each worker into the other tensors, which are contiguous."""
-    group = _agree(nodes, tensors)
-    distributed.all_gather(tensors[:-1], tensors[-1].detach().contiguous(), group)
-    return tensors
-
-
-def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the tensors as one tensor of one dimension in new memory."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def _summand(tensors: Sequence[torch.Tensor], op: str, nodes: list[int]) -> torch.Tensor:
-    """Return this worker's part of a reduction; the mean divides before it adds, as DDP does."""
-    return _flat(tensors).mul_(1 / len(nodes)) if op == "mean" else _flat(tensors)
-
-
-def _fill(tensors: list[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
-    """Copy the parts of `flat` back into the tensors."""
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
-    return tensors
-
-
-# --- one worker to another
-
-
-def give(tensor: torch.Tensor | Failure, node: int, device: str) -> None:
-    """Send a tensor, from `device`, to worker `node`, which runs `take`."""
-    distributed.send(torch.tensor([not isinstance(tensor, Failure)]), node)
-    if isinstance(tensor, Failure):
-        raise tensor
-    distributed.send(tensor.detach().to(device).contiguous(), node)
-
-
-def take(node: int, shape: list[int], dtype: torch.dtype, device: str, target: str) -> torch.Tensor:
-    """Receive a tensor on `device` from worker `node`, which runs `give`; return it on `target`."""
-    is_there, found = torch.zeros(1, dtype=torch.bool), torch.empty(shape, dtype=dtype, device=device)
-    distributed.recv(is_there, node)
-    if not is_there:
-        raise RuntimeError(f"worker {node} has no tensor to send: it failed there")
-    distributed.recv(found, node)
-    return found.to(target)
+def await_gpu() -> None:
+    """Wait until the GPU has run all kernels so far: this worker's Python runs ahead of it."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 def reach(event: str) -> None:
-    """Tell the other workers, if there are any, that this worker has come to an event."""
+    """Tell the other workers, if there are any, that this worker and its GPU have come to an event."""
+    await_gpu()
     if distributed.is_initialized():
         _store().set(event, "reached")
 

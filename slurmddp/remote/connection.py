@@ -11,13 +11,15 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError
-from slurmddp.remote.channel import NO_DATA, Channel, Greeting
+from slurmddp.remote.channel import NO_DATA, Channel
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes
 
 _BATCH = 512
@@ -76,23 +78,24 @@ class Node:
 
     Args:
         channel: the connection.
-        greeting: the facts that the worker has sent about itself.
+        facts: number, host and process of the worker, and its own GPU, such as `cuda:1`, or `cpu`.
         find: returns the tensor of this worker that a reply describes.
     """
 
-    def __init__(self, channel: Channel, greeting: Greeting, find: Callable[[Node, str, Any], Any]) -> None:
-        self.number, self.host, self.pid, self.device, _ = greeting
+    def __init__(self, channel: Channel, facts: Sequence[Any], find: Callable[[Node, Any], Any]) -> None:
+        self.number, self.host, self.pid, self.device = facts
         self.loss_reported = False
         """Whether a WorkerLostError has been raised for this worker."""
-        self._encoding = MessageEncoding(self._describe, partial(find, self))
+        self._encoding = MessageEncoding(self._describe, tensor=partial(find, self))
         self._channel = channel
         self._gone = ""
         self._numbers = itertools.count()
-        self._requests = threading.Lock()
+        self._answers: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
+        threading.Thread(target=self._receive, daemon=True).start()
 
     def new(self) -> Owned:
         """Return a number for an object that a command is about to make."""
@@ -132,16 +135,16 @@ class Node:
             RemoteError: a command has failed since the last request, or one on which `asked` depends.
             WorkerLostError: the worker is gone.
         """
-        with self._requests:
-            number, answered = next(self._numbers), None
+        number, answer = next(self._numbers), Future[Any]()
+        self._answers[number] = answer
+        try:
             self.run([None], "reply", [number, kind, asked])
-            try:
-                while answered != number:  # Ctrl-C may have left the answer to an earlier request.
-                    text, data = self._channel.receive()
-                    answered, failure, value = self._encoding.decode(text)
-            except (OSError, EOFError, ValueError) as error:
-                self._gone = self._gone or str(error)
-                self.check()
+            answered = answer.result()
+        finally:
+            del self._answers[number]
+        if answered is None:
+            self.check()
+        failure, value, data = answered
         if failure is not None:
             raise RemoteError(self.number, self.host, *failure)
         return from_bytes(value, data) if kind == "fetch" else value
@@ -181,13 +184,24 @@ class Node:
             while data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
                 command, data, sent = self._unsent.get()
                 commands.append(command)
-            try:
-                if self._gone in ("", _CLOSED):
-                    self._channel.send("\n".join(commands), data)
-            except (OSError, EOFError) as error:
-                self._gone = str(error)
+            with suppress(OSError):  # `_receive` finds the end of the connection.
+                self._channel.send("\n".join(commands), data)
             if sent is not None:
                 sent.set()
+
+    def _receive(self) -> None:
+        """Give each answer to the request that waits for it; the end of the connection ends them all."""
+        try:
+            while True:
+                text, data = self._channel.receive()
+                number, failure, value = self._encoding.decode(text)
+                if answer := self._answers.get(number):  # Ctrl-C may have ended the request.
+                    answer.set_result((failure, value, data))
+        except Exception as error:
+            self._gone = self._gone or str(error)
+        for answer in list(self._answers.values()):
+            if not answer.done():
+                answer.set_result(None)
 
     def _describe(self, value: Any) -> Any:
         """Return the description of an object of this worker, or of a local tensor of one number."""

@@ -11,20 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from slurmddp.environments import slurm
+from slurmddp.environments import names, slurm
 from slurmddp.environments.hostlist import expand
-from slurmddp.environments.names import (
-    CONTROLLER_VARIABLE,
-    LAUNCH_ID_VARIABLE,
-    LAUNCHER_VARIABLE,
-    SECRET_VARIABLE,
-)
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
@@ -36,7 +30,7 @@ from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.connection import Node
-from slurmddp.remote.dispatch import RemoteTensor, common_node, describe
+from slurmddp.remote.dispatch import common_node, describe, exchange
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -67,9 +61,9 @@ class Workers:
     current: Workers | None = None
 
     def __init__(self, count: int | None = None) -> None:
-        of_job = os.environ.get(CONTROLLER_VARIABLE)
-        count = int(of_job.partition(":")[2]) if of_job else count
-        if count is None or count < 1:
+        inherited, _, of_job = os.environ.get(names.CONTROLLER_VARIABLE, "").partition(":")
+        self._count = int(of_job or count or 0)
+        if self._count < 1:
             raise ConfigError(
                 f"workers({'' if count is None else count}) has no number of workers.",
                 hint="Say workers(4), or start the script by `slurmddp controller -n 4`.",
@@ -79,40 +73,36 @@ class Workers:
                 "Other workers are still open in this process.",
                 hint="Close them first: remote.workers.current.close().",
             )
-        self._count = count
+        self.nodes: dict[int, Node] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._admitted: dict[int, Node] = {}
-        if of_job:
-            self._listener = socket.socket(fileno=os.dup(int(of_job.partition(":")[0])))
-            self._secret = os.environ[SECRET_VARIABLE]
+        if inherited:
+            self._listener = socket.socket(fileno=os.dup(int(inherited)))
+            self._secret = os.environ[names.SECRET_VARIABLE]
         else:
             self._secret = secrets.token_hex(32)
-            self._start(count)
+            self._start()
         Workers.current = self
         try:
             self._await_all()
         except BaseException:
             self.close()
             raise
-        self.nodes = [self._admitted[number] for number in range(count)]
 
-    def _start(self, count: int) -> None:
+    def _start(self) -> None:
         """Start the workers here, or by srun on the nodes of the allocation around this process."""
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
-        command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(count)]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(Path(one).absolute()) for one in sys.path),
-        }
+        command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(self._count)]
+        paths = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+        environment = {**os.environ, "PYTHONPATH": paths}
         if in_allocation:
-            srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={count}", "--kill-on-bad-exit=0"]
+            srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={self._count}", "--kill-on-bad-exit=0"]
             command = [*srun, "--wait=0", "--unbuffered", *command]
         else:
-            environment = scrub(environment) | {LAUNCHER_VARIABLE: "local"}
-            environment[LAUNCH_ID_VARIABLE] = secrets.token_hex(8)
-        environment[SECRET_VARIABLE] = self._secret
+            launch = {names.LAUNCHER_VARIABLE: "local", names.LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
+            environment = scrub(environment) | launch
+        environment[names.SECRET_VARIABLE] = self._secret
         self._process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
         )
@@ -121,31 +111,32 @@ class Workers:
         """Admit callers that prove the secret until all workers are here."""
         deadline, proof = time.monotonic() + _START_S, Secret(self._secret, PURPOSE)
         self._listener.settimeout(0.1)
-        while len(self._admitted) < self._count:
+        while len(self.nodes) < self._count:
             try:
                 end, _ = self._listener.accept()
                 threading.Thread(target=self._admit, args=(end, proof), daemon=True).start()
             except TimeoutError:
                 has_ended = self._process is not None and self._process.poll() is not None
                 if has_ended or time.monotonic() > deadline:
-                    missing = sorted(set(range(self._count)) - set(self._admitted))
+                    missing = sorted(set(range(self._count)) - set(self.nodes))
                     raise RankFailure(
                         f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
                         hint="Their last lines stand above, or in the logs of their ranks.",
                     ) from None
+        self.nodes = dict(sorted(self.nodes.items()))
         self._listener.close()
 
     def _admit(self, end: socket.socket, secret: Secret) -> None:
-        admitted = channel.admit(end, secret)
-        if admitted is not None and 0 <= admitted[1].rank < self._count:
-            self._admitted[admitted[1].rank] = Node(*admitted, describe)
+        with suppress(ConnectionError):
+            admitted, facts = channel.admit(end, secret)
+            self.nodes[facts[0]] = Node(admitted, facts, describe)
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:
-            for node in self.nodes if kind is None else ():
+            for node in self.nodes.values() if kind is None else ():
                 if not node.loss_reported:
                     node.ask("count")
         finally:
@@ -158,11 +149,11 @@ class Workers:
         """End the workers; they are killed if they don't leave."""
         Workers.current = None
         self._listener.close()
-        for node in self._admitted.values():
+        for node in self.nodes.values():
             node.close()
         if self._process is None:
             return
-        deadline, leader = time.monotonic() + (_END_S if self._admitted else 0), self._process.pid
+        deadline, leader = time.monotonic() + (_END_S if self.nodes else 0), self._process.pid
         while time.monotonic() < deadline and (self._process.poll() is None or process.exists(-leader)):
             time.sleep(0.01)
         process.signal_group(leader, signal.SIGKILL)
@@ -170,7 +161,7 @@ class Workers:
 
     def node(self, number: int) -> Node:
         """Return worker `number`; raise ConfigError if the number is not one of a worker."""
-        if isinstance(number, int) and 0 <= number < self._count:
+        if isinstance(number, int) and number in self.nodes:
             return self.nodes[number]
         raise ConfigError(
             f"There is no node {number!r}.", hint=f"The workers are node 0 to node {self._count - 1}."
@@ -178,7 +169,7 @@ class Workers:
 
     def synchronize(self) -> None:
         """Wait until all workers have run all commands so far; raise the first error that one reports."""
-        for node in self.nodes:
+        for node in self.nodes.values():
             node.ask("count")
 
     def live_objects(self, node: int) -> int:
@@ -196,7 +187,7 @@ class Workers:
                 are the same on all of them.
             op: sum, mean, min, max or product. The mean divides before it adds, as DDP does.
         """
-        self._collective(collective.all_reduce, tensors, op)
+        _collective("reduce", tensors, op)
 
     def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
         """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
@@ -205,36 +196,51 @@ class Workers:
 
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
         """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
-        self._collective(collective.reduce, tensors, op, node)
+        _collective("reduce", tensors, op, node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
         """Overwrite the tensors of all others with those of worker `node`, without waiting."""
-        self._collective(collective.broadcast, tensors, node=node)
+        _collective("broadcast", tensors, node=node)
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return, for each worker that takes part, the tensors of all of them, without waiting."""
-        parts, nodes = _parts_of(tensors)
-        found: list[list[torch.Tensor]]
-        found = [[own.clone(memory_format=torch.contiguous_format) for _ in nodes] for (own,) in parts]
-        self._collective(collective.all_gather, [[*row, *own] for row, own in zip(found, parts, strict=True)])
+        """Return, in the order of the workers, for each of them the tensors of all, without waiting."""
+        parts = _parts_of(tensors)
+        found: list[list[torch.Tensor]] = [[own.clone() for _ in parts] for (own,) in parts]
+        _collective("all_gather", found)
         return found
 
-    def _collective(
-        self, function: Any, tensors: Sequence[Tensors], op: str | None = None, node: int | None = None
-    ) -> None:
-        parts, nodes = _parts_of(tensors)
-        known = collective.REDUCTIONS
-        if op not in (None, *known):
-            raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(known)}.")
-        if node not in (None, *nodes):
-            raise ConfigError(
-                f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
-            )
-        more = [one for one in (op, node) if one is not None]
-        for own in parts if len(nodes) > 1 else ():
-            numbers = [one.reference.number for one in own]
-            own[0].reference.node.run(numbers, function, [nodes, own, *more])
-            torch.autograd.graph.increment_version([one.detach() for one in own])
+
+def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node: int | None = None) -> None:
+    parts, known = _parts_of(given), collective.REDUCTIONS
+    nodes = [part[0].get_node() for part in parts]
+    if op not in (None, *known):
+        raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(known)}.")
+    if node not in (None, *nodes):
+        raise ConfigError(
+            f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
+        )
+    if len(parts) > 1:
+        exchange(kind, parts, op, node)
+    torch.autograd.graph.increment_version([one.detach() for part in parts for one in part])
+
+
+def _parts_of(given: Sequence[Tensors]) -> list[list[Any]]:
+    """Return the tensors of each worker, in the order of the workers."""
+    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in given]
+    if not parts or not all(parts):
+        raise ConfigError(
+            f"A collective got no tensors from {sum(not part for part in parts)} of {len(parts)} workers.",
+            hint="Give one tensor or list of tensors per worker; gradients are there after backward().",
+        )
+    parts.sort(key=lambda part: common_node("A collective", part).number)
+    kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
+    nodes = [part[0].get_node() for part in parts]
+    if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
+        raise ConfigError(
+            f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",
+            hint="Give one tensor or list of tensors per worker, with the same shapes and dtypes on all.",
+        )
+    return parts
 
 
 def _address_towards_nodes() -> Address:
@@ -242,22 +248,3 @@ def _address_towards_nodes() -> Address:
     first = expand(os.environ["SLURM_JOB_NODELIST"])[0]
     target = find_rank_zero(RankInfo(environment="slurm", nodes=2, hosts=(first, first)))[0]
     return Address(target.family, address_towards(target.text))
-
-
-def _parts_of(tensors: Sequence[Tensors]) -> tuple[list[list[RemoteTensor]], list[int]]:
-    """Return the tensors of each worker and the workers, both in the order of the workers.
-
-    Raises WorkerLostError if one of the workers is gone: the others would wait for it in the collective.
-    """
-    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in tensors]
-    parts.sort(key=lambda part: common_node("A collective", part).number)
-    nodes = [part[0].get_node() for part in parts]
-    kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
-    if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
-        raise ConfigError(
-            f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",
-            hint="Give one tensor or list of tensors per worker, with the same shapes and dtypes on all.",
-        )
-    for part in parts:
-        part[0].reference.node.check()
-    return parts, nodes

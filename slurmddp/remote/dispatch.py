@@ -9,7 +9,7 @@ the operation on operands of the same shapes finds them in a table.
 # mypy: disable-error-code="override, assignment"
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results' shapes may depend on the values of their operands."""
 _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
 """Arguments that are dropped, because results are where the operands are."""
+_ALIASES = aten.detach.default, aten.alias.default
+_COPY = aten.copy_.default
 _BASE_ELEMENTS = 1 << 48
 """Size of the meta tensor of which each operand is a view; it takes no memory."""
 
@@ -72,7 +74,7 @@ class RemoteTensor(torch.Tensor):
 
     def get_node(self) -> int:
         """Return the number of the worker that holds this tensor."""
-        return self.reference.node.number
+        return int(self.reference.node.number)
 
     def get_device(self) -> str:  # torch's own returns the index of a GPU.
         """Return the device on that worker: `cpu`, `cuda:0`, ..."""
@@ -137,6 +139,9 @@ class RemoteTensor(torch.Tensor):
         facts = f"shape={tuple(self.shape)}, dtype={self.dtype}, device={self.meta.device}"
         return f"RemoteTensor(node={self.get_node()}, {facts})"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec and not self.dim() else repr(self), spec)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made: Any = self.detach().clone()
         if isinstance(self, torch.nn.Parameter):
@@ -147,7 +152,7 @@ class RemoteTensor(torch.Tensor):
         raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
 
 
-def describe(node: Node, tag: str, content: Sequence[Any]) -> RemoteTensor:
+def describe(node: Node, content: Sequence[Any]) -> RemoteTensor:
     """Return the tensor that a worker has described in a reply."""
     number, shape, stride, *more = content
     return RemoteTensor(Meta(tuple(shape), tuple(stride), *more), Owned(node, number))
@@ -191,11 +196,27 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     elif source is node:
         node.run([number], "torch.Tensor.to", [tensor, device])
     else:
-        node.check()  # Else the source would wait for a lost worker.
-        both = "cuda" if "cpu" not in (device, tensor.get_device()) else "cpu"
-        source.run([None], collective.give, [tensor, node.number, both])
-        node.run([number], collective.take, [source.number, list(tensor.shape), tensor.dtype, both, device])
+        facts = [("dtype", tensor.dtype), ("device", torch.device(device))]
+        node.run(number, "torch.empty", [list(tensor.shape)], facts)
+        exchange("copy", [[tensor], [made]], node=source.number)
     return made
+
+
+def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int | None = None) -> None:
+    """Let workers take part in a collective of their tensors, without waiting; see `collective.run`.
+
+    Raises WorkerLostError if one of the workers is gone: the others would wait for it.
+    """
+    parts = sorted(parts, key=lambda part: part[0].get_node())
+    workers = [part[0].reference.node for part in parts]
+    for worker in workers:
+        worker.check()
+    device = "cpu" if any(one.get_device() == "cpu" for part in parts for one in part) else "cuda"
+    args = [worker.number for worker in workers], device, op, node
+    for worker, part in zip(workers, parts, strict=True):
+        stays = worker.number == node and kind in ("broadcast", "copy")
+        changed = [None if stays else one.reference.number for one in part]
+        worker.run(changed, collective.run, [kind, part, *args])
 
 
 # --- operations
@@ -208,11 +229,14 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
         ConfigError: the operands are in several places.
         RuntimeError: torch's own error for operands whose shapes or dtypes don't fit.
     """
-    own = _OWN.get(func)
-    return own(*args, **kwargs) if own is not None else _enqueue(func, args, kwargs, node)
-
-
-def _enqueue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: Node | None) -> Any:
+    if func in _ALIASES:
+        return RemoteTensor(args[0].meta, args[0].reference)
+    if func is _COPY:  # The one operation that may cross places.
+        target, source, *_ = args
+        if not isinstance(target, RemoteTensor):
+            return target.copy_(_copy(source, None))
+        if _node_of(source) is not target.reference.node:
+            args = target, _copy(source, target.reference.node, target.meta.device)
     operands: list[Any] = []
     device = str(kwargs.get("device") or "cpu") if node is not None else ""
     if kwargs:
@@ -292,6 +316,9 @@ class _Plan:
         return pytree.tree_unflatten(results, self.structure)
 
 
+_plans: dict[Any, _Plan] = {}
+
+
 def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
     """Run an operation on meta tensors and return the plan for its results.
 
@@ -338,24 +365,3 @@ def _leaf(func: Any, result: Any, metas: Sequence[Any], operands: Sequence[Any],
             hint="Use the form that returns a new tensor, such as x.t() for x.t_().",
         )
     return position
-
-
-def _alias(tensor: RemoteTensor) -> RemoteTensor:
-    return RemoteTensor(tensor.meta, tensor.reference)
-
-
-def _copy_into(target: torch.Tensor, source: torch.Tensor, *more: Any) -> Any:
-    """Copy in place, from any place: a copy is the one operation that may cross places."""
-    if not isinstance(target, RemoteTensor):
-        return target.copy_(_copy(source, None))
-    if _node_of(source) is not target.reference.node:
-        source = _copy(source, target.reference.node, target.meta.device)
-    return _enqueue(aten.copy_.default, (target, source), {}, None)
-
-
-_plans: dict[Any, _Plan] = {}
-_OWN: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _alias,
-    aten.alias.default: _alias,
-    aten.copy_.default: _copy_into,
-}

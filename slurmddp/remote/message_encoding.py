@@ -18,19 +18,27 @@ from slurmddp.errors import ConfigError
 
 BYE = "bye"
 """The last command of the controller."""
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda name: getattr(torch, name),
+    "device": torch.device,
+    "complex": lambda parts: complex(*parts),
+    "dict": dict,
+    "scalar": lambda facts: torch.tensor(facts[0], dtype=facts[1]),
+}
+"""The function that makes a value from the content of its tag."""
 
 
 class MessageEncoding:
     """Encode and decode the values of one end of a connection.
 
     Args:
-        describe: returns a tagged description of a tensor or another object; None if it has no description.
-        find: returns the object for the tag and the content of such a description.
+        describe: returns a tag and its content for a tensor or another object; None if it has no description.
+        find: for each tag of the other end's `describe`, the function that returns the object.
     """
 
-    def __init__(self, describe: Callable[[Any], Any], find: Callable[[str, Any], Any]) -> None:
+    def __init__(self, describe: Callable[[Any], Any], **find: Callable[[Any], Any]) -> None:
         self._describe = describe
-        self._find = find
+        self._makers = {**_MAKERS, **find}
         self.encode = json.JSONEncoder(default=self._tagged, separators=(",", ":")).encode
         self.decode = json.JSONDecoder(object_hook=self._untagged).decode
 
@@ -53,18 +61,7 @@ class MessageEncoding:
 
     def _untagged(self, tagged: dict[str, Any]) -> Any:
         ((tag, content),) = tagged.items()
-        match tag:
-            case "torch":
-                return getattr(torch, content)
-            case "device":
-                return torch.device(content)
-            case "complex":
-                return complex(*content)
-            case "dict":
-                return {key: value for key, value in content}
-            case "scalar":
-                return torch.tensor(content[0], dtype=content[1])
-        return self._find(tag, content)
+        return self._makers[tag](content)
 
 
 def without_dicts(value: Any) -> Any:
@@ -74,10 +71,15 @@ def without_dicts(value: Any) -> Any:
     return [without_dicts(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements in one dimension; they share the memory of a contiguous tensor."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+
+
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
     """Return dtype and shape of a tensor, and its bytes; they share the memory of a contiguous CPU tensor."""
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return [flat.dtype, list(tensor.shape)], memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    memory: Any = flatten(tensor.cpu()).view(torch.uint8).numpy()
+    return [tensor.dtype, list(tensor.shape)], memoryview(memory)
 
 
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:

@@ -60,6 +60,7 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
             found: torch.Tensor = make(*args, **kwargs)
         return found if device is None else found.to(device)
 
+    made.__qualname__ = f"remote.{name}"  # The name in Python's error for a missing `node`.
     return made
 
 
@@ -68,6 +69,8 @@ def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
 
     A tensor of another worker goes there directly, not through this process.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"remote.send takes a tensor, not {tensor!r:.80}.", hint="Say torch.tensor(...).")
     return move(tensor, _current(node))
 
 
@@ -115,17 +118,22 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
         env = remote.call("my_project.environment.make", "maze", node=1)
         steps = remote.call("my_project.environment.play", env, policy, node=1).fetch()
     """
+    if not isinstance(function, str):
+        raise ConfigError(
+            f"remote.call takes an import path, not {function!r}.",
+            hint="Put the function into a module that the workers can import: 'my_project.module.function'.",
+        )
     made = _current(node).new()
     made.node.run(made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
     return made
 
 
 class Event:
-    """A place in the order of one worker's commands."""
+    """This place in the order of worker `node`'s commands, as `remote.record_event(node=1)`."""
 
-    def __init__(self, node: Node) -> None:
-        self._node, self._name = node, f"controller/event/{secrets.token_hex(8)}"
-        node.run([None], collective.reach, [self._name])
+    def __init__(self, node: int) -> None:
+        self._node, self._name = _current(node), f"controller/event/{secrets.token_hex(8)}"
+        self._node.run([None], collective.reach, [self._name])
 
     def wait(self, node: int) -> None:
         """Let worker `node` run nothing further until the event's worker has come to the event."""
@@ -136,8 +144,3 @@ class Event:
     def synchronize(self) -> None:
         """Wait here until the event's worker has come to it, and to whatever was put into its queue since."""
         self._node.ask("count")
-
-
-def record_event(node: int) -> Event:
-    """Mark this place in the order of worker `node`'s commands."""
-    return Event(_current(node))

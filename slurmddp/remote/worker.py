@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from slurmddp import plugins
 from slurmddp.environments.detect import detect
@@ -44,12 +45,8 @@ class Worker:
         self._unreported: Failure | None = None
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
-        self._encoding = MessageEncoding(self._describe, self._find)
-        self._functions: dict[str, Callable[..., Any]] = {
-            "free": self._free,
-            "put": self._put,
-            "reply": self._reply,
-        }
+        self._encoding = MessageEncoding(self._describe, ref=self._find)
+        self._functions: dict[str, Any] = {"free": self._free, "put": self._put, "reply": self._reply}
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
         self._data = NO_DATA
         """The bytes of the frame whose commands are being run."""
@@ -78,7 +75,8 @@ class Worker:
         """Run one command, and keep its results, or its failure, under the numbers of its results."""
         self._operand = None
         results, path, args, named = self._encoding.decode(line)
-        numbers = [results] if isinstance(results, int) else results
+        is_whole = isinstance(results, int)
+        numbers = [results] if is_whole else results
         try:
             # The controller waits for a reply, and other workers wait for a collective, whatever has failed.
             waited_for = path == "reply" or path.startswith(f"{collective.__name__}.")
@@ -88,13 +86,15 @@ class Worker:
                 self._functions[path] = plugins.locate(path, key="remote.call")
             # No tensor here requires a gradient; `no_grad` would let kernels leave out what backward needs.
             found = self._functions[path](*args, **dict(named))
-            made = dict(zip(numbers, [found] if isinstance(results, int) else _leaves(found), strict=True))
-        except Exception as error:
+            # An operation takes no None in place of a tensor that another operation has left undefined.
+            leaves = [torch.empty(0) if one is None else one for one in tree_leaves(found)]
+            made = dict(zip(numbers, [found] if is_whole else leaves, strict=True))
+        except (Exception, SystemExit) as error:
             made = dict.fromkeys(numbers, self._failure(error, path))
         made.pop(None, None)  # The number of a result that is no tensor.
         self._held.update(made)
 
-    def _failure(self, error: Exception, path: str) -> Failure:
+    def _failure(self, error: BaseException, path: str) -> Failure:
         if isinstance(error, Failure):
             return error.with_traceback(None)  # Its frames would keep tensors alive.
         text = f"{type(error).__name__}: {error} (in {path})"
@@ -111,23 +111,21 @@ class Worker:
     def _reply(self, number: int, kind: str, asked: Any) -> None:
         """Answer a request, for which the controller waits."""
         failure, self._unreported = self._unreported or self._operand, None
-        value: Any = None
-        data = NO_DATA
+        value, data = asked if kind == "describe" else len(self._held), NO_DATA
         try:
+            collective.await_gpu()
             if failure is not None:
                 raise failure
             if kind == "fetch":
                 value, data = to_bytes(asked)
-            else:
-                value = len(self._held) if kind == "count" else without_dicts(asked)
-            text = self._encoding.encode([number, None, value])
+            text = self._encoding.encode([number, None, without_dicts(value)])
         except Exception as error:
             failure, self._unreported = self._failure(error, kind), None
             text = self._encoding.encode([number, [failure.text, failure.traceback], None])
         self._controller.send(text, data)
 
-    def _find(self, tag: str, content: Any) -> Any:
-        found = self._held[content]
+    def _find(self, number: int) -> Any:
+        found = self._held[number]
         if isinstance(found, Failure):
             self._operand = found
         return found
@@ -142,14 +140,6 @@ class Worker:
         return {"tensor": [self._next_own, *facts, str(value.device)]}
 
 
-def _leaves(result: Any) -> list[Any]:
-    """Return the tensors and plain values of an operation's result in their order."""
-    if isinstance(result, (list, tuple)):
-        return [leaf for one in result for leaf in _leaves(one)]
-    # An operation takes no None in place of a tensor that another operation has left undefined.
-    return [torch.empty(0) if result is None else result]
-
-
 def context_of(info: RankInfo) -> RankContext:
     """Make this process a rank of the workers' process group."""
     return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -162,10 +152,10 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
     has ended and never asked for this worker, the function returns.
     """
     secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
-    facts = {"rank": context.info.rank, "pid": os.getpid(), "device": str(context.device)}
+    facts = context.info.rank, socket.gethostname(), os.getpid(), str(context.device)
     try:
-        controller = channel.join(socket.create_connection(address), secret, **facts)
-    except (ConnectionError, EOFError):  # The script has closed its listener.
+        controller = channel.join(socket.create_connection(address), secret, *facts)
+    except ConnectionError:  # The script has closed its listener.
         return
     Worker(controller, lost).serve()
     finish(context)

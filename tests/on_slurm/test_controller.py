@@ -20,7 +20,7 @@ from slurmddp import remote
 with remote.workers(4) as w:
     parts = [remote.ones(2, node=node) for node in range(4)]
     w.all_reduce(parts)
-    hosts = [one.host for one in w.nodes]
+    hosts = [w.node(one).host for one in range(4)]
     print("found", parts[3].tolist(), hosts[0] == hosts[1] != hosts[2] == hosts[3], flush=True)
 """
 

@@ -7,10 +7,8 @@ import threading
 
 import pytest
 
-from slurmddp.launchers.link.connection import Secret
+from slurmddp.launchers.link.connection import Seal, Secret
 from slurmddp.remote import channel
-
-FACTS = {"rank": 0, "pid": 1, "device": "cpu"}
 
 
 @pytest.fixture
@@ -23,46 +21,69 @@ def ends():
 
 
 def meet(ends, ours, theirs):
-    """Let both sides prove their secrets; return the controller's result, and the worker's or its error."""
-    found = []
+    """Let both sides prove their secrets; return the result or the error of the controller and the worker."""
+    found = {}
 
-    def join():
+    def call(name, function, *args):
         try:
-            found.append(channel.join(ends[1], Secret(theirs, "controller"), **FACTS))
-        except (OSError, EOFError) as error:
-            found.append(error)
+            found[name] = function(*args)
+        except ConnectionError as error:
+            found[name] = error
 
-    worker = threading.Thread(target=join)
+    join = channel.join, ends[1], Secret(theirs, "controller"), 0, "host"
+    worker = threading.Thread(target=call, args=("worker", *join))
     worker.start()
-    admitted = channel.admit(ends[0], Secret(ours, "controller"))
+    call("controller", channel.admit, ends[0], Secret(ours, "controller"))
     worker.join()
-    return admitted, found[0]
+    return found["controller"], found["worker"]
 
 
 def test_g12_each_side_turns_away_the_other_without_the_secret(ends):
-    admitted, error = meet(ends, "one", "another")
-    assert admitted is None and isinstance(error, (OSError, EOFError))
+    for error in meet(ends, "one", "another"):
+        assert isinstance(error, ConnectionError) and "knows the secret: a wrong proof" in str(error)
 
 
-def test_g12_a_worker_leaves_a_controller_that_only_repeats_its_words(ends):
-    """A false controller passes a proof by; it can't make its own."""
-    ends[0].sendall(b'{"slurmddp": 1, "nonce": "aa"}\n{"proof": "bb"}\n')
-    with pytest.raises(ConnectionError, match="does not know the secret"):
-        channel.join(ends[1], Secret("one", "controller"), **FACTS)
+def test_g12_the_proof_of_one_side_sent_back_to_it_proves_nothing(ends):
+    """A stranger without the secret repeats all that the controller sends."""
+
+    def repeat():
+        stranger = channel.Channel(ends[1])
+        for _ in range(2):
+            stranger.send(stranger.receive()[0])
+
+    echo = threading.Thread(target=repeat)
+    echo.start()
+    with pytest.raises(ConnectionError, match="a wrong proof"):
+        channel.admit(ends[0], Secret("one", "controller"))
+    echo.join()
+
+
+def framed(text):
+    sizes = len(text).to_bytes(8, "big") + bytes(8)
+    return sizes + Seal(b"").next(sizes + text) + text
 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\x80\x04junk\n", b"[]\n", b"{}\n", b'{"said": 1, "proof": "x"}\n', b"x" * 9000, b"[" * 2000 + b"\n"],
+    [
+        b"\x80\x04junk\n",
+        b"x" * 9000,
+        framed(b"x" * 3000),
+        framed(b"[")[:-1] + b"x",
+        *map(framed, (b"[]", b"{}", b"1", b'["worker"]', b"[" * 2000, b"\xff")),
+    ],
 )
 def test_g12_words_that_are_no_proof_are_refused(ends, garbage):
     ends[1].sendall(garbage)
-    assert channel.admit(ends[0], Secret("one", "controller")) is None
+    ends[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError, match="the worker has not proved"):
+        channel.admit(ends[0], Secret("one", "controller"))
+    assert ends[0].fileno() == -1, "closed"
 
 
 def test_g12_frames_of_another_or_repeated_ones_end_the_connection(ends):
-    (controller, greeting), worker = meet(ends, "one", "one")
-    assert (greeting.rank, greeting.host) == (0, socket.gethostname())
+    (controller, facts), worker = meet(ends, "one", "one")
+    assert facts == [0, "host"]
     controller.send("first", memoryview(b"data"))
     assert worker.receive() == ("first", b"data")
     worker.send("")
@@ -71,8 +92,6 @@ def test_g12_frames_of_another_or_repeated_ones_end_the_connection(ends):
     ends[0].sendall(frame)
     with pytest.raises(ConnectionError, match="wrong HMAC"):
         worker.receive()
-    assert not controller.has_ended()
     worker.close()
     with pytest.raises(EOFError):
         controller.receive()
-    assert controller.has_ended()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from slurmddp import remote
 from slurmddp.errors import ConfigError
+from slurmddp.remote import collective
 from support.distributed import remote_functions
 from support.distributed.ranks import run_ranks
 
@@ -84,6 +87,11 @@ def test_tensors_that_dont_fit_together_are_refused_before_anything_is_sent(w):
         w.all_reduce([one, other], "average")
     with pytest.raises(ConfigError, match="node=2 has no tensor"):
         w.broadcast([one, other], node=2)
+    for nothing in ([], [[], []]):
+        with pytest.raises(ConfigError, match="no tensors"):
+            w.all_reduce(nothing)
+    with pytest.raises(ConfigError, match="no tensors"):
+        w.average_gradients([remote.module(torch.nn.Linear(1, 1), node=node) for node in (0, 1)])
     w.all_reduce([one])
     assert one.tolist() == w.all_gather([one])[0][0].tolist() == [1, 2, 3]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -91,6 +99,31 @@ def test_tensors_that_dont_fit_together_are_refused_before_anything_is_sent(w):
         y = x.exp()
         w.all_reduce([y.detach(), remote.ones(3, node=1)])
         y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.bool, torch.complex64, torch.bfloat16])
+def test_copies_between_workers_take_every_dtype_and_layout(w, dtype):
+    local = torch.arange(6).reshape(2, 3).to(dtype)
+    there = local.dist_send(node=1)
+    for tensor, wanted in ((there.t(), local.t()), (there[0, 0], local[0, 0]), (there[:0], local[:0])):
+        assert torch.equal(tensor.dist_send(node=2).fetch(), wanted)
+    assert torch.equal(there.conj().dist_send(node=0).fetch(), local.conj().resolve_conj())
+    rows = w.all_gather([there, remote.zeros(2, 3, dtype=dtype, node=2)])
+    assert torch.equal(rows[1][0].fetch(), local)
+    shown = [remote.zeros(2, 3, dtype=dtype, node=0), there]
+    w.broadcast(shown, node=1)
+    assert torch.equal(shown[0].fetch(), local)
+
+
+def test_g7_an_event_is_reached_once_the_gpu_of_its_worker_has_run_what_came_before(monkeypatch):
+    """Python runs ahead of a GPU."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("kernels"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(collective, "_store", lambda: SimpleNamespace(set=lambda *_: done.append("reached")))
+    collective.reach("event")
+    assert done == ["kernels", "reached"]
 
 
 @pytest.mark.usefixtures("rank_server")

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+from contextlib import suppress
 
 import pytest
 import torch
@@ -52,8 +53,9 @@ def test_g9_g12_a_stranger_is_turned_away_and_a_dead_worker_is_an_error_of_each_
     with remote.workers(3) as w:
         assert stranger["address"][0] == "127.0.0.1"
         stranger["end"].settimeout(30)
-        assert b"nonce" in stranger["end"].recv(4096)
-        assert stranger["end"].recv(1) == b"", "closed, and nothing was unpickled"
+        assert b"controller" in stranger["end"].recv(4096)
+        with suppress(ConnectionResetError):
+            assert stranger["end"].recv(1) == b"", "closed, and nothing was unpickled"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(stranger["address"])
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
+import threading
 
 import pytest
 import torch
@@ -128,7 +131,7 @@ def test_a_copy_reads_the_value_so_python_may_branch_on_it(w):
     assert x.sum() > 5 and not x.sum() > 7
     assert (x.mean().item(), int(x[2]), x.tolist(), x.numpy().tolist()) == (2.0, 3, [1, 2, 3], [1, 2, 3])
     assert torch.equal(x, x.clone()) and x.allclose(x + 1e-9)
-    assert "node=1, shape=(3,)" in repr(x)
+    assert "node=1, shape=(3,)" in repr(x) == f"{x}" and f"{x.sum():.2f}" == "6.00"
     assert x.to("cpu") is x and x.to(torch.float64).get_node() == 1
     x.data = x.double()
     assert x.fetch().dtype == torch.float64
@@ -153,6 +156,18 @@ def test_g7_commands_return_at_once_and_run_in_their_order(w, tmp_path):
     for step in range(50):
         wanted = float(torch.tensor(wanted) * 2 + step + 1)
     assert x.tolist() == [wanted] * 3 and other == 2.0
+
+
+def test_ctrl_c_ends_a_wait_and_later_waits_get_their_own_answers(w, tmp_path):
+    gate, x = tmp_path / "gate", remote.ones(3, node=1)
+    blocked = remote.call(f"{FUNCTIONS}.wait_for", str(gate), node=1)
+    press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        press.start()
+        blocked.fetch()
+    press.join()
+    gate.touch()
+    assert x.tolist() == [1.0] * 3 and blocked.fetch() is None
 
 
 def test_g7_an_event_lets_one_worker_wait_for_another(w, tmp_path):

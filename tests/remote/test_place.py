@@ -30,12 +30,25 @@ def test_a_call_keeps_its_result_on_the_worker_as_an_operand_of_further_calls(w)
         remote.call(f"{FUNCTIONS}.add", object(), node=1)
 
 
+def test_only_import_paths_go_to_a_worker_and_a_factory_names_itself(w):
+    for function in (lambda: 1, os.getpid, 3):
+        with pytest.raises(ConfigError, match=r"remote\.call takes an import path"):
+            remote.call(function, node=1)
+    with pytest.raises(TypeError, match=r"remote.zeros\(\) missing .* 'node'"):
+        remote.zeros(3)
+    with pytest.raises(ConfigError, match=r"no node \[1\]"):
+        remote.zeros(3, node=[1])
+    with pytest.raises(ConfigError, match=r"remote\.send takes a tensor"):
+        remote.send([1.0], 1)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         (f"{FUNCTIONS}.unknown", "PosixPath can't go"),
         (f"{FUNCTIONS}.nothing", "nothing"),
         ("no_such_package.f", "no_such_package"),
+        ("sys.exit", "SystemExit"),
     ],
 )
 def test_a_result_or_a_path_that_cant_be_is_an_error_of_the_worker(w, name, told):
