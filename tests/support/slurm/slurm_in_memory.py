@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.command_output import parse_run
+from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.states import JobState, parse_state
 
@@ -76,7 +77,7 @@ class FakeSlurm:
         number, _, index = job_id.partition("_")
         scripts = [one.path for one in self.submissions if one.job_id == number]
         if index:
-            return any((path.parent / index).resolve() == folder.resolve() for path in scripts)
+            return any(folder in Path(script_of(job_id, str(path))).parents for path in scripts)
         return any(folder.absolute() in path.parents for path in scripts)
 
     def max_array_size(self) -> int:
