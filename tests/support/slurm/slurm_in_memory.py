@@ -63,9 +63,6 @@ class FakeSlurm:
         self._answer()
         return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
 
-    def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        return self.jobs_of_each([folder])[folder]
-
     def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
         self._answer()
         return {
@@ -84,11 +81,12 @@ class FakeSlurm:
         self._answer()
         return self.largest_array
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, *job_ids: str) -> None:
         self._answer()
-        job = self.states.get(job_id)
-        if job is not None and not job.terminal:
-            self.states[job_id] = replace(job, state="CANCELLED", reason="")
+        for job_id in job_ids:
+            job = self.states.get(job_id)
+            if job is not None and not job.terminal:
+                self.states[job_id] = replace(job, state="CANCELLED", reason="")
 
     def partitions(self) -> dict[str, Partition]:
         self._answer()
