@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.site import check
+from slurmddp.slurm.limits.site import Site, check
 
 if TYPE_CHECKING:
     from slurmddp.slurm.client import SlurmClient
     from slurmddp.spec import Job
 
 
-def show(job: Job) -> int:
-    """Print why this SLURM would not start a job, or when it would; return the exit code."""
+def show(groups: Sequence[Sequence[Job]]) -> int:
+    """Print why this SLURM would not start jobs, or when it would; return the exit code.
+
+    Args:
+        groups: single jobs, and the jobs of each array. An array is checked as a whole.
+
+    Raises:
+        ConfigError: a job runs on this machine.
+        SlurmError: SLURM does not answer.
+    """
     from slurmddp.slurm import client
 
-    if job.launcher != "slurm":
-        raise ConfigError(
-            f"--check compares a job with SLURM, and {job.run_name} runs on this machine.",
-            hint="Choose a cluster with +cluster=NAME, or leave --check out.",
-        )
+    for job in (job for group in groups for job in group):
+        if job.launcher != "slurm":
+            raise ConfigError(
+                f"--check compares a job with SLURM, and {job.run_name} runs on this machine.",
+                hint="Choose a cluster with +cluster=NAME, or leave --check out.",
+            )
     slurm = client.SlurmClient()
-    found = check(job, slurm.describe())
-    start = "" if found else test(job, slurm, found)
+    site = slurm.describe()
+    return max((_show(group, slurm, site) for group in groups), default=EXIT_FINISHED)
+
+
+def _show(group: Sequence[Job], slurm: SlurmClient, site: Site) -> int:
+    different = {repr((job.resources, job.cluster)): job for job in group}.values()
+    found = [one for job in different for one in check(job, site, jobs=len(group))]
+    start = "" if found else test(group, slurm, found)
+    first = group[0].run_name
+    what = f"the array of {counted(len(group), 'run')} from {first} on" if len(group) > 1 else first
     for one in found:
         print(one)
     if found:
-        print(f"This SLURM would not start {job.run_name}. Nothing was queued or written.")
+        print(f"This SLURM would not start {what}. Nothing was queued or written.")
         return EXIT_CONFIG
     expected = f", {start}" if start else ""
-    print(f"This SLURM would start {job.run_name}{expected}. Nothing was queued or written.")
+    print(f"This SLURM would start {what}{expected}. Nothing was queued or written.")
     return EXIT_FINISHED
 
 
-def test(job: Job, slurm: SlurmClient, found: list[Finding]) -> str:
-    """Ask sbatch whether it takes a job, and add its refusal to `found`.
+def test(group: Sequence[Job], slurm: SlurmClient, found: list[Finding]) -> str:
+    """Ask sbatch whether it takes a job, or the array of several jobs, and add its refusal to `found`.
 
     Returns:
         The expected start as a clause; empty if sbatch refuses the job or gives no start.
@@ -44,9 +63,13 @@ def test(job: Job, slurm: SlurmClient, found: list[Finding]) -> str:
     Raises:
         SlurmError: SLURM does not answer.
     """
-    from slurmddp.launchers.submit import sbatch
+    from slurmddp.launchers.submit import array, sbatch
+    from slurmddp.slurm.script import render_array
 
+    job = group[0]
     try:
+        if len(group) > 1:
+            return slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
         return slurm.test(sbatch.build(job.submitter, slurm).script(job))
     except SlurmError as error:
         if error.may_be_queued:  # No answer, so no refusal.

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Callable
 
 from slurmddp.errors import RunStateError, combine_exit_codes
-from slurmddp.runs import sweeps
+from slurmddp.runs import index, sweeps
+from slurmddp.runs.folder.layout import RunFolder
+
+
+def runs_of(name: str) -> list[RunFolder]:
+    """Return the run with this name, or the started runs of the sweep with this name."""
+    sweep = sweeps.find(name)
+    return [index.find(name)] if sweep is None else sweep.started
 
 
 def for_each_run(args: argparse.Namespace, one: Callable[[argparse.Namespace], int]) -> int:

@@ -16,7 +16,6 @@ from slurmddp.runs.text_format import counted
 if TYPE_CHECKING:
     from slurmddp.runs.folder.lock import RunLock
     from slurmddp.slurm.client import SlurmClient
-    from slurmddp.slurm.script import ScriptOfRuns
     from slurmddp.spec import Job
 
 _OTHER_FILES = 256
@@ -45,7 +44,6 @@ class ArrayStart:
         from slurmddp.runs.folder.create import Common
 
         self._common = Common()
-        self._script: ScriptOfRuns | None = None
         self._may_be_queued = False
 
     def __enter__(self) -> ArrayStart:
@@ -61,15 +59,7 @@ class ArrayStart:
         """Create the folder of a new run; return False if it exists."""
         from slurmddp.runs.folder import create
 
-        return create.create(job, self._render(job), self._common)
-
-    def _render(self, job: Job) -> str:
-        """Return the batch script of a point; points that differ only in the run share the rendered text."""
-        from slurmddp.slurm.script import ScriptOfRuns
-
-        if self._script is None or not self._script.fits(job):
-            self._script = ScriptOfRuns(job)
-        return self._script.render(job)
+        return create.create_element(job, self._common)
 
     def add(self, job: Job, lock: RunLock, *, is_new: bool = False) -> int:
         """Take a point and the lock of its run, as `start_run.start_job` does; return the exit code."""
@@ -95,13 +85,12 @@ class ArrayStart:
         adopted = sbatch.settle_each(folders, slurm, print)
         for path, job_id in adopted.items():
             print(f"SLURM has job {job_id} of {path.name}, which its folder did not name; it is recorded.")
-        jobs = [
-            self._written_again(job, is_new) for job, _, is_new in self._points if job.run_dir not in adopted
-        ]
+        jobs = [job for job, _, _ in self._points if job.run_dir not in adopted]
+        new = {job.run_dir for job, _, is_new in self._points if is_new}
         if jobs:
             place = array.free_folder(jobs[0].run_dir.parent, self._sweep)
             try:
-                ids = array.submit(jobs, place, slurm)
+                ids = array.submit(jobs, place, slurm, new=new, common=self._common)
             except BaseException as error:
                 if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
                     self._may_be_queued = True
@@ -114,14 +103,6 @@ class ArrayStart:
         self._may_be_queued = True
         remember(*folders)
         return EXIT_FINISHED
-
-    def _written_again(self, job: Job, is_new: bool) -> Job:
-        """Give the folder of a run that existed the files of this submission; return the job."""
-        from slurmddp.runs.folder.create import prepare
-
-        if not is_new:
-            prepare(job, self._render(job), common=self._common)
-        return job
 
 
 def _print(jobs: list[Job], ids: list[str], place: Path) -> None:

@@ -64,7 +64,7 @@ def start_points(jobs: Sequence[Job], begin: Begin, sweep: str) -> int:
     """
     shown = {job.run_name: f"{number} of {len(jobs)}  {own}" for number, job, own in _numbered(jobs)}
     codes: list[int] = []
-    for group in _groups(jobs):
+    for group in groups(jobs):
         begun = len(codes)
         try:
             codes += _begin_group(group, begin, sweep, shown)
@@ -83,7 +83,7 @@ def _common_name(jobs: Sequence[Job]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+def groups(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return the points of each array; a point that no array takes is alone."""
     from slurmddp.cli.start_array import most_at_once
     from slurmddp.launchers.submit import array
@@ -128,7 +128,7 @@ def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
     rows = [(f"# {number}", job.run_name, own) for number, job, own in _numbered(jobs)]
     print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
     name = sweeps.name_of(_common_name(jobs), [job.run_name for job in jobs])
-    for group in _groups(jobs):
+    for group in groups(jobs):
         if len(group) > 1:
             print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
     print()

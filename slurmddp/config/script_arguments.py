@@ -15,6 +15,8 @@ from typing import Any
 from slurmddp.errors import ConfigError
 from slurmddp.spec import MODULE
 
+ARGUMENTS = "program.args"
+"""The key of the arguments."""
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 """Hydra's escapes outside quotes."""

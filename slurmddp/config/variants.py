@@ -1,7 +1,8 @@
-"""Derive the jobs of a sweep from one composed job, if they differ only in numbers that nothing reads here.
+"""Derive the jobs of a sweep from one composed job, if they differ only in values that nothing reads here.
 
-Such a number is `seed`, or an argument of a class that the ranks build (`optimizer.lr`). No check and no
-other value depends on it, so that the first point with these keys stands for all others.
+Such a value is the number `seed`, a number for a class that the ranks build (`optimizer.lr`), or the
+arguments of a program, as `map_array` writes them. No check and no other value depends on it, so that the
+first point with these keys stands for all others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from slurmddp.config.check_values import check_value
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.keys import OPEN_NODES, TOP
+from slurmddp.config.script_arguments import ARGUMENTS, typed
 from slurmddp.spec import Job
 
 _CHECKED = ("data",)
@@ -24,14 +26,17 @@ _NUMBER = re.compile(
     r"(?P<value>-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?))"
 )
 """A setting whose value is a number in Hydra's grammar, and that no check of a job reads."""
+_ITEM = r'"(?:[^"\\$]|\\")*"'
+_ARGUMENTS = re.compile(rf"(\+{{0,2}}{ARGUMENTS})=(\[{_ITEM}(?:,{_ITEM})*\])")
+"""Arguments as `script_arguments.literal` quotes them, without references and escapes except of quotes."""
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A command line without the values of its numbers, and these values by their keys."""
+    """A command line without its numbers and arguments, and these values by their keys."""
 
     others: tuple[str, ...]
-    values: Mapping[str, int | float]
+    values: Mapping[str, int | float | list[str]]
 
 
 class Variants:
@@ -64,17 +69,20 @@ class Variants:
 
 def _take_apart(words: Sequence[str]) -> _Numbers:
     others: list[str] = []
-    values: dict[str, int | float] = {}
+    values: dict[str, int | float | list[str]] = {}
     for word in words:
-        if (found := _NUMBER.fullmatch(word)) is None:
-            others.append(word)
-        else:
+        if found := _NUMBER.fullmatch(word):
             others.append(found["setting"])
             values[found["key"]] = float(found["value"]) if found["fraction"] else int(found["value"])
+        elif found := _ARGUMENTS.fullmatch(word):
+            others.append(found[1])
+            values[ARGUMENTS] = typed(found[2])
+        else:
+            others.append(word)
     return _Numbers(tuple(others), values)
 
 
-def _with_values(job: Job, words: Sequence[str], values: Mapping[str, int | float]) -> Job:
+def _with_values(job: Job, words: Sequence[str], values: Mapping[str, int | float | list[str]]) -> Job:
     config = dict(job.program.config)
     for key, value in values.items():
         _put(config, key.split("."), check_value(value, TOP[key]) if key in TOP else value)

@@ -45,7 +45,9 @@ QUERY_TIMEOUT_S = 10.0
 _SILENT_S = 3.0
 """Seconds before a wait is announced."""
 IDS_PER_QUERY = 200
-"""Job ids of one squeue command, at most."""
+"""Job ids of one squeue or scancel command, at most."""
+_OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
+"""An error of scancel about a job that is over."""
 
 
 def on_path() -> bool:
@@ -199,12 +201,11 @@ class SlurmClient:
         found = [job for line in lines.splitlines() for job in _from_sacct(line)]
         return {job.job_id: job for job in found if job.job_id in job_ids}
 
-    def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        """Return this account's jobs that train in `folder`, by id; their batch scripts say so."""
-        return self.jobs_of_each([folder])[folder]
-
     def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
-        """Return this account's jobs that train in each folder, with one query to SLURM."""
+        """Return this account's jobs that train in each folder, by id; their batch scripts say so.
+
+        SLURM is asked once for all folders.
+        """
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
         lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
         found: dict[Path, dict[str, JobState]] = {folder: {} for folder in folders}
@@ -232,13 +233,15 @@ class SlurmClient:
         others = [row for row in rows if row[1] == own[1] and row[2].isdigit()]
         return sum(_turn(row) < _turn(own) for row in others)
 
-    def cancel(self, job_id: str) -> None:
-        """End a job for good; do nothing if it is over."""
-        try:
-            self._run(["scancel", job_id])
-        except SlurmError as error:
-            if not re.search("invalid job id|already completing or completed", error.message, re.IGNORECASE):
-                raise
+    def cancel(self, *job_ids: str) -> None:
+        """End jobs for good; jobs that are over are left out."""
+        for start in range(0, len(job_ids), IDS_PER_QUERY):
+            try:
+                self._run(["scancel", *job_ids[start : start + IDS_PER_QUERY]])
+            except SlurmError as error:
+                told = [line for line in error.message.splitlines() if "error:" in line]
+                if not told or not all(map(_OVER.search, told)):
+                    raise
 
     def max_array_size(self) -> int:
         """Return how many elements an array may have: MaxArraySize bounds the index.

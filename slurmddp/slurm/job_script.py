@@ -7,21 +7,42 @@ give ids that an earlier job had. So the id alone does not say that a job belong
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from pathlib import Path
+
+ELEMENTS = "elements"
+"""A file beside the script of an array. Its line INDEX + 1 is the name of the run folder of an element."""
 
 
 def script_of(job_id: str, script: str) -> str:
     """Return the path of a job's script, for an element of a sweep's array the script in its run folder.
 
-    Beside the script of an array lies a link to each run folder, with the element's index as its name.
+    The file `elements` beside the script of an array names the run folders, which lie beside that folder.
     """
     array, _, index = job_id.rpartition("_")
-    link = Path(script).parent / index
-    if not array or not link.is_symlink():
+    folder, _, name = script.rpartition("/")
+    if not array or not index.isdecimal() or not folder.startswith("/"):
         return script
-    run = Path(os.readlink(link)).name  # noqa: PTH115  # Python 3.8 has no `Path.readlink`.
-    return str(link.parent.parent / run / Path(script).name)
+    run = "".join(elements(folder)[int(index) : int(index) + 1])
+    return f"{folder.rpartition('/')[0]}/{run}/{name}" if run else script
+
+
+def elements(folder: str) -> Sequence[str]:
+    """Return the names of the run folders of an array, by index; empty if `folder` is of no array."""
+    file = f"{folder}/{ELEMENTS}"
+    try:
+        found = os.stat(file)  # noqa: PTH116 - a Path costs more than the call, for thousands of elements
+        return _names(file, found.st_ino, found.st_mtime_ns)
+    except (OSError, ValueError):
+        return ()
+
+
+@lru_cache(maxsize=64)
+def _names(file: str, *_version: int) -> Sequence[str]:
+    """Return the lines of a file, which is read once for all elements of an array."""
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
+        return stream.read().split("\n")[:-1]
 
 
 def may_be_of(names: Collection[str], run: str, script: str) -> bool:

@@ -6,8 +6,8 @@ for the shell below it. Only `setup` lines are shell, and stand as they are.
 
 from __future__ import annotations
 
+import hashlib
 import re
-import secrets
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -61,32 +61,48 @@ def render(job: Job) -> str:
 
 
 class ScriptOfRuns:
-    """The batch script of runs that differ only in the digits of their names and in their configurations.
+    """The batch script and the settings of runs that differ only in their digits and their configurations.
 
-    The script is rendered once, with a unique word in place of the digits.
+    A word stands in place of the digits at the end of a run's name.
+
+    Attributes:
+        digits: this word.
+        job: the job with this word in its name.
+        text: its batch script.
     """
 
     def __init__(self, job: Job) -> None:
         """Render the script for runs like `job`."""
-        self._digits = secrets.token_hex(_DIGITS // 2)
-        self._own = self._without_run(job)
-        self._text = render(self._own)
+        self.digits = _in_place_of_digits(job)
+        self.job = self._named(job)
+        self.text = render(self.job)
+        self._alike = self._without_program(self.job)
+        self._settings = settings(self.job)
 
     def fits(self, job: Job) -> bool:
-        """Return whether `render` gives the script of `job`."""
-        return self._own == self._without_run(job)
+        """Return whether script and settings of `job` are those here, with its digits for the word."""
+        own = self._named(job)
+        return self._alike == self._without_program(own) and self._settings == settings(own)
 
     def render(self, job: Job) -> str:
         """Return what `render` returns for `job`, which fits."""
-        return self._text.replace(self._digits, job.run_name[-_DIGITS:])
+        return self.text.replace(self.digits, job.run_name[-_DIGITS:])
 
-    def _without_run(self, job: Job) -> Job:
+    def _named(self, job: Job) -> Job:
         if not _NAMED_BY_US.fullmatch(job.run_name):
             return job  # Only this very job fits.
-        name = job.run_name[:-_DIGITS] + self._digits
-        program = replace(job.program, config={})  # The batch script holds nothing of the program.
-        path = job.run_dir.with_name(name)
-        return replace(job, run_name=name, run_dir=path, program=program, overrides=())
+        name = job.run_name[:-_DIGITS] + self.digits
+        return replace(job, run_name=name, run_dir=job.run_dir.with_name(name), overrides=())
+
+    @staticmethod
+    def _without_program(job: Job) -> Job:
+        """Return a job without its configuration, of which the batch script holds nothing."""
+        return replace(job, program=replace(job.program, config={}))
+
+
+def _in_place_of_digits(job: Job) -> str:
+    """Return a word that no other word in the script of a job can be expected to hold."""
+    return hashlib.sha256(job.run_name.encode()).hexdigest()[:_DIGITS]
 
 
 def render_array(jobs: Sequence[Job], folder: Path) -> str:
@@ -94,18 +110,21 @@ def render_array(jobs: Sequence[Job], folder: Path) -> str:
 
     Args:
         jobs: the jobs of the elements, in the order of their indexes; all have the same options.
-        folder: the folder of the script; links in it, named after the indexes, lead to the run folders.
+        folder: the folder of the script, beside the run folders.
     """
     most = jobs[0].array_parallelism
     own: dict[str, Option] = {
         "array": f"0-{len(jobs) - 1}" + (f"%{most}" if most else ""),
         "job-name": job_name(folder.name.removeprefix(".")),
-        "output": str(folder).replace("%", "%%") + "/%a/logs/slurm-%A_%a.out",
+        "output": str(folder).replace("%", "%%") + "/slurm-%A_%a.out",
     }
     options = sorted({**sbatch_options(jobs[0]), **own}.items())
     return template("array.sbatch.j2").render(
         header=[_directive(name, value) for name, value in options],
         array=_shell("runs_dir", str(folder)),
+        runs=_shell("runs_dir", str(folder.parent)),
+        python=_shell("python", jobs[0].python),
+        digits=_in_place_of_digits(jobs[0]),
     )
 
 

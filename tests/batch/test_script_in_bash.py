@@ -291,14 +291,30 @@ def test_a_job_that_starts_no_attempt_ends_with_the_code_of_begin(
 def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) -> None:
     array = script.folder.path.parent / ".it's an array"
     array.mkdir()
-    (array / "3").symlink_to(f"../{script.folder.name}")
+    (array / "elements").write_text(f"a\nb\nc\n{script.folder.name}\n")
     (array / "job.sbatch").write_text(render_array([make_job()], array))
     script.programs.write("step", FINISH)
     environ = {**script.environ, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
-    done = subprocess.run(["bash", str(array / "job.sbatch")], env=environ, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert script.events("started")[0]["job_id"] == script.events("ended")[0]["job_id"] == "40_3"
-    assert script.end == ("finished", "none")
+    command = ["bash", str(array / "job.sbatch")]
+    # A new run has only its settings, until its first start.
+    files = ("job.sbatch", "job.json", "job.pyz")
+    (array / "element").mkdir()
+    for name in files:
+        (script.folder.path / name).rename(array / "element" / name)
+    for attempt in (0, 1):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        told = (script.folder.path / "logs/slurm-40_3.out").read_text()
+        assert (done.returncode, done.stderr, told) == (0, "", "")
+        assert (
+            script.events("started")[attempt]["job_id"] == script.events("ended")[attempt]["job_id"] == "40_3"
+        )
+        assert script.end == ("finished", "none")
+        assert script.folder.batch_file.samefile(array / "element/job.pyz")
+        (array / "element/job.sbatch").unlink(missing_ok=True)
+    environ["SLURM_ARRAY_TASK_ID"] = "0"
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1 and "FileNotFoundError" in done.stderr, "the run folder is gone"
+    assert not (array.parent / "a").exists()
 
 
 def test_a_host_without_python_starts_nothing(script: Script, tmp_path: Path) -> None:

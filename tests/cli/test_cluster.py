@@ -11,6 +11,7 @@ from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
 from slurmddp.runs.folder.excluded_nodes import exclude, share, shared_file
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm import client
 from support.slurm import sites
 from support.slurm.slurm_jobs import FakePrograms
 
@@ -119,6 +120,35 @@ def test_a_resumed_job_is_checked_with_its_changes(site, project, cluster_run, c
     assert "2-00:00:00 (MaxTime)" in capsys.readouterr().out
 
 
+def test_the_points_of_a_sweep_are_checked_as_the_arrays_that_they_would_be(
+    site, project, capsys, monkeypatch
+):
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    words = ["train", "+cluster=small", "name=first", "-m", "seed=1,2,3"]
+    asks = 'for file; do :; done; grep -o -- "--array=.*" "$file" >>tested || echo alone >>tested\n'
+    site.write("test-only", asks)
+    site.write("config", site.read("config") + "MaxArraySize = 1001\n")
+    assert main([*words, "nodes=1,9", "--check"]) == EXIT_CONFIG
+    out = capsys.readouterr().out
+    assert "This SLURM would start the array of 3 runs from first-" in out
+    assert out.count("nodes=9: partition") == 1 and "would not start the array of 3 runs" in out
+    assert site.read("tested") == "--array=0-2\n" and not (project / "runs").exists()
+    assert main(words) == 0
+    sweep = next((project / "runs").glob("*.sweep")).stem
+    for folder in map(RunFolder, (project / "runs").glob("first-????????")):
+        folder.add_event("started", attempt=0, job_id=f"1_{folder.config()['seed']}", nodes="n1")
+        folder.add_event(
+            "ended", attempt=0, job_id=f"1_{folder.config()['seed']}", outcome="failed", next="none"
+        )
+    capsys.readouterr()
+    assert main(["resume", sweep, "time_limit=1h", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "(3 of 3 runs to resume)" in out and out.count("would start the array of 3 runs") == 1
+    assert site.read("tested") == "--array=0-2\n" * 2
+    assert main(["resume", sweep, "time_limit=9-0", "--check"]) == EXIT_CONFIG
+    assert capsys.readouterr().out.count("2-00:00:00 (MaxTime)") == 1 and site.calls("sbatch") == 1
+
+
 def test_an_unanswered_check_is_no_refusal(site, project, capsys):
     site.write("test-only", 'echo "Unable to contact slurm controller (connect failure)" >&2; exit 1')
     assert main(["train", "+cluster=small", "--check"]) == EXIT_SLURM
@@ -133,8 +163,6 @@ def test_a_local_run_can_not_be_checked(project, capsys):
 @pytest.fixture
 def cluster_run(site, project, monkeypatch) -> str:
     """Submit a run to the fake programs and return its name."""
-    from slurmddp.slurm import client
-
     monkeypatch.setattr(client, "on_path", lambda: True)
     assert main(["train", "+cluster=small", "name=first"]) == 0
     return next((project / "runs").iterdir()).name

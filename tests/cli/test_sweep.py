@@ -73,7 +73,7 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     recorded = [run.events()[-1]["job_id"] for run in sweep.runs]
     assert recorded == ["1_0", "2_0", "1_1", "2_1"]
     for run, job_id in zip(sweep.runs, recorded, strict=True):
-        assert set(cluster.jobs_of(run.path)) == {job_id} and run.script_file.is_file()
+        assert set(cluster.jobs_of_each([run.path])[run.path]) == {job_id}
     assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
     assert len(cluster.submissions) == 2
     monkeypatch.chdir(project.parent)
@@ -100,6 +100,42 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     assert capsys.readouterr().out == f"{sweep.report_file}\n"
     page = sweep.report_file.read_text()
     assert all(run.report_file.exists() and f'"{run.name}/report.html"' in page for run in sweep.runs)
+
+
+def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, capsys, monkeypatch):
+    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    main(["train", *BIG, "-m", "seed=range(1,6)"])
+    sweep, asked, resubmitted = sweep_of(project), [], sweep_of(project).runs[3]
+    cluster.set_state("1_1", "COMPLETED")
+    start(sweep.runs[1], job_id="1_1")
+    end(sweep.runs[1], "finished", job_id="1_1")
+
+    def counting(name):
+        really = getattr(cluster, name)
+
+        def call(*given):
+            asked.append((name, given))
+            if name == "cancel" and len(given) == 4:  # A resubmission that began before the mark.
+                resubmitted.add_event("submitted", job_id="9", submitter="sbatch", resubmitted=True)
+                cluster.set_state("9", "PENDING")
+            return really(*given)
+
+        monkeypatch.setattr(cluster, name, call)
+
+    for name in ("jobs", "jobs_of_each", "cancel"):
+        counting(name)
+    assert main(["cancel", sweep.name]) == EXIT_FINISHED
+    shown = capsys.readouterr().out
+    assert shown.count("was told to end") == 5 and "has nothing to cancel: it is finished" in shown
+    cancelled = [given for name, given in asked if name == "cancel"]
+    assert cancelled == [("1_0", "1_2", "1_3", "1_4"), ("9",)] and len(asked) <= 8
+    assert [run.cancelled_file.exists() for run in sweep.runs] == [True, False, True, True, True]
+    assert main(["resume", sweep.name]) == EXIT_FINISHED
+    cluster.silence = "Unable to contact slurm controller."
+    assert main(["cancel", sweep.name]) == EXIT_SLURM
+    told = capsys.readouterr().err
+    assert "3 other runs are marked as cancelled and won't be requeued" in told
+    assert "but job 1_0, 2_0, 1_2, 2_1, 1_3 and 4 others may still be there" in told
 
 
 def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
@@ -169,7 +205,8 @@ def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluste
     assert told.count("The changes were not applied") == 2 and told.count("has finished") == 1
     assert [one.script.count("#SBATCH --array=0-1%1\n") for one in cluster.submissions] == [0, 1]
     assert [run.events()[-1]["job_id"] for run in sweep.runs[2:]] == ["2_0", "2_1", "1_4"]
-    assert set(cluster.jobs_of(sweep.runs[3].path)) == {"1_3", "2_1"}
+    fourth = sweep.runs[3].path
+    assert set(cluster.jobs_of_each([fourth])[fourth]) == {"1_3", "2_1"}
     sweep.runs[4].config_file.unlink()
     assert main(["resume", sweep.name]) == EXIT_FINISHED
     shown, told = capsys.readouterr()
@@ -192,7 +229,9 @@ def test_rm_removes_a_sweep_its_runs_and_their_arrays_but_no_active_run(project,
     assert "1 run of" in capsys.readouterr().err.splitlines()[-1] and sweep.file.exists()
     assert [run.path.name for run in sweep.started] == [sweep.runs[2].name]
     (kept,) = runs_dir.glob(f".{sweep.name}.[12]")
-    assert (kept / "1").resolve() == sweep.runs[2].path, "the array of a run that is left"
+    assert (kept / "elements").read_text().splitlines()[1] == sweep.runs[2].name, (
+        "the array of a run that is left"
+    )
     cluster.set_state("1_1", "FAILED")
     assert main(["rm", sweep.name, "--yes"]) == EXIT_FINISHED
     assert not sweep.file.exists() and not [*runs_dir.glob(f".{sweep.name}.*")]
@@ -280,7 +319,7 @@ def test_a_dry_run_prints_the_points_and_the_scripts(project, capsys):
     assert main(["train", *BIG, "-m", "seed=1,2", "--dry-run"]) == EXIT_FINISHED
     shown = capsys.readouterr().out
     assert "# 1" in shown and "seed=2" in shown and shown.count("#!/bin/bash") == 2
-    assert "#SBATCH --array=0-1\n" in shown and "job.sbatch element" in shown
+    assert "#SBATCH --array=0-1\n" in shown and 'job.sbatch" element' in shown
     assert main(["train", *BIG, "-m", "seed=1,2", "--cfg", "-p", "seed"]) == EXIT_FINISHED
     documents = capsys.readouterr().out.split("---\n")[1:]
     assert [document.splitlines()[-1] for document in documents] == ["1", "2"]

@@ -31,6 +31,8 @@ DERIVED = (
     ["model.width={}", "seed={}.0"],
     ["+cluster=big", "+model.own={}", "nodes=2", "name=x"],
     ["optimizer.lr={}.5", "+model.x='${oc.env:HOME}'"],
+    ["program.script=it.py", 'program.args=["-m","a b","[{}, \\"x, y\\"]","","{run_dir}"]'],
+    ["seed={}", "program.script=it.py", 'program.args=["1e-{}","é[("]'],
 )
 COMPOSED = (
     ["train.steps={}"],
@@ -43,6 +45,9 @@ COMPOSED = (
     ["seed={}", "elastic=true", "+cluster=big"],
     ["model=typed_net", "model.width={}"],
     ["seed=1", "program.script=it.py", "program.args=[{}]"],
+    ["program.script=it.py", 'program.args=["{}"]', "+model.x='${program.args[0]}'"],
+    ["program.script=it.py", 'program.args=["${seed}","{}"]'],
+    ["program.script=it.py", 'program.args=["\\\\${seed}","{}"]'],
 )
 
 

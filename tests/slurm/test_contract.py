@@ -115,8 +115,9 @@ def test_cancelling_what_is_over_or_unknown_is_no_error(site: Site, script: Path
     job_id = site.submit(script, token="t:1")
     site.set_state(job_id, "COMPLETED")
     site.cancel(job_id)
-    site.cancel("4711")
-    assert site.jobs([job_id])[job_id].state == "COMPLETED"
+    waiting = site.submit(script, token="t:2")
+    site.cancel("4711", job_id, waiting)
+    assert [site.jobs([one])[one].state for one in (job_id, waiting)] == ["COMPLETED", "CANCELLED"]
 
 
 def test_a_refusal_gives_slurms_own_words(site: Site, script: Path) -> None:

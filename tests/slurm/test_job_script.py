@@ -26,10 +26,15 @@ def test_the_token_decides_and_then_the_path_of_the_script(run: str, script: str
     assert may_be_of({"gpt 1", "gpt-1"}, run, script) == is_ours
 
 
-def test_the_script_of_an_element_lies_in_the_folder_to_which_its_link_leads(tmp_path: Path) -> None:
-    (tmp_path / ".gpt.1").mkdir()
-    (tmp_path / ".gpt.1/3").symlink_to("../gpt-1")
+def test_the_script_of_an_element_lies_in_the_folder_that_its_array_names(tmp_path: Path) -> None:
     script = f"{tmp_path}/.gpt.1/job.sbatch"
-    assert script_of("7_3", script) == f"{tmp_path}/gpt-1/job.sbatch"
-    assert script_of("7_4", script) == script_of("7", script) == script_of("3", script) == script
-    assert script_of("7_3", "") == "" and script_of("7_3", "(null)") == "(null)"
+    assert script_of("7_1", script) == script, "another person's array"
+    (tmp_path / ".gpt.1").mkdir()
+    (tmp_path / ".gpt.1/elements").write_text("gpt-0\nit's\u2028 1\n")
+    assert script_of("7_0", script) == f"{tmp_path}/gpt-0/job.sbatch"
+    assert script_of("7_1", script) == f"{tmp_path}/it's\u2028 1/job.sbatch"
+    assert script_of("7_2", script) == script_of("7", script) == script_of("1", script) == script
+    assert script_of("7_[0-1]", script) == script
+    assert script_of("7_1", "") == "" and script_of("7_1", "(null)") == "(null)"
+    (tmp_path / ".gpt.1/elements").write_text("gpt-5\n")
+    assert script_of("7_0", script) == f"{tmp_path}/gpt-5/job.sbatch", "a new array in the place of the old"

@@ -6,18 +6,19 @@ import argparse
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from slurmddp.cli.each_run import for_each_run
+from slurmddp.cli.each_run import runs_of
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.sbatch import leftovers, live_jobs
-from slurmddp.runs import index
+from slurmddp.launchers.submit.sbatch import leftovers_of_each, live_jobs
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.alive import is_alive, is_here
-from slurmddp.runs.status.run_status import status
+from slurmddp.runs.status.run_status import statuses
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
 
@@ -27,71 +28,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancel one run, or each run of a sweep."""
-    return for_each_run(args, _run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    folder = index.find(args.run)
-    refuse_foreign(folder.path, READ_ONLY)
+    """Cancel one run, or the runs of a sweep."""
+    folders = runs_of(args.run)
+    for folder in folders:
+        refuse_foreign(folder.path, READ_ONLY)
     slurm = SlurmClient()
-    found = status(folder, slurm)
-    if not found.active and not leftovers(folder, slurm):
-        print(f"{folder.name} has nothing to cancel: it is {found.state} ({found.detail}).")
-        return 0
-    for sentence in cancel(folder, slurm):
+    found = statuses(folders, slurm)
+    over = [RunFolder(one.path) for one in found if not one.active]
+    left = {folder.path for folder, jobs in zip(over, leftovers_of_each(over, slurm), strict=True) if jobs}
+    wanted = []
+    for folder, one in zip(folders, found, strict=True):
+        if one.active or folder.path in left:
+            wanted.append(folder)
+        else:
+            print(f"{folder.name} has nothing to cancel: it is {one.state} ({one.detail}).")
+    for sentence in cancel(wanted, slurm):
         print(sentence)
     return 0
 
 
-def cancel(folder: RunFolder, slurm: SlurmClient) -> list[str]:
-    """Mark a run as cancelled, then end its jobs or its process; return sentences about it."""
-    read_history(folder)  # An unreadable record is an error before anything is changed.
-    again = folder.cancelled_file.exists()
+def cancel(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
+    """Mark runs as cancelled, then end their jobs or processes; return sentences about each.
+
+    SLURM is asked once for all runs. An unreadable record of a run is an error before anything is changed.
+    """
+    for folder in folders:
+        read_history(folder)
+    again = [folder.cancelled_file.exists() for folder in folders]
     # The mark comes first: from now on the batch step neither requeues nor resubmits.
-    write_atomic(folder.cancelled_file, "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n")
-    history = read_history(folder)
-    if (history.job_id or "").startswith("local"):
-        done = _stop_process(folder, history, at_once=again)
-    else:
-        done = _cancel_jobs(folder, slurm, list(history.open_jobs))
+    for folder in folders:
+        mark = "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n"
+        write_atomic(folder.cancelled_file, mark)
+    histories = [read_history(folder) for folder in folders]
+    told: dict[Path, list[str]] = {folder.path: [] for folder in folders}
+    jobs: list[tuple[RunFolder, Sequence[str]]] = []
+    for folder, history, at_once in zip(folders, histories, again, strict=True):
+        if (history.job_id or "").startswith("local"):
+            told[folder.path] += _stop_process(folder, history, at_once=at_once)
+        else:
+            jobs.append((folder, history.open_jobs))
+    _cancel_jobs(jobs, slurm, told)
     # A resubmission that began before the mark has another job.
-    late = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
-    done += _cancel_jobs(folder, slurm, late) if late else []
-    folder.add_event("cancelled", job_id=history.job_id)
-    return done or [f"{folder.name} is cancelled; no job of it was left."]
+    late = [
+        (folder, [one for one in read_history(folder).open_jobs if one not in history.open_jobs])
+        for folder, history in zip(folders, histories, strict=True)
+    ]
+    _cancel_jobs([(folder, ids) for folder, ids in late if ids], slurm, told)
+    for folder, history in zip(folders, histories, strict=True):
+        folder.add_event("cancelled", job_id=history.job_id)
+    none = "{} is cancelled; no job of it was left."
+    return [line for folder in folders for line in told[folder.path] or [none.format(folder.name)]]
 
 
-def cancel_jobs(folder: RunFolder, slurm: SlurmClient, ids: Sequence[str]) -> list[str]:
-    """Cancel the live jobs of a run and return their ids.
+def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:
+    """Cancel the live jobs of runs, and return the ids of each run.
 
     Args:
-        ids: the jobs that the folder names. SLURM may have another one, whose submission was not recorded.
+        runs: each run, with the jobs that its folder names. SLURM may have another one, whose submission was
+            not recorded.
+        slurm: the SLURM, which is asked once for all runs.
     """
-    named = [job_id for job_id in ids if not job_id.startswith("local")]
+    named = [job_id for _, ids in runs for job_id in ids if not job_id.startswith("local")]
     known = slurm.jobs(named) if named else {}
-    ours = [job_id for job_id in named if job_id in known and known[job_id].may_be_of(folder.name)]
-    active = [job_id for job_id in ours if not known[job_id].terminal]
-    active += [job_id for job_id in live_jobs(folder, slurm) if job_id not in active]
-    for job_id in active:
-        slurm.cancel(job_id)
+    active: list[list[str]] = []
+    for (folder, ids), live in zip(runs, live_jobs([run for run, _ in runs], slurm), strict=True):
+        ours = [one for one in ids if one in known and known[one].may_be_of(folder.name)]
+        ours = [one for one in ours if not known[one].terminal]
+        active.append([*ours, *(one for one in live if one not in ours)])
+    if wanted := [job_id for ids in active for job_id in ids]:
+        slurm.cancel(*wanted)
     return active
 
 
-def _cancel_jobs(folder: RunFolder, slurm: SlurmClient, ids: list[str]) -> list[str]:
+def _cancel_jobs(
+    runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient, told: Mapping[Path, list[str]]
+) -> None:
+    """Cancel the live jobs of runs, and add a sentence about each job to `told`."""
+    if not runs:
+        return
     try:
-        active = cancel_jobs(folder, slurm, ids)
+        active = cancel_jobs(runs, slurm)
     except SlurmError as error:
+        name, ids = runs[0][0].name, [job_id for _, ids in runs for job_id in ids]
+        marked = f"{name} is" if len(runs) == 1 else f"{name} and {counted(len(runs) - 1, 'other run')} are"
         raise SlurmError(
-            f"{folder.name} is marked as cancelled and won't be requeued, but {_jobs(ids)} may "
+            f"{marked} marked as cancelled and won't be requeued, but {_jobs(ids)} may "
             f"still be there: {error.message}",
-            hint=f"Try `slurmddp cancel {folder.name}` again when SLURM answers. {error.hint}".strip(),
+            hint=f"Try the same command again when SLURM answers. {error.hint}".strip(),
         ) from error
-    return [f"{folder.name} is cancelled: job {job_id} was told to end." for job_id in active]
+    for (folder, _), found in zip(runs, active, strict=True):
+        told[folder.path].extend(f"{folder.name} is cancelled: job {one} was told to end." for one in found)
 
 
 def _jobs(ids: Sequence[str]) -> str:
-    return f"job {', '.join(ids)}" if ids else "a job of it"
+    more = f" and {counted(len(ids) - 5, 'other')}" if len(ids) > 5 else ""
+    return f"job {', '.join(ids[:5])}{more}" if ids else "a job of it"
 
 
 def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list[str]:

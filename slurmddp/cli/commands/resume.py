@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.commands.train import add_check
-from slurmddp.cli.each_run import for_each_run
 from slurmddp.errors import EXIT_FINISHED, RunStateError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
@@ -44,19 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start a run, or the runs of a sweep, again from their last checkpoints."""
-    if args.check:
-        return for_each_run(args, _check)
-    sweep = sweeps.find(args.run)
-    return _resume(index.find(args.run), args.changes) if sweep is None else _resume_all(sweep, args.changes)
-
-
-def _check(args: argparse.Namespace) -> int:
     from slurmddp.cli import check_job
     from slurmddp.config.resume import job_of_run
 
+    if (sweep := sweeps.find(args.run)) is not None:
+        return _resume_all(sweep, args.changes, check=args.check)
     folder = index.find(args.run)
+    if not args.check:
+        return _resume(folder, args.changes)
     refuse_foreign(folder.path, READ_ONLY)
-    return check_job.show(job_of_run(folder, args.changes))
+    return check_job.show([[job_of_run(folder, args.changes)]])
 
 
 def _resume(folder: RunFolder, changes: Sequence[str]) -> int:
@@ -74,9 +70,12 @@ def _resume(folder: RunFolder, changes: Sequence[str]) -> int:
         return start_run.start_job(job, lock)
 
 
-def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str]) -> int:
-    """Resume the runs of a sweep that are neither active nor finished, as its command starts them."""
-    from slurmddp.cli import start_run, start_sweep
+def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str], *, check: bool) -> int:
+    """Resume the runs of a sweep that are neither active nor finished, as its command starts them.
+
+    With `check`, only say whether this SLURM would start them.
+    """
+    from slurmddp.cli import check_job, start_run, start_sweep
     from slurmddp.config.resume import job_of_run
 
     for folder in sweep.started:
@@ -93,8 +92,11 @@ def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str]) -> int:
         return EXIT_FINISHED
 
     jobs = [job_of_run(folder, changes) for folder in ended]
-    start_sweep.refuse_misfits(jobs)
+    if not check:
+        start_sweep.refuse_misfits(jobs)
     print(f"sweep   {sweep.name}  ({len(jobs)} of {counted(len(sweep.runs), 'run')} to resume)")
+    if check:
+        return check_job.show(start_sweep.groups(jobs))
     if missing := len(sweep.runs) - len(sweep.started):
         points = counted(missing, "point")
         print(f"slurmddp: {points} without a run folder; the sweep's command starts them.", file=sys.stderr)

@@ -68,7 +68,7 @@ def leave_queue(folder: RunFolder, slurm: SlurmClient) -> str:
     saved = any(attempt.saved_step is not None for attempt in history.attempts)
     stays = f"{folder.name} has saved and stays stopped" if saved else f"{folder.name} stays stopped"
     try:
-        jobs = cancel_jobs(folder, slurm, history.open_jobs)
+        (jobs,) = cancel_jobs([(folder, history.open_jobs)], slurm)
     except SlurmError as error:
         return (
             f"{stays}, but job {', '.join(history.open_jobs)} may still be in the queue: {error.message} "

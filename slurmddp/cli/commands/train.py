@@ -65,6 +65,8 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line.
         check: raises ConfigError if the job can't be started.
     """
+    from slurmddp.cli import check_job
+
     project_dir, sources = Path.cwd(), hydra_flags.sources(args)
     if args.info:
         return hydra_flags.show_info(args, project_dir, sources)
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
             return hydra_flags.show_config(args, job, sources)
         if args.dry_run:
             return _show_script(job)
-        return _check(job) if args.check else begin(job, again=args.again)
+        return check_job.show([[job]]) if args.check else begin(job, again=args.again)
     from slurmddp.cli import start_sweep
     from slurmddp.config.composition.sweep import points
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     if args.dry_run:
         return start_sweep.show(jobs, _show_script)
     if args.check:
-        return max(_check(job) for job in jobs)
+        return check_job.show(start_sweep.groups(jobs))
     return start_sweep.start(jobs, partial(begin, again=args.again))
 
 
@@ -135,12 +137,6 @@ def _show_script(job: Job) -> int:
     if job.launcher == "local":
         start_run.fits_here(job)
     return show(job)
-
-
-def _check(job: Job) -> int:
-    from slurmddp.cli import check_job
-
-    return check_job.show(job)
 
 
 def _settings() -> str:

@@ -25,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from slurmddp.config.check_values import check
@@ -35,6 +35,7 @@ from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, 
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
+from slurmddp.config.script_arguments import ARGUMENTS
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
@@ -287,11 +288,15 @@ def are_independent(
 
 
 def _takes_any(composed: DictConfig, key: str) -> bool:
-    """Return whether a key holds a plain value that Hydra replaces by any other: no type, not read-only."""
+    """Return whether a key holds a value that Hydra replaces by any of its kind: no type, not read-only.
+
+    The kind is a list for `program.args`, and a plain value for all other keys.
+    """
     outer, _, last = key.rpartition(".")
     parent = OmegaConf.select(composed, outer) if outer else composed
     node = parent._get_node(last) if isinstance(parent, DictConfig) else None
-    return type(node) is AnyNode and not node._get_flag("readonly")
+    kind = ListConfig if key == ARGUMENTS else AnyNode
+    return type(node) is kind and not node._get_flag("readonly")
 
 
 def _may_read(text: str, key: str) -> bool:

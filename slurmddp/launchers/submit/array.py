@@ -1,22 +1,25 @@
 """Submission of prepared runs as one array of SLURM: each element trains in a run folder of its own.
 
-The script of an array lies in a hidden folder beside the run folders, `.NAME.N`. A link beside the script,
-named after the index of an element, leads to the run folder of the element. The script and the commands find
-the run of an element by this link, even if the answer of sbatch was lost.
+The script of an array lies in a hidden folder beside the run folders, `.NAME.N`. The file `elements` beside
+the script names the run folders in the order of the indexes. The script and the commands find the run of an
+element by this file, even if the answer of sbatch was lost. `element/` holds the files that are equal for all
+runs. A new run takes them at its first start, and a run that existed before gets them at the submission.
 """
 
 from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from slurmddp.launchers.submit.sbatch import site_options
+from slurmddp.runs.folder.create import Common, prepare, write_element
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.job_script import ELEMENTS, elements
 from slurmddp.slurm.options import sbatch_options
-from slurmddp.slurm.script import render_array
+from slurmddp.slurm.script import ScriptOfRuns, render, render_array
 from slurmddp.spec import Job
 
 SCRIPT = "job.sbatch"
@@ -52,13 +55,18 @@ def free_folder(runs_dir: Path, name: str) -> Path:
     return folder
 
 
-def submit(jobs: Sequence[Job], folder: Path, slurm: SlurmClient) -> list[str]:
+def submit(
+    jobs: Sequence[Job], folder: Path, slurm: SlurmClient, *, new: Collection[Path], common: Common
+) -> list[str]:
     """Write the folder of an array, submit the array, record each element in its run; return the ids.
 
     Args:
-        jobs: the jobs of prepared runs, in the order of their indexes.
+        jobs: the jobs of the runs, in the order of their indexes.
         folder: the folder of the array; it must not exist.
         slurm: the SLURM to submit to.
+        new: the run folders that `create_element` has just written. All others get the files of this
+            submission.
+        common: what the runs have in common.
 
     Raises:
         SlurmError: SLURM refused the array, and nothing is left of it; or SLURM did not answer
@@ -66,8 +74,15 @@ def submit(jobs: Sequence[Job], folder: Path, slurm: SlurmClient) -> list[str]:
     """
     folder.mkdir(mode=0o700)
     try:
-        for index, job in enumerate(jobs):
-            (folder / str(index)).symlink_to(Path("..", job.run_dir.name))
+        names = "".join(f"{job.run_dir.name}\n" for job in jobs)
+        (folder / ELEMENTS).write_text(names, encoding="utf-8", errors="surrogateescape")
+        own = ScriptOfRuns(jobs[0])
+        runs = [job.run_dir for job in jobs]
+        common.written = write_element(folder / "element", own.job, own.text, runs)
+        for job in jobs:
+            fits = own.fits(job)
+            if not fits or job.run_dir not in new:
+                prepare(job, own.render(job) if fits else render(job), common=common)
         script = folder / SCRIPT
         script.write_text(render_array(jobs, folder), encoding="utf-8")
         array = slurm.submit(script, token=_new_token(), options=site_options(jobs, script, slurm))
@@ -87,10 +102,10 @@ def remove_left_over(runs_dir: Path) -> None:
     Args:
         runs_dir: the folder of all runs.
     """
-    for script in runs_dir.glob(f".*/{SCRIPT}"):
-        links = [path for path in script.parent.iterdir() if path.name.isdecimal() and path.is_symlink()]
-        if links and not any(link.exists() for link in links):
-            shutil.rmtree(script.parent, ignore_errors=True)
+    for file in runs_dir.glob(f".*/{ELEMENTS}"):
+        names = elements(str(file.parent))
+        if names and not any((runs_dir / name).exists() for name in names):
+            shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def _new_token() -> str:

@@ -80,9 +80,10 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
 
 
-def live_jobs(folder: RunFolder, slurm: SlurmClient) -> dict[str, JobState]:
-    """Return the jobs of a run that SLURM has queued or runs, also jobs that the folder does not name."""
-    return _live(slurm.jobs_of(folder.path))
+def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
+    """Return the jobs of each run that SLURM has queued or runs, also jobs that its folder does not name."""
+    found = slurm.jobs_of_each([folder.path for folder in folders])
+    return [_live(found[folder.path]) for folder in folders]
 
 
 def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
@@ -92,12 +93,19 @@ def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
 
 def leftovers(folder: RunFolder, slurm: SlurmClient) -> list[str]:
     """Return the jobs of a run that is over and that SLURM may still start; empty without an answer."""
+    return leftovers_of_each([folder], slurm)[0]
+
+
+def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
+    """Return what `leftovers` returns for each run, with one query to SLURM for all."""
     try:
-        live = live_jobs(folder, slurm)
+        found = live_jobs(folders, slurm) if folders else []
     except SlurmError:
-        return []
-    named = _named(read_history(folder))
-    return [job_id for job_id, job in live.items() if job.pending or job_id not in named]
+        return [[] for _ in folders]
+    return [
+        [job_id for job_id, job in live.items() if job.pending or job_id not in _named(read_history(folder))]
+        for folder, live in zip(folders, found, strict=True)
+    ]
 
 
 def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ConfigError
+from slurmddp.host.hard_link import link
 
 _MOST_MB = 200
 """Size of all copied files together, at most."""
@@ -108,16 +109,6 @@ def share(taken: Path, target: Path) -> None:
     for name in [*names, *record]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         link(taken / name, target / name)
-
-
-def link(path: Path, link: Path) -> None:
-    """Make a hard link; copy the file on a filesystem without hard links, or to a different one."""
-    try:
-        os.link(path, link, follow_symlinks=False)
-    except FileExistsError:
-        raise
-    except OSError:
-        shutil.copy2(path, link, follow_symlinks=False)
 
 
 def _copy(path: Path, copy: Path) -> None:
@@ -305,8 +296,12 @@ def _is_secret(path: Path) -> bool:
     return any(fnmatch(path.name, pattern) for pattern in _SECRETS)
 
 
+_MARKS = (("overrides.txt", "config.yaml"), ("elements", "element"))
+"""The files that together mark a run folder, or the folder of an array."""
+
+
 def _is_run(folder: Path) -> bool:
-    return (folder / "overrides.txt").exists() and (folder / "config.yaml").exists()
+    return any((folder / one).exists() and (folder / other).exists() for one, other in _MARKS)
 
 
 def _is_cache(path: Path, project_dir: Path) -> bool:

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ import yaml
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
+from slurmddp.host.hard_link import link
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.freeze import freeze
 from slurmddp.runs.folder.layout import RunFolder
@@ -28,18 +29,20 @@ from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
 from slurmddp.spec import Job
 
 Say = Callable[[str], object]
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml is several times faster, where PyYAML has it: a sweep writes thousands of values."""
 
 
 @dataclass
 class Common:
-    """The files that runs of one cluster have in common, if one command writes their folders.
+    """The texts and files that the runs of one array have in common, if one command writes their folders.
 
-    The next folder gets the snapshot of the code and the batch step of the folder before, by hard links.
+    A run folder gets the snapshot of the code and the batch step of the array, by hard links.
     A setting keeps its text in YAML if it is the same object as in the configuration before.
     """
 
     written: RunFolder | None = None
-    """The folder that was written last, preferably with a snapshot of the code."""
+    """The files that the array holds for its runs (see `write_element`)."""
     texts: dict[str, tuple[object, str]] = field(default_factory=dict)
 
     def as_yaml(self, config: Mapping[str, Any]) -> str:
@@ -66,23 +69,44 @@ def prepare(job: Job, script: str | None, say: Say = print, common: Common | Non
         if not _put_in_place(draft, folder.path):
             refuse_foreign(folder.path)  # Another account may have created it meanwhile.
             _update(draft, folder, say)
-    _keep(common, job)
     return folder
 
 
-def create(job: Job, script: str | None, common: Common | None = None) -> bool:
+def create(job: Job, script: str | None) -> bool:
     """Write the run folder of a new run as `prepare` does; return False if it exists, and leave it."""
-    common = common or Common()
-    with _draft(job, script, common) as draft:
-        is_new = _put_in_place(draft, job.run_dir)
-    if is_new:
-        _keep(common, job)
-    return is_new
+    with _draft(job, script, Common()) as draft:
+        return _put_in_place(draft, job.run_dir)
 
 
-def _keep(common: Common, job: Job) -> None:
-    if job.snapshot or common.written is None:
-        common.written = RunFolder(job.run_dir)
+def create_element(job: Job, common: Common) -> bool:
+    """Write the folder of a new run with its settings alone; return False if it exists, and leave it.
+
+    The run takes its other files from its array at its first start (see `slurmddp.batch.element`), so that a
+    sweep writes them once.
+    """
+    place = job.run_dir
+    with _writable(place), _writable_for_us_alone(), _beside(place) as draft:
+        _write_settings(draft, job, common)
+        return _put_in_place(draft, place)
+
+
+def write_element(place: Path, job: Job, script: str, runs: Sequence[Path]) -> RunFolder:
+    """Write the files that are equal for the runs of an array into the new folder `place`.
+
+    Args:
+        place: a folder in the folder of the array.
+        job: the job of a run, with a word in place of the digits of its name.
+        script: its batch script.
+        runs: the folders of the runs, of which no snapshot of the code holds a part.
+    """
+    check_syntax(script)
+    with _writable(place), _writable_for_us_alone():
+        place.mkdir()
+        freeze(place, job, script)
+        if job.snapshot:
+            _take_code(place, job, exclude=[place.parent, *runs])
+    warn_if_exposed(place)
+    return RunFolder(place)
 
 
 @contextmanager
@@ -116,30 +140,38 @@ def check_syntax(script: str) -> None:
 def _fill(draft: Path, job: Job, script: str | None, common: Common) -> None:
     """Write all files of a submission into the empty folder `draft`."""
     (draft / "logs").mkdir()
+    _write_settings(draft, job, common)
+    like = common.written
+    if script is not None:
+        freeze(draft, job, script, like=like)
+    if not job.snapshot:
+        return
+    if like is not None and like.code_note_file.exists():
+        code_snapshot.share(like.code_dir, draft / "code")
+        link(like.code_note_file, draft / "code.txt")
+    else:
+        _take_code(draft, job, exclude=[draft, job.run_dir])
+
+
+def _write_settings(draft: Path, job: Job, common: Common) -> None:
+    """Write the configuration of a run, resolved and as typed."""
     (draft / "config.yaml").write_text(common.as_yaml(job.program.config), encoding="utf-8")
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
     (draft / "overrides.txt").write_text(typed, encoding="utf-8")
-    if script is not None:
-        freeze(draft, job, script, like=common.written)
-    if job.snapshot:
-        _take_code(draft, job, common.written)
 
 
 def _as_yaml(value: Mapping[str, Any]) -> str:
-    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     # PyYAML reads this line break as a blank unless it is escaped.
-    return yaml.safe_dump(value, sort_keys=False) if "\x85" in text else text
+    return yaml.dump(value, Dumper=_DUMPER, sort_keys=False) if "\x85" in text else text
 
 
-def _take_code(draft: Path, job: Job, like: RunFolder | None) -> None:
-    if like is not None and like.code_note_file.exists():
-        code_snapshot.share(like.code_dir, draft / "code")
-        return code_snapshot.link(like.code_note_file, draft / "code.txt")
+def _take_code(place: Path, job: Job, exclude: Sequence[Path]) -> None:
+    """Take a snapshot without the folder of all runs; of a project in that folder, without `exclude`."""
     runs = job.run_dir.parent
-    project = job.project_dir
-    exclude = [draft, job.run_dir] if project.is_relative_to(runs) else [runs]
-    note = code_snapshot.take(project, draft / "code", exclude=exclude)
-    (draft / "code.txt").write_text(f"{note}\n", encoding="utf-8")
+    left_out = exclude if job.project_dir.is_relative_to(runs) else [runs]
+    note = code_snapshot.take(job.project_dir, place / "code", exclude=left_out)
+    (place / "code.txt").write_text(f"{note}\n", encoding="utf-8")
 
 
 def _put_in_place(draft: Path, place: Path) -> bool:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
-from slurmddp.runs.folder.code_snapshot import link
+from slurmddp.host.hard_link import link
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import settings
 from slurmddp.spec import Job
@@ -22,6 +22,7 @@ MODULES = (
     "slurmddp.batch.__main__",
     "slurmddp.batch.attempt",
     "slurmddp.batch.begin",
+    "slurmddp.batch.element",
     "slurmddp.batch.end",
     "slurmddp.batch.event_command",
     "slurmddp.batch.exclusions",
@@ -38,6 +39,7 @@ MODULES = (
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
+    "slurmddp.host.hard_link",
     "slurmddp.runs.folder.excluded_nodes",
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",

@@ -91,13 +91,14 @@ def parse_enforced(value: str) -> frozenset[str]:
     return frozenset(words | ({"associations"} if words & {"limits", "qos"} else set()))
 
 
-def check(job: Job, site: Accounting, partition_qos: Sequence[str] = ()) -> list[Finding]:
+def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs: int = 1) -> list[Finding]:
     """Return a finding for each account, QOS or limit that would keep `job` from starting.
 
     Args:
         job: the job.
         site: the facts of the accounting.
         partition_qos: the QOS of each partition that the job may run in.
+        jobs: the number of such jobs, the elements of an array.
     """
     found = list(_names(job, site))
     if found or "limits" not in site.enforced:
@@ -106,7 +107,7 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = ()) -> list
     qos = job.cluster.qos or (own.default_qos if own else "")
     sources = [site.qualities[name] for name in (qos, *partition_qos) if name in site.qualities]
     sources += [own.limits] if own and job.cluster.account else []
-    return [one for limits in sources for one in _over(job, limits, site.queued)]
+    return [one for limits in sources for one in _over(job, limits, site.queued, jobs)]
 
 
 def _names(job: Job, site: Accounting) -> Iterator[Finding]:
@@ -134,7 +135,7 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
         )
 
 
-def _over(job: Job, limits: Limits, queued: Mapping[str, int]) -> Iterator[Finding]:
+def _over(job: Job, limits: Limits, queued: Mapping[str, int], jobs: int) -> Iterator[Finding]:
     size = job.resources
     yield from too_long(size.time_limit_min, limits.max_wall_min, limits.source, "MaxWall")
     asked = {
@@ -152,12 +153,14 @@ def _over(job: Job, limits: Limits, queued: Mapping[str, int]) -> Iterator[Findi
                 site=f"{limits.source} gives a job at most {most} (MaxTRES {resource})",
                 remedy="Ask for less, or use another qos=.",
             )
-    if limits.max_submit is not None and queued.get(limits.source, 0) >= limits.max_submit:
+    present = queued.get(limits.source, 0)
+    if limits.max_submit is not None and present + jobs > limits.max_submit:
+        more = f", and the array has {jobs} more" if jobs > 1 else ""
         yield Finding(
             key="qos" if limits.source.startswith("QOS") else "account",
             value=re.sub(r"^\w+ '|'$", "", limits.source),
             site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
-            f"and you have {queued[limits.source]}",
+            f"and you have {present}{more}",
             remedy="Wait until a job ends, or use another qos=.",
         )
 

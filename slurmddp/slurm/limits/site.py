@@ -32,19 +32,20 @@ class Site:
         return replace(self, accounting=replace(self.accounting, queued=Counter()))
 
 
-def check(job: Job, site: Site, *, nodes_key: str = "nodes") -> list[Finding]:
+def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> list[Finding]:
     """Return a finding for each reason why `job` would not start at this site.
 
     Args:
         job: the job.
         site: the site.
         nodes_key: the key that holds the job's number of nodes.
+        jobs: the number of such jobs, the elements of an array.
     """
     found = partitions.check(job, site.partitions, site.groups, nodes_key=nodes_key)
     found += _gpu_request(job, site)
     if site.accounting is not None:
         of_partitions = [one.qos for one in partitions.chosen(job, site.partitions) if one.qos]
-        found += accounting.check(job, site.accounting, of_partitions)
+        found += accounting.check(job, site.accounting, of_partitions, jobs=jobs)
     return found
 
 

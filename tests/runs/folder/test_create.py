@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slurmddp.batch.element import fill
 from slurmddp.cli.commands.train import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import owner
-from slurmddp.runs.folder.create import Common, check_syntax, create, prepare
+from slurmddp.runs.folder.create import Common, check_syntax, create_element, prepare, write_element
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.script import render
+from slurmddp.slurm.script import ScriptOfRuns, render, settings
 from slurmddp.spec import Job, Program
 from support.slurm.slurm_jobs import make_job
 
@@ -213,19 +215,33 @@ def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pyt
     assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
 
 
-def test_folders_of_one_command_share_what_is_equal_and_are_as_written_alone(project: Path) -> None:
-    common, alone = Common(), project / "alone"
-    for number, snapshot in enumerate((False, True, True, True)):
+def test_runs_of_an_array_share_what_is_equal_and_are_as_written_alone(project: Path) -> None:
+    common, array, alone = Common(), project / "runs/.gpt.1", project / "alone"
+    array.mkdir(parents=True)
+    (array / "elements").touch()
+    for number in range(4):
         same = {"name": "gpt", "model": {"width": [1, 2]}, "note": "a: b"}
         config = {**same, "seed": number, "text": "\x85" * (number % 2)}
         where = project / "runs" / f"gpt-0000000{number}"
-        job = job_in(project, run_dir=where, snapshot=snapshot, program=Program(target="x.y", config=config))
-        assert create(job, render(job), common)
+        program = Program(target="x.y", config={**config, "program": {"checkpoints": "{run_dir}/*.pt"}})
+        job = job_in(project, run_name=where.name, run_dir=where, program=program, overrides=(f"a={number}",))
+        if common.written is None:
+            own = ScriptOfRuns(job)
+            common.written = write_element(array / "element", own.job, own.text, [])
+        if number == 3:  # A run that existed before.
+            prepare(job, own.render(job), common=common)
+        else:
+            assert own.fits(job) and create_element(job, common) and not create_element(job, common)
+            assert content(where) == {"config.yaml", "overrides.txt"}
+            (where / "job.pyz").touch()
+            (where / "code").mkdir()  # As a start leaves it that SLURM has killed.
+            fill(RunFolder(where), array / "element", own.digits)
         expected = prepare(replace(job, run_dir=alone / where.name), render(job))
-        assert content(where) == content(expected.path)
+        assert content(where) == content(expected.path) and (where / "logs").is_dir()
         for name in content(where) - {"job.json"}:
             assert (where / name).read_bytes() == (expected.path / name).read_bytes(), name
-        assert RunFolder(where).config() == config
-        assert not create(job, render(job), common)
+        assert json.loads(RunFolder(where).job_file.read_text()) == settings(job)
+        assert RunFolder(where).config() == program.config
     shared = ("job.pyz", "code.txt", "code/train.py")
-    assert [(where / name).stat().st_nlink for name in shared] == [4, 3, 3]
+    assert [(where / name).stat().st_nlink for name in shared] == [5, 5, 5]
+    assert [path.name for path in (project / "runs").glob(".*")] == [".gpt.1"]

@@ -66,6 +66,9 @@ def test_a_full_queue_is_told() -> None:
     assert check(job, site(tight=2)) == []
     (full,) = check(job, site(tight=3))
     assert "QOS 'tight' limits your jobs in the queue to 3 (MaxSubmitJobs), and you have 3" in str(full)
+    assert check(job, site(tight=1), jobs=2) == []
+    (full,) = check(job, site(tight=1), jobs=3)
+    assert "(MaxSubmitJobs), and you have 1, and the array has 3 more" in str(full)
 
 
 def test_a_job_in_the_queue_does_not_count_against_itself() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurmddp.errors import SlurmError
 from slurmddp.slurm.command_output import parse_run
+from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.states import JobState, parse_state
 
@@ -62,9 +63,6 @@ class FakeSlurm:
         self._answer()
         return {job_id: self.states[job_id] for job_id in job_ids if job_id in self.states}
 
-    def jobs_of(self, folder: Path) -> dict[str, JobState]:
-        return self.jobs_of_each([folder])[folder]
-
     def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
         self._answer()
         return {
@@ -76,18 +74,19 @@ class FakeSlurm:
         number, _, index = job_id.partition("_")
         scripts = [one.path for one in self.submissions if one.job_id == number]
         if index:
-            return any((path.parent / index).resolve() == folder.resolve() for path in scripts)
+            return any(folder in Path(script_of(job_id, str(path))).parents for path in scripts)
         return any(folder.absolute() in path.parents for path in scripts)
 
     def max_array_size(self) -> int:
         self._answer()
         return self.largest_array
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, *job_ids: str) -> None:
         self._answer()
-        job = self.states.get(job_id)
-        if job is not None and not job.terminal:
-            self.states[job_id] = replace(job, state="CANCELLED", reason="")
+        for job_id in job_ids:
+            job = self.states.get(job_id)
+            if job is not None and not job.terminal:
+                self.states[job_id] = replace(job, state="CANCELLED", reason="")
 
     def partitions(self) -> dict[str, Partition]:
         self._answer()

@@ -1,0 +1,51 @@
+"""The first start of an element of a sweep's array: its run gets the files that the array holds for all runs.
+
+So the submission of a sweep writes these files once, not for each point.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from slurmddp.host.hard_link import link
+from slurmddp.runs.folder.layout import RunFolder
+
+_WITH_DIGITS = ("job.json", "job.sbatch")
+"""The files with the name of the run, in the order in which they are written: `job.sbatch` marks the end."""
+
+
+def fill(folder: RunFolder, shared: Path, digits: str) -> None:
+    """Give a run the files of its array; files of an interrupted call are replaced.
+
+    Args:
+        folder: the run folder.
+        shared: the folder with the files.
+        digits: the word in the files that stands for the digits at the end of the run's name.
+
+    Raises:
+        OSError: the run folder is gone, or can't be written.
+    """
+    run = folder.path
+    (run / "logs").mkdir(exist_ok=True)
+    for path in sorted(shared.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(run / path.name, ignore_errors=True)
+            shutil.copytree(path, run / path.name, symlinks=True, copy_function=_link)
+        elif path.name not in _WITH_DIGITS:
+            if (run / path.name).exists():
+                (run / path.name).unlink()
+            link(path, run / path.name)
+    for name in _WITH_DIGITS:
+        text = (shared / name).read_text(encoding="utf-8").replace(digits, run.name[-len(digits) :])
+        draft = run / f".{name}"
+        # Under any umask, only the owner may change what runs.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        draft.replace(run / name)
+
+
+def _link(path: str, copy: str) -> None:
+    link(Path(path), Path(copy))
