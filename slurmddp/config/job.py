@@ -13,6 +13,7 @@ from slurmddp.config.checks.training import check_training
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
 from slurmddp.config.schema import Cluster, Policy
+from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import BACKENDS, Job, Program
@@ -68,13 +69,24 @@ def build_job(
         python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
         cluster=cluster or Cluster(name="local"),
         resources=resources,
-        policy=Policy(**{**config["policy"], "on_event": tuple(config["policy"].get("on_event", ()))}),
+        policy=Policy(**{**config["policy"], "on_event": _on_event(config["policy"].get("on_event", ()))}),
         program=Program(target=config["program"]["_target_"], config=final),
         overrides=tuple(overrides),
         snapshot=config["snapshot"],
         elastic=config["elastic"],
         array_parallelism=config["array_parallelism"],
     )
+
+
+def _on_event(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command for events; raises ConfigError for a line of shell, which no program is named."""
+    if len(words) == 1 and " " in words[0] and not Path(words[0]).exists():
+        raise ConfigError(
+            f"policy.on_event is one text, {words[0]!r}, and no program has this name.",
+            hint="Give its words as a list, or a line of shell: "
+            f"policy.on_event='[sh, -c, {quoted(words[0])}]'",
+        )
+    return tuple(words)
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:

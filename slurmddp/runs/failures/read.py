@@ -21,7 +21,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _TAIL_BYTES = 16 * 1024
 _SHOWN_LINES = 20
-_CAN_NOT_BEGIN = re.compile(r"No module named .*|execve\(\): .*")
+_CAN_NOT_BEGIN = re.compile(r"No module named [^)]*|execve\(\): .*")
 _SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
 
 
@@ -136,13 +136,14 @@ def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> F
         if any(line.startswith("slurmddp agent: ") for line in lines):
             continue
         told = [found for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
-        reason = told[-1][0] if told else causes.reason_of(1, None, lines)
+        said = told[-1][0] if told else ""
+        reason = f"{causes.WRONG_PYTHON}: {said}" if said else causes.reason_of(1, None, lines)
         if reason:
             return Failure(
                 rank=None,
                 node_rank=node,
                 host=host,
-                exit_code=2 if reason.startswith("execve") else 1,
+                exit_code=2 if said.startswith("execve") else 1,
                 signal=None,
                 reason=reason,
                 last_lines=tuple(lines[-_SHOWN_LINES:]),
