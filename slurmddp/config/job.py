@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurmddp.config import after
 from slurmddp.config.checks import paths
 from slurmddp.config.checks.training import check_training
 from slurmddp.config.identity import fingerprint
@@ -37,7 +38,9 @@ def build_job(
         folder: the run folder of an existing run.
 
     Raises:
-        ConfigError: the size of the job is impossible, or a key of the trainer does not fit another one.
+        ConfigError: the size of the job is impossible, a key of the trainer does not fit another one, or the
+            job would wait for ever.
+        RunNotFoundError: a run of `after` does not exist.
     """
     project_dir, cluster = project_dir.absolute(), _cluster(config)
     launcher = _launcher(config, cluster)
@@ -74,6 +77,7 @@ def build_job(
         overrides=tuple(overrides),
         snapshot=config["snapshot"],
         elastic=config["elastic"],
+        after=after.jobs_of(config["after"], launcher),
         array_parallelism=config["array_parallelism"],
     )
 
