@@ -13,18 +13,18 @@ __all__ = ["Distributon", "Run", "SlurmddpError", "__version__", "map_array", "s
 if TYPE_CHECKING:
     from slurmddp.errors import SlurmddpError as SlurmddpError
     from slurmddp.run_handle import Run as Run
-    from slurmddp.run_handle import map_array as map_array
-    from slurmddp.run_handle import submit as submit
-    from slurmddp.run_handle import train as train
+    from slurmddp.start_from_python import map_array as map_array
+    from slurmddp.start_from_python import submit as submit
+    from slurmddp.start_from_python import train as train
     from slurmddp.training.distributon import Distributon as Distributon
 
 _LAZY = {
     "Distributon": "slurmddp.training.distributon",
     "Run": "slurmddp.run_handle",
     "SlurmddpError": "slurmddp.errors",
-    "map_array": "slurmddp.run_handle",
-    "submit": "slurmddp.run_handle",
-    "train": "slurmddp.run_handle",
+    "map_array": "slurmddp.start_from_python",
+    "submit": "slurmddp.start_from_python",
+    "train": "slurmddp.start_from_python",
 }
 
 

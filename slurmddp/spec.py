@@ -178,6 +178,8 @@ class Job:
     snapshot: bool = True
     elastic: bool = False
     """Whether the job continues with fewer nodes if a node is lost and no spare is left."""
+    after: tuple[str, ...] = ()
+    """Ids of the jobs that must finish before the job starts."""
     array_parallelism: int | None = None
     """The number of points of a sweep that SLURM runs at once, at most; None: no bound."""
 

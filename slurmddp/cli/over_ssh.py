@@ -8,6 +8,7 @@ system's, with the user's configuration, keys and agent.
 from __future__ import annotations
 
 import argparse
+import errno
 import html
 import os
 import re
@@ -15,16 +16,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from slurmddp import __version__
 from slurmddp.cli.messages import UsageError
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, LoginNodeError, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, ConfigError, LoginNodeError, SlurmddpError
 from slurmddp.host import browser
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import code_snapshot
@@ -40,9 +41,13 @@ _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
 _NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
-_NAMED = re.compile(r"(?:follow +slurmddp status|sweep +slurmddp list) (\S+)|(\S+) is finished: ")
+_NAMED = re.compile(
+    r"(?:follow +slurmddp status|(?P<sweep>sweep) +slurmddp list) (?P<name>\S+)|(?P<ended>\S+) is finished: "
+)
 """The line with which a submission names its run or sweep (`cli/start_run.py`, `cli/start_sweep.py`), or
 says that it has ended (`cli/commands/train.py`)."""
+_POINT = re.compile(r"point +(?P<number>\d+) of \d+ +(?P<name>\S+)")
+"""The line with which a submission begins a point of a sweep (`cli/start_sweep.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,7 @@ def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
     """
-    return _record(_send_code(keys), typed)
+    return _record(_send_code(keys), typed)[0]
 
 
 def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
@@ -135,39 +140,39 @@ def forward(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int 
     if name == "report" or (name == "open" and not parsed.folder):
         return _fetch_report(node, run.name, show=name == "open")
     if name in ("resume", "rerun"):
-        return _record(node, arguments)
+        return _record(node, arguments)[0]
     code = _pass_through(node, arguments)
     if name == "rm" and code == EXIT_FINISHED:
         ssh_runs.remember(replace(run, removed=True))
     return code
 
 
-def submit(words: Sequence[str], *, again: bool) -> SshRun | None:
-    """Start the training that settings describe on the login node that they name, and return its run.
+def submit(words: Sequence[str], *flags: str) -> list[SshRun] | None:
+    """Start `slurmddp train` on the login node that settings name, and return its runs.
 
     Args:
         words: the settings.
-        again: whether a run that exists is put aside and started again.
+        flags: flags of `slurmddp train`; with `--multirun` the settings are a sweep.
 
     Returns:
-        The run; None if the settings name no login node.
+        The run, or the runs of a sweep in the order of its points; None if the settings name no login node.
 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
-        SlurmddpError: slurmddp on the host started no run.
+        SlurmddpError: slurmddp on the host did not start all runs.
     """
     from slurmddp.config.composition.compose import login_node
 
     if (keys := login_node(words, Path.cwd())) is None:
         return None
-    node, before = _send_code(keys), time.time()
-    code = _record(node, ["train", *words, *(["--again"] if again else [])])
-    newest = ssh_runs.ssh_runs()[-1:]
-    if code or not newest or newest[0].time < before:
+    node = _send_code(keys)
+    code, runs = _record(node, ["train", *words, *flags])
+    if code or not runs:
         raise SlurmddpError(
-            f"{node.host} started no run (exit code {code}).", hint="slurmddp on the host says why above."
+            f"{node.host} did not start all runs (exit code {code}).",
+            hint="slurmddp on the host says why above.",
         )
-    return newest[0]
+    return runs
 
 
 def answer(run: SshRun, *arguments: str) -> str:
@@ -321,24 +326,41 @@ def _pass_through(node: LoginNode, arguments: Sequence[str]) -> int:
     )
 
 
-def _record(node: LoginNode, arguments: Sequence[str]) -> int:
-    """Run slurmddp on the host, and record the run or sweep that its output names; return its exit code."""
-    command = node.ssh(node.line(arguments))
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+def _record(node: LoginNode, arguments: Sequence[str]) -> tuple[int, list[SshRun]]:
+    """Run slurmddp on the host, and record the runs and the sweep that its output names.
+
+    Returns:
+        The exit code, and the runs, those of a sweep in the order of its points.
+    """
+    runs: list[SshRun] = []
+    points: dict[int, SshRun] = {}
+    with _started(node.ssh(node.line(arguments))) as process:
         for raw in process.stdout or ():
             line = raw.decode(errors="replace")
-            if named := _NAMED.match(line):
-                ssh_runs.remember(
-                    SshRun(
-                        name=named[1] or named[2],
-                        host=node.host,
-                        folder=node.folder,
-                        python=node.python,
-                        is_sweep=line.startswith("sweep"),
-                    )
-                )
+            run = partial(SshRun, host=node.host, folder=node.folder, python=node.python)
+            if point := _POINT.match(line):
+                points[int(point["number"])] = run(name=point["name"])
+            elif (named := _NAMED.match(line)) and named["sweep"]:
+                runs = [points[number] for number in sorted(points)]
+                ssh_runs.remember(*runs, run(name=named["name"], is_sweep=True))
+            elif named:
+                runs.append(run(name=named["name"] or named["ended"]))
+                ssh_runs.remember(runs[-1])
             print(line, end="", flush=True)
-    return _judged(node, process.returncode)
+    return _judged(node, process.returncode), runs
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise ConfigError(
+            f"The command has {len(command[-1])} characters, and Linux hands at most 131072 to ssh. "
+            "Nothing was started.",
+            hint="Give fewer values at once, or large values as the path of a file.",
+        ) from error
 
 
 def _judged(node: LoginNode, code: int) -> int:

@@ -203,6 +203,17 @@ def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     return present if chosen is None else min(present, len([one for one in chosen.split(",") if one.strip()]))
 
 
+def unused_allocation(environ: Mapping[str, str]) -> list[str]:
+    """Return the note for a run on this machine in a shell of `salloc`, whose nodes it would not use."""
+    job_id, nodes = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NUM_NODES", "1")
+    if not job_id or (environ.get("SLURMD_NODENAME") and nodes == "1"):
+        return []
+    return [
+        f"this shell holds {counted(int(nodes), 'node')} by job {job_id}, and the ranks run on this machine. "
+        "`slurmddp exec -n RANKS python SCRIPT` starts ranks on the nodes; +cluster=NAME submits a job."
+    ]
+
+
 def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.cli.live_view import RunView
     from slurmddp.launchers.local import run as local

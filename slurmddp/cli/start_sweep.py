@@ -62,7 +62,10 @@ def start_points(jobs: Sequence[Job], begin: Begin, sweep: str) -> int:
         begin: starts one run, or submits it.
         sweep: the name of the sweep.
     """
-    shown = {job.run_name: f"{number} of {len(jobs)}  {own}" for number, job, own in _numbered(jobs)}
+    shown = {
+        job.run_name: f"{number} of {len(jobs)}  {job.run_name}  {own}"
+        for number, job, own in _numbered(jobs)
+    }
     codes: list[int] = []
     for group in groups(jobs):
         begun = len(codes)

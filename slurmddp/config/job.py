@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurmddp.config import after
 from slurmddp.config.checks import paths
 from slurmddp.config.checks.training import check_training
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
 from slurmddp.config.schema import Cluster, Policy
+from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import BACKENDS, Job, Program
@@ -36,7 +38,9 @@ def build_job(
         folder: the run folder of an existing run.
 
     Raises:
-        ConfigError: the size of the job is impossible, or a key of the trainer does not fit another one.
+        ConfigError: the size of the job is impossible, a key of the trainer does not fit another one, or the
+            job would wait for ever.
+        RunNotFoundError: a run of `after` does not exist.
     """
     project_dir, cluster = project_dir.absolute(), _cluster(config)
     launcher = _launcher(config, cluster)
@@ -68,13 +72,25 @@ def build_job(
         python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
         cluster=cluster or Cluster(name="local"),
         resources=resources,
-        policy=Policy(**{**config["policy"], "on_event": tuple(config["policy"].get("on_event", ()))}),
+        policy=Policy(**{**config["policy"], "on_event": _on_event(config["policy"].get("on_event", ()))}),
         program=Program(target=config["program"]["_target_"], config=final),
         overrides=tuple(overrides),
         snapshot=config["snapshot"],
         elastic=config["elastic"],
+        after=after.jobs_of(config["after"], launcher),
         array_parallelism=config["array_parallelism"],
     )
+
+
+def _on_event(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command for events; raises ConfigError for a line of shell, which no program is named."""
+    if len(words) == 1 and " " in words[0] and not Path(words[0]).exists():
+        raise ConfigError(
+            f"policy.on_event is one text, {words[0]!r}, and no program has this name.",
+            hint="Give its words as a list, or a line of shell: "
+            f"policy.on_event='[sh, -c, {quoted(words[0])}]'",
+        )
+    return tuple(words)
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:

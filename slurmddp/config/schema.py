@@ -348,6 +348,9 @@ class Config:
         "auto", "where the ranks run; auto: on SLURM if a cluster is chosen, else here", FREE
     )
     submitter: Literal["sbatch", "submitit"] = key("sbatch", "how a job is submitted", FREE)
+    after: tuple[str, ...] = key(
+        (), "runs or sweeps that must finish before the job starts, by their names", FREE
+    )
     array_parallelism: int | None = key(
         None, "points of a sweep that SLURM runs at once, at most; null: no bound", FREE, minimum=1
     )

@@ -39,6 +39,17 @@ def typed(value: str) -> list[str]:
     return [_ESCAPED.sub(r"\1", item) if item == unquoted(item) else unquoted(item) for item in _items(text)]
 
 
+def choices(value: str) -> list[str] | None:
+    """Return the values of a sweep over arguments, `choice([--lr,1],[--lr,2])`, as typed; None for no sweep.
+
+    Raises:
+        ConfigError: a bracket or a quote is not closed.
+    """
+    if not value.startswith("choice("):
+        return None
+    return _items(value.removeprefix("choice"), end=")")
+
+
 def as_typed(words: Sequence[str]) -> list[str]:
     """Return settings with the program and its arguments at the end, as after `slurmddp run`.
 
@@ -77,8 +88,13 @@ def _shell_words(text: str) -> list[str]:
         raise ConfigError(f"`program.args` is {text!r}: {error}.", hint=_HINT) from error
 
 
-def _items(text: str) -> list[str]:
-    """Return the texts between the commas of a list; commas in quotes and brackets belong to an item."""
+def _items(text: str, *, end: str = "]") -> list[str]:
+    """Return the texts between the commas of a list; commas in quotes and brackets belong to an item.
+
+    Args:
+        text: the list with its brackets.
+        end: the closing bracket.
+    """
     items, depth = [""], 0
     for token in _TOKEN.findall(text[1:-1]):
         depth += (token in "[{(") - (token in "]})")
@@ -89,7 +105,7 @@ def _items(text: str) -> list[str]:
         else:
             items[-1] += token
     else:
-        if text.endswith("]") and not depth:
+        if text.endswith(end) and not depth:
             found = [item.strip() for item in items]
             return [] if found == [""] else found
     raise ConfigError(f"`program.args` is {text}, a list that is not closed at its end.", hint=_HINT)

@@ -44,13 +44,13 @@ def records_file() -> Path:
     return index.index_file().with_name("ssh-runs.jsonl")
 
 
-def remember(run: SshRun) -> None:
-    """Record a run; only warn if the record can't be written."""
+def remember(*runs: SshRun) -> None:
+    """Record runs; only warn if a record can't be written."""
     try:
         records_file().parent.mkdir(parents=True, exist_ok=True)
-        append_line(records_file(), asdict(run))
+        append_line(records_file(), *map(asdict, runs))
     except OSError as error:
-        log.warning("%s on %s can't be recorded: %s", run.name, run.host, error)
+        log.warning("%s on %s can't be recorded: %s", runs[-1].name, runs[-1].host, error)
 
 
 def ssh_runs() -> list[SshRun]:

@@ -55,6 +55,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         "qos": cluster.qos,
         "constraint": cluster.constraint,
         "reservation": cluster.reservation,
+        "dependency": f"afterok:{':'.join(job.after)}" if job.after else None,
         "open-mode": "append",
         "output": _output(job),
         "signal": f"USR2@{_signal_lead(job)}",

@@ -15,7 +15,14 @@ _TRANSIENT = re.compile(
 )
 
 _HINTS: tuple[tuple[str, str], ...] = (
-    (r"unrecognized option|invalid option", "Correct the option under `sbatch:` in the cluster file."),
+    (
+        r"unrecognized option|invalid option|invalid --[a-z]|dependency problem",
+        "Correct the option under `sbatch:` in the cluster file.",
+    ),
+    (
+        r"invalid node name",
+        "Correct `nodelist` or `exclude` under `sbatch:` in the cluster file; `sinfo -N` lists the nodes.",
+    ),
     (
         r"invalid account|account.*partition combination|no account",
         "Name an account that you may use with account=; `sacctmgr show associations user=$USER` lists them.",

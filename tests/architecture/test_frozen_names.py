@@ -23,7 +23,7 @@ FLAGS = {
     "list": "--all --json --limit --watch sweep",
     "status": "--json --verbose run",
     "explain": "--json run",
-    "logs": "--all --attempt --follow --lines --rank run",
+    "logs": "--all --attempt --follow --lines --node --rank run",
     "stop": "run",
     "cancel": "run",
     "resume": "--check changes run",

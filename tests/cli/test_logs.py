@@ -16,6 +16,7 @@ def logged(folder):
     submit(folder)
     start(folder)
     for rank in range(2):
+        (folder.log_dir(0) / f"node-{rank}.log").write_text(f"agent {rank}\n")
         folder.rank_log(0, rank).write_text("".join(f"line {at} of {rank}\n" for at in range(100)))
 
 
@@ -26,7 +27,15 @@ def test_logs_show_rank_0(make_run, slurm, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "count"), [([], 40), (["-n", "all"], 100), (["--all", "-n", "1"], 2), (["--rank", "1"], 40)]
+    ("flags", "count"),
+    [
+        ([], 40),
+        (["-n", "all"], 100),
+        (["--all", "-n", "1"], 4),
+        (["--rank", "1"], 40),
+        (["--node", "1"], 1),
+        (["--node", "0", "--node", "1", "--rank", "1"], 42),
+    ],
 )
 def test_logs_of_the_wanted_lines_and_ranks(make_run, slurm, capsys, flags, count):
     logged(make_run())
@@ -36,7 +45,11 @@ def test_logs_of_the_wanted_lines_and_ranks(make_run, slurm, capsys, flags, coun
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--attempt", "3"], "no attempt 3"), (["--rank", "7"], "no log of rank 7")],
+    [
+        (["--attempt", "3"], "no attempt 3"),
+        (["--rank", "7"], "no log of rank 7"),
+        (["--node", "9"], "no log of node 9. It has: rank 0, rank 1, node 0, node 1."),
+    ],
 )
 def test_logs_that_are_not_there(make_run, slurm, capsys, flags, said):
     logged(make_run())

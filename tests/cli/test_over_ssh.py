@@ -14,7 +14,14 @@ import yaml
 
 import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_LOGIN_NODE, EXIT_NO_RUN, LoginNodeError, SlurmddpError
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_LOGIN_NODE,
+    EXIT_NO_RUN,
+    ConfigError,
+    LoginNodeError,
+    SlurmddpError,
+)
 from slurmddp.runs import ssh_runs
 from support.slurm.login_node import LoginNode, login_node
 
@@ -216,5 +223,31 @@ def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
         run.result()
     with pytest.raises(LoginNodeError):
         slurmddp.train("program.script=train.py", cluster="far", ssh="down")
-    with pytest.raises(SlurmddpError, match="login1 started no run"):
+    with pytest.raises(SlurmddpError, match="login1 did not start all runs"):
         slurmddp.train("no_such_key=1", cluster="far")
+
+
+def test_map_array_over_ssh_is_one_sweep_with_a_handle_for_each_call(node: LoginNode, capfd):
+    texts = ["b", 'it\'s "so", \\ ${x}', "b", ")],"]
+    runs = slurmddp.map_array("math.isclose", texts, [1, 2, 1, 3], cluster="far", name="each")
+    assert [run.name for run in runs] == [runs[0].name, runs[1].name, runs[0].name, runs[3].name]
+    *recorded, sweep = ssh_runs.ssh_runs()
+    assert sweep.is_sweep and [run.name for run in recorded] == [runs[at].name for at in (0, 1, 3)]
+    given = [json.loads(yaml.safe_load(_config(run).read_text())["program"]["args"][-1]) for run in runs]
+    assert given == [[texts[0], 1], [texts[1], 2], [texts[2], 1], [texts[3], 3]]
+    again = slurmddp.submit("math.isclose", texts[1], 2, cluster="far", name="each")
+    assert again.name == runs[1].name, "a call of map_array is the run of the same submit"
+    runs[1].cancel()
+    assert [run.status().state for run in runs] == ["queued", "cancelled", "queued", "queued"]
+    capfd.readouterr()
+    assert main(["list", "--json"]) == 0
+    assert {one["name"] for one in json.loads(capfd.readouterr().out)} == {run.name for run in runs}
+    before = node.slurm.calls("sbatch")
+    with pytest.raises(ConfigError, match="hands at most 131072 to ssh"):
+        slurmddp.map_array("math.isclose", [f"{one:0120}" for one in range(1000)], range(1000), cluster="far")
+    assert slurmddp.map_array("math.isclose", [], cluster="far") == []
+    assert node.slurm.calls("sbatch") == before
+
+
+def _config(run: slurmddp.Run) -> Path:
+    return Path(str(run.path).removeprefix("login1:")) / "config.yaml"

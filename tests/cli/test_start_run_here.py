@@ -75,6 +75,17 @@ def test_a_failed_training_shows_the_failing_rank(project, here, capsys):
     )
 
 
+def test_a_run_in_a_shell_of_salloc_says_that_it_does_not_use_the_nodes(project, here, capsys, monkeypatch):
+    shell = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    assert start_run.unused_allocation({}) == []
+    assert start_run.unused_allocation({**shell, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}) == []
+    assert start_run.unused_allocation({**shell, "SLURMD_NODENAME": "n1"})
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train"]) == 0
+    assert "this shell holds 2 nodes by job 7, and the ranks run on this machine" in capsys.readouterr().err
+
+
 def test_a_folder_in_the_way_is_not_touched(project, here, capsys):
     job = build_job(compose([], project), project_dir=project)
     job.run_dir.mkdir(parents=True)

@@ -106,6 +106,7 @@ CASES = {
     "fit.py": "'fit.py' is a script, not a setting. A script runs as `slurmddp run fit.py`",
     "program.script=trian.py": "no script .*trian.py.*program.script",
     "program.torchrun=true": "`program.torchrun`.*no script.*slurmddp run --launcher torchrun FILE.py",
+    "policy.on_event='cat > event.json'": r"no program has this name.*\[sh, -c, \"cat > event\.json\"\]",
     "program.args=--epochs": "`program.args`.*no script.*slurmddp run FILE.py",
     ("program.script=conf/model/gpt_small.yaml", "program.args=[--epochs"): (
         "not closed at its end. Write them as in a shell: program.args='--epochs 20'"

@@ -3,6 +3,7 @@
 slurmddp logs                  rank 0 of the newest run
 slurmddp logs -f first         follow a run until it ends
 slurmddp logs first --rank 3   another rank
+slurmddp logs first --node 1   the agent of a node, which starts and watches the ranks there
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
@@ -41,11 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attempt", type=int, metavar="K", help="number of the attempt (default: the newest)"
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
+    parser.add_argument(
         "--rank", type=int, action="append", metavar="R", help="rank; may be repeated (default: 0)"
     )
-    which.add_argument(
+    parser.add_argument(
+        "--node", type=int, action="append", metavar="N", help="agent of this node; may be repeated"
+    )
+    parser.add_argument(
         "--all", action="store_true", help="logs of all ranks and nodes, and of the batch script"
     )
 
@@ -53,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the logs of one run."""
     folder = index.find(args.run)
-    selection = logs.Selection(frozenset(args.rank or {0}), everything=args.all)
+    ranks = args.rank or ([] if args.node else [0])
+    selection = logs.Selection(frozenset(ranks), frozenset(args.node or ()), everything=args.all)
     if args.follow and args.attempt is None:
         return _follow(folder, selection, args.lines)
     attempts = folder.attempts()
@@ -62,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{folder.name} has no logs yet. It is {found.state}: {found.detail}.", file=sys.stderr)
         return 0
     attempt = _attempt(args.attempt, attempts)
-    _check_ranks(folder, attempt, args.rank or [])
+    _check("rank", args.rank or [], folder, attempt)
+    _check("node", args.node or [], folder, attempt)
     for line in logs.snapshot(folder, attempt, selection, args.lines):
         print(line)
     return 0
@@ -121,11 +126,14 @@ def _attempt(wanted: int | None, attempts: list[int]) -> int:
     raise ConfigError(f"There is no attempt {wanted}.", hint=f"The attempts of this run: {known}.")
 
 
-def _check_ranks(folder: RunFolder, attempt: int, ranks: list[int]) -> None:
-    missing = [rank for rank in ranks if not folder.rank_log(attempt, rank).exists()]
-    if missing:
-        known = [logs.label(path) for path in logs.files(folder, attempt)]
-        listed = ", ".join(known) if len(known) <= 12 else f"{', '.join(known[:8])} ... {len(known)} in all"
-        raise ConfigError(
-            f"Attempt {attempt} has no log of rank {missing[0]}.", hint=f"It has: {listed or 'no logs'}."
-        )
+def _check(kind: str, numbers: Sequence[int], folder: RunFolder, attempt: int) -> None:
+    """Raise ConfigError if a rank or node of the attempt has no log."""
+    known = [logs.label(path) for path in logs.files(folder, attempt)]
+    for label in [f"{kind} {number}" for number in numbers]:
+        if label not in known:
+            listed = (
+                ", ".join(known) if len(known) <= 12 else f"{', '.join(known[:8])} ... {len(known)} in all"
+            )
+            raise ConfigError(
+                f"Attempt {attempt} has no log of {label}.", hint=f"It has: {listed or 'no logs'}."
+            )

@@ -16,10 +16,12 @@ from hydra.errors import HydraException
 from slurmddp.config.composition.compose import make_plan
 from slurmddp.config.composition.overrides import options, take_apart
 from slurmddp.config.composition.sources import Sources
+from slurmddp.config.script_arguments import choices
 from slurmddp.errors import ConfigError
 
-_AS_TYPED = ("program.script", "program.args", "program.resume_args", "hydra.searchpath")
-"""Keys whose commas belong to their value."""
+_ARGUMENTS = ("program.args", "program.resume_args")
+_AS_TYPED = ("program.script", *_ARGUMENTS, "hydra.searchpath")
+"""Keys whose commas belong to their value; arguments are swept by `choice(...)` alone."""
 _BASIC = "hydra/sweeper=basic"
 
 
@@ -40,8 +42,10 @@ def points(words: Sequence[str], project_dir: Path, sources: Sources) -> list[li
 
 def _alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
     """Return the settings that one word stands for, the word itself if it is no sweep."""
-    if word.lstrip("+").partition("=")[0] in _AS_TYPED:
-        return [word]
+    key, _, typed = word.partition("=")
+    if key.lstrip("+") in _AS_TYPED:
+        values = choices(typed) if key.lstrip("+") in _ARGUMENTS else None
+        return [word] if values is None else _each(word, key, values)
     given = take_apart(word)
     try:
         (override,) = OverridesParser.create().parse_overrides([word])
@@ -60,6 +64,11 @@ def _alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
         values = found.filter(list(options(roots, given.key)))
     else:
         values = list(override.sweep_string_iterator())
+    return _each(word, f"{given.sign}{given.key}", values)
+
+
+def _each(word: str, key: str, values: Sequence[str]) -> list[str]:
+    """Return the setting of each value; raises ConfigError if there are none."""
     if not values:
         raise ConfigError(f"{word!r} has no values.", hint="Give at least one.")
-    return [f"{given.sign}{given.key}={value}" for value in values]
+    return [f"{key}={value}" for value in values]

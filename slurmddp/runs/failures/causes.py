@@ -29,6 +29,7 @@ SHARED_MEMORY = "shared memory (/dev/shm) is full"
 DISK_FULL = "no space left"
 FILES = "too many open files"
 PORT_TAKEN = "a port is taken"
+WRONG_PYTHON = "not the right Python on the node"
 LOST_PEER = "lost another rank"
 KILLED = "by a person, the site or SLURM"
 CRASHED = "crashed"
@@ -50,6 +51,8 @@ _WHAT_TO_DO = {
     "or give the container more (--shm-size).",
     DISK_FULL: "Make room there, or ask for a larger quota.",
     PORT_TAKEN: "A script that starts its own ranks needs ranks_per_node=1; others should use MASTER_PORT.",
+    WRONG_PYTHON: "Name an interpreter that is there, and that has slurmddp and torch, with `python:` in the "
+    "cluster file.",
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
     LOST_PEER: "The cause is another rank or node that ended first.",
     KILLED: "On a cluster the batch log and `sacct` may say who.",
@@ -89,6 +92,7 @@ _KINDS = (
     (f"{DISK_FULL}, most likely", r"inline_container.*unexpected pos"),
     (FILES, r"Too many open files"),
     (PORT_TAKEN, r"EADDRINUSE|Address already in use"),
+    (WRONG_PYTHON, r"No module named '(slurmddp|torch)'"),
 )  # fmt: skip
 _LOST = re.compile(
     r"(gloo/|pair\.cc).*(connection|timed? ?out|closed|broken pipe|(read|write) error)"

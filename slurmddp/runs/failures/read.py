@@ -22,7 +22,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _TAIL_BYTES = 16 * 1024
 _SHOWN_LINES = 20
-_CAN_NOT_BEGIN = re.compile(r"No module named [^\s)]+|execve\(\): .*")
+_CAN_NOT_BEGIN = re.compile(r"No module named [^)]*|execve\(\): .*")
 _TASK_EXITED = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): Exited with exit code (\d+)$")
 _SLURMS_OWN = re.compile(r"slurmstepd\S*: |srun: ")
 _KILLED = range(128, 193)
@@ -142,7 +142,7 @@ def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> F
         if code is None and any(line.startswith("slurmddp agent: ") for line in lines):
             continue
         told = [found[0] for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
-        reason = told[-1] if told else causes.reason_of(code or 1, None, lines)
+        reason = f"{causes.WRONG_PYTHON}: {told[-1]}" if told else causes.reason_of(code or 1, None, lines)
         if code is not None and not reason:
             # Of a container runtime, or of the script that is the interpreter.
             reason = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
@@ -151,7 +151,7 @@ def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> F
                 rank=None,
                 node_rank=node,
                 host=hosts[node],
-                exit_code=code or (2 if reason.startswith("execve") else 1),
+                exit_code=code or (2 if told and told[-1].startswith("execve") else 1),
                 signal=None,
                 reason=reason,
                 last_lines=tuple(lines[-_SHOWN_LINES:]),

@@ -24,11 +24,14 @@ class Selection:
     """The logs that a command shows."""
 
     ranks: frozenset[int] = frozenset({0})
+    nodes: frozenset[int] = frozenset()
+    """The nodes whose agents' logs are shown."""
     everything: bool = False
 
     def wants(self, path: Path) -> bool:
-        match = _RANK.fullmatch(path.name)
-        return self.everything or (match is not None and int(match[1]) in self.ranks)
+        place, number, _ = _order(path.name)
+        wanted = (self.ranks, self.nodes, frozenset[int]())[place]
+        return self.everything or number in wanted
 
 
 def files(folder: RunFolder, attempt: int) -> list[Path]:

@@ -29,6 +29,12 @@ POINTS = {
     "+model.x=[1,2] name=a": ["+model.x=[1,2] name=a"],
     "program.script=fit.py program.args=[--lr,1e-3]": ["program.script=fit.py program.args=[--lr,1e-3]"],
     "program.args=a,b hydra.searchpath=[a,b]": ["program.args=a,b hydra.searchpath=[a,b]"],
+    r'program.args=choice([--lr,"1,\"2"],["("],"a)",--x)': [
+        r'program.args=[--lr,"1,\"2"]',
+        'program.args=["("]',
+        'program.args="a)"',
+        "program.args=--x",
+    ],
     "seed=1,2 hydra/sweeper=basic": ["seed=1", "seed=2"],
     "~model.width seed=1,2": ["~model.width seed=1", "~model.width seed=2"],
     "": [""],
@@ -36,6 +42,8 @@ POINTS = {
 REFUSED = {
     "seed=interval(0,1)": "an interval is for a sweeper that learns.*range",
     "model=glob(x*)": "has no values",
+    "program.args=choice()": "has no values",
+    "program.args=choice([a],[b)": "not closed",
     "seed=1,2 hydra/sweeper=optuna": "basic sweeper.*Optuna needs each result",
     "hydra.sweeper.params.seed=1,2": "basic sweeper",
     "hydra.sweep.dir=x": "Each point of a sweep has a run folder",

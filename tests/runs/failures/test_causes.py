@@ -41,6 +41,8 @@ REASONS = {
     "segv": "crashed (train.py:19 in step)",
     "bus": "shared memory (/dev/shm) is full, or a file that was mapped is cut off or on a full disk "
     "(train.py:29 in step)",
+    "no_torch": "not the right Python on the node: ModuleNotFoundError: No module named 'torch' "
+    "(train.py:1 in <module>)",
     "peer": "lost another rank: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
     "Connection closed by peer [10.0.0.1]:4711",
 }  # fmt: skip
@@ -166,6 +168,7 @@ def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str
         ("disk", "quota"),
         ("torch_disk", "quota"),
         ("files", "ulimit -n"),
+        ("no_torch", "`python:`"),
         ("segv", "compiled code"),
         ("peer", "another rank or node"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.runs.failures.causes import WRONG_PYTHON
 from slurmddp.runs.failures.read import rank_exits, read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import make_run, start_agent, wait_for_lines
@@ -25,6 +26,10 @@ TRACEBACK = """Traceback (most recent call last):
     import xxhash
 {}
 """
+NO_SLURMDDP = (
+    "/usr/bin/python3: Error while finding module specification for 'slurmddp.launchers.agent' "
+    "(ModuleNotFoundError: No module named 'slurmddp')\n"
+)
 NO_PYTHON = "slurmstepd-n2: error: execve(): /no/python: No such file or directory\n"
 
 
@@ -66,8 +71,9 @@ def folder(tmp_path: Path) -> RunFolder:
     [
         (TRACEBACK.format("ModuleNotFoundError: No module named 'xxhash'"), "No module named 'xxhash'", 1),
         (TRACEBACK.format("ImportError: libmpi.so: cannot open shared object file"), "libmpi.so", 1),
-        ("/usr/bin/python3: No module named slurmddp\n", "No module named slurmddp", 1),
-        (NO_PYTHON, "execve(): /no/python: No such file or directory", 2),
+        ("/usr/bin/python3: No module named slurmddp\n", f"{WRONG_PYTHON}: No module named slurmddp", 1),
+        (NO_SLURMDDP, f"{WRONG_PYTHON}: No module named 'slurmddp'", 1),
+        (NO_PYTHON, f"{WRONG_PYTHON}: execve(): /no/python: No such file or directory", 2),
     ],
 )
 def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, said: str, reason: str, code: int) -> None:

@@ -1,0 +1,246 @@
+"""Start runs from Python, for example from a notebook: `train`, `submit` and `map_array`.
+
+    run = slurmddp.train("+cluster=a100x8", nodes=3)
+    print(run.status().step, run.logs())
+    score = slurmddp.submit("package.module.evaluate", "weights.safetensors", nodes=2).result()
+    runs = slurmddp.map_array("package.module.evaluate", files, cluster="a100x8", array_parallelism=8)
+
+A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
+run. With `ssh="login1"` it is submitted there. Without a cluster the run trains on this machine, in a process
+of its own that outlives the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
+from slurmddp.run_handle import POLL_S, Run, RunOverSsh
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+_MODULE = "slurmddp.function_call"
+
+
+def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
+    """Start the training that `slurmddp train` starts with these settings, and return its run.
+
+    Args:
+        overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
+        again: whether a run that exists is put aside and started again.
+        settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
+
+    Returns:
+        The run, which is queued, active, or finished already.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+        LoginNodeError: `ssh=HOST` can't be reached, or can't run this version; nothing was started.
+
+    Example:
+        slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
+    """
+    from slurmddp.cli import over_ssh
+    from slurmddp.cli.commands import train as command
+
+    words = [*overrides, *_words(settings)]
+    if there := over_ssh.submit(words, *_flags(again=again)):
+        return RunOverSsh(there[0])
+    (job,) = command.jobs_of([words])
+    if job.launcher == "slurm":
+        command.begin(job, again=again)
+    else:
+        _start_here(job, again=again)
+    return Run(job.run_dir)
+
+
+def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = False, **settings: Any) -> Run:
+    """Call a function as every rank of a run, and return the run; its `result` is rank 0's return value.
+
+    Args:
+        function: a function of a module, or its import path. The ranks import it by this path.
+        arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
+            text. The same function with the same arguments and settings is the same run.
+        again: whether a run that exists is put aside and started again.
+        settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
+
+    Returns:
+        The run, which is queued, active, or finished already.
+
+    Raises:
+        ConfigError: the function can't be imported by its path, an argument is no plain value, or a setting
+            is wrong; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+
+    Example:
+        slurmddp.submit(package.module.evaluate, "weights.safetensors", nodes=2).result()
+    """
+    path = _import_path(function)
+    return train(*_call(path, arguments), again=again, **{"name": _name(path), **settings})
+
+
+def map_array(
+    function: Callable[..., Any] | str,
+    iterable: Iterable[Any],
+    *iterables: Iterable[Any],
+    again: bool = False,
+    **settings: Any,
+) -> list[Run]:
+    """Call a function once for each set of arguments, and return a run for each call, in this order.
+
+    On a cluster the calls are the elements of a job array, and the prompt comes back at once. Without a
+    cluster they run on this machine one after another, and `map_array` returns when all have ended. The runs
+    are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which is printed.
+
+    Args:
+        function: a function of a module, or its import path, as for `submit`.
+        iterable: the first argument of each call, a plain value as for `submit`.
+        iterables: the further arguments, each with as many values as `iterable`.
+        again: whether runs that exist are put aside and started again.
+        settings: settings of all runs: `cluster="a100x8"`, `nodes=2`. `array_parallelism=8` lets at most 8
+            calls run at once.
+
+    Returns:
+        The runs. The same arguments are the same run, which is never computed twice.
+
+    Raises:
+        ConfigError: the iterables differ in length, or as for `submit`; nothing was started.
+        SlurmError: SLURM is missing, does not answer, or refused.
+        LoginNodeError: as for `train`.
+
+    Example:
+        runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
+        scores = [run.result() for run in runs]
+    """
+    from slurmddp.cli import over_ssh, start_sweep
+    from slurmddp.cli.commands import train as command
+
+    path = _import_path(function)
+    calls = _calls(path, [list(values) for values in (iterable, *iterables)])
+    words = _words({"name": _name(path), **settings})
+    if not calls:
+        return []
+    distinct = list({call[-1]: call for call in calls}.values())
+    if there := over_ssh.submit([*_sweep(distinct), *words], "--multirun", *_flags(again=again)):
+        return [RunOverSsh(there[distinct.index(call)]) for call in calls]
+    jobs = command.jobs_of([*call, *words] for call in calls)
+    points = list({job.run_name: job for job in jobs}.values())
+    on_slurm = any(job.launcher == "slurm" for job in points)
+    begin = partial(command.begin if on_slurm else _finish_here, again=again)
+    if start_sweep.start(points, begin) != EXIT_FINISHED:
+        raise SlurmddpError(
+            "Not all calls were started.", hint="The messages say why; the same call starts them."
+        )
+    return [Run(job.run_dir) for job in jobs]
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as typed in a shell."""
+    from slurmddp.config.script_arguments import spelled
+
+    return [f"{key}={spelled(value)}" for key, value in settings.items()]
+
+
+def _flags(*, again: bool) -> list[str]:
+    return ["--again"] if again else []
+
+
+def _calls(path: str, columns: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Return the settings of each call; raises ConfigError if the columns don't fit."""
+    lengths = [len(values) for values in columns]
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"The iterables of map_array have different lengths: {', '.join(map(str, lengths))}.",
+            hint="Give each argument a value for each call.",
+        )
+    return [_call(path, arguments) for arguments in zip(*columns, strict=True)]
+
+
+def _call(path: str, arguments: Sequence[Any]) -> list[str]:
+    """Return the settings of a program that calls a function; raises ConfigError if it can't."""
+    from slurmddp.cli.commands import run
+
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"An argument of {path} can't be kept as text: {error}.",
+            hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
+        ) from error
+    return run.settings_of(["-m", _MODULE, "{run_dir}", path, text])
+
+
+def _sweep(calls: Sequence[Sequence[str]]) -> list[str]:
+    """Return the settings of a sweep over different calls of one function."""
+    script, key = calls[0][0], "program.args="
+    return [script, f"{key}choice({','.join(arguments.removeprefix(key) for _, arguments in calls)})"]
+
+
+def _name(path: str) -> str:
+    """Return the name of a function's runs."""
+    return re.sub(r"\W+", "-", path.rpartition(".")[2])
+
+
+def _import_path(function: Callable[..., Any] | str) -> str:
+    """Return the import path of a function.
+
+    Raises:
+        ConfigError: the ranks can't import the function.
+    """
+    from slurmddp import plugins
+
+    if isinstance(function, str):
+        plugins.locate(function, key="The function")
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        raise ConfigError(
+            f"{function!r} can't be imported by the ranks: it has no name in a module.",
+            hint="Put it into a module (a .py file of the project) and import it from there. "
+            "`Distributon.launch(function)` calls any function on this machine.",
+        )
+    return f"{module}.{name}"
+
+
+def _finish_here(job: Job, *, again: bool, array: object = None) -> int:
+    """Train a run on this machine to its end; return 0, whatever the end was."""
+    _start_here(job, again=again)
+    Run(job.run_dir).wait()
+    return EXIT_FINISHED
+
+
+def _start_here(job: Job, *, again: bool) -> None:
+    """Start `slurmddp train` in a session of its own; return when the run has begun, or needs no start."""
+    folder, words = RunFolder(job.run_dir), [*job.overrides, *_flags(again=again)]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp", "train", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
+        while process.poll() is None and not _has_begun(folder, process.pid):
+            time.sleep(POLL_S / 4)
+        if process.returncode and not _has_begun(folder, process.pid):
+            said.seek(0)
+            raise SlurmddpError(f"The run did not start: {said.read().strip()}")
+
+
+def _has_begun(folder: RunFolder, pid: int) -> bool:
+    newest = read_history(folder).newest if folder.config_file.is_file() else None
+    return newest is not None and newest.pid == pid
