@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -80,9 +81,16 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not open_group, "a process group is left"
 
 
+@pytest.fixture(scope="session")
+def state_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Name folders that do not exist; pytest would read all folders of the session for each name."""
+    home = tmp_path_factory.mktemp("state")
+    return (home / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
 def own_state_home(
-    nothing_is_left_behind: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    nothing_is_left_behind: None, state_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Give each test an index of runs of its own, so that it never touches the developer's index."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(next(state_homes)))

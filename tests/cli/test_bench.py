@@ -10,7 +10,7 @@ from slurmddp.bench.results import read
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from support.runs.bench_results import bench_result
-from support.runs.train_runs import only_run, slurmddp
+from support.runs.train_runs import only_run
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,14 @@ def test_two_results_are_compared_and_unlike_ones_refused(tmp_path: Path, capsys
 
 
 @pytest.mark.distributed
-def test_a_benchmark_is_a_run_whose_result_is_shown(tmp_path: Path) -> None:
+def test_a_benchmark_is_a_run_whose_result_is_shown(
+    tmp_path: Path, monkeypatch, capsys, forked_agents
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--sizes", "4kB,8kB,12kB", "--repetitions", "2", "--warmup", "0"]
-    shown = slurmddp(
-        tmp_path, "bench", "cluster", "nodes=2", "-n", "1", *words, XDG_STATE_HOME=str(tmp_path / "state")
-    )
+    assert main(["bench", "cluster", "nodes=2", "-n", "1", *words]) == 0
+    shown = capsys.readouterr().out
     folder = only_run(tmp_path).path
     assert folder.name.startswith("bench-cluster-") and (folder / "bench.html").is_file()
     result = read(folder)

@@ -10,7 +10,6 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.slurm import client
-from support.runs.train_runs import slurmddp
 from support.slurm import sites
 from support.slurm.slurm_jobs import FakePrograms
 
@@ -29,14 +28,17 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_printed_next_command_trains_the_example(laptop, capsys):
+def test_the_printed_next_command_trains_the_example(laptop, capsys, monkeypatch, forked_agents):
     assert main(["init", "my project"]) == 0
     out = capsys.readouterr().out
     assert files(laptop / "my project") == FILES
     (line,) = [line for line in out.splitlines() if line.startswith("next")]
     cd, folder, also, command, *words = shlex.split(line.removeprefix("next"))
     assert (cd, also, command) == ("cd", "&&", "slurmddp")
-    said = slurmddp(laptop / folder, *words, XDG_STATE_HOME=str(laptop / "state"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(words) == 0
+    said = capsys.readouterr().out
     assert "Finished: 300 steps, held-out loss 1." in said
     assert " -> 0.0" in said, "the example learns"
 

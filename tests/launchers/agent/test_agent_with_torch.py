@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from slurmddp.runs.failures import capture
+from support.distributed import forked_agents
 from support.runs.agent_runs import make_run, wait_for_lines, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
@@ -20,8 +21,6 @@ AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
 from slurmddp.launchers.agent.preload import PRELOAD
-from slurmddp.launchers.coordinator import coordinator
-coordinator.CAUSE_WAIT_S = 60.0  # However slow the agent of the killed rank is, its report counts.
 *preload, run_dir = sys.argv[1:]
 code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD)
 sys.stdout.flush()
@@ -55,10 +54,8 @@ def prepare():
 """
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 2), (2, 2)])
-def test_forked_ranks_take_a_ddp_step_without_importing_more(
-    tmp_path: Path, nodes: int, ranks_per_node: int
-) -> None:
+def test_forked_ranks_take_a_ddp_step_without_importing_more(tmp_path: Path) -> None:
+    nodes, ranks_per_node = 2, 2
     program = STEP + (
         "def main(run_dir):\n"
         "    before = set(sys.modules)\n"
@@ -125,23 +122,27 @@ def main(run_dir):
 )
 
 
+@pytest.mark.usefixtures("rank_server")
 def test_a_stop_on_one_node_lets_all_ranks_save(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
-    with agents_of(folder, 2, program=AGENT) as agents:
+    with forked_agents.agents_of(folder, 2, entry="rank_program:main") as agents:
         wait_for_lines(folder, "ready as", 4)
-        agents[1].terminate()
-        assert codes_of(agents) == [75, 75], logs(folder)
+        agents[1].send_signal(signal.SIGTERM)
+        assert [agent.wait() for agent in agents] == [75, 75], logs(folder)
 
 
+@pytest.mark.usefixtures("rank_server")
 def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path, STEPS, nodes=2)
-    with agents_of(folder, 2, program=AGENT) as agents:
+    # However slow the agent of the killed rank is, its report counts.
+    options = {"entry": "rank_program:main", "cause_wait_s": 60.0}
+    with forked_agents.agents_of(folder, 2, **options) as agents:
         wait_for_lines(folder, "ready as", 4)
         ranks = psutil.Process(agents[1].pid).children()
         assert len(ranks) >= 2
         victim = folder.rank_log(0, 2).read_text().partition("ready as ")[2].partition(".")[0]
         os.kill(int(victim), signal.SIGKILL)
-        assert codes_of(agents) == [1, 1], logs(folder)
+        assert [agent.wait() for agent in agents] == [1, 1], logs(folder)
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.node_rank, found.signal) == (2, 1, "SIGKILL")

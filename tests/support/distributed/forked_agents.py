@@ -6,13 +6,20 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import reduction
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
+from slurmddp.environments.emit import emulated_step
+from slurmddp.environments.scrub import scrub
 from slurmddp.host import process
-from slurmddp.launchers.agent.agent import run
+from slurmddp.launchers.agent.agent import WORKER, run
+from slurmddp.launchers.coordinator import coordinator
+from slurmddp.runs.folder.layout import RunFolder
 from support.distributed.ranks import CONTEXT
 
 START_BOUND = process.start_bound
@@ -35,10 +42,18 @@ class ForkedAgent:
     """An agent that is used like a Popen."""
 
     def __init__(
-        self, run_dir: str, log: IO[bytes], pass_fds: Sequence[int], env: Mapping[str, str], cwd: Path
+        self,
+        run_dir: str,
+        log: IO[bytes],
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        cwd: Path,
+        **options: Any,
     ) -> None:
         passed = [Descriptor(number) for number in (log.fileno(), *pass_fds)]
-        self._process = CONTEXT.Process(target=be_agent, args=(run_dir, dict(env), str(cwd), passed))
+        self._process = CONTEXT.Process(
+            target=be_agent, args=(run_dir, dict(env), str(cwd), passed), kwargs=options
+        )
         self._process.start()
         self.pid = self._process.pid
         self.returncode: int | None = None
@@ -62,9 +77,37 @@ def start(command: Sequence[str], death_signal: signal.Signals, **options: Any) 
     return ForkedAgent(command[-1], options["stdout"], options["pass_fds"], options["env"], options["cwd"])
 
 
-def be_agent(run_dir: str, environ: Mapping[str, str], folder: str, passed: Sequence[Descriptor]) -> None:
+@contextmanager
+def agents_of(folder: RunFolder, nodes: int, **options: Any) -> Iterator[list[ForkedAgent]]:
+    """Fork the agents of all nodes of a first attempt; none outlives the block."""
+    folder.log_dir(0).mkdir(parents=True)
+    agents = []
+    for node in range(nodes):
+        environ = scrub(os.environ) | emulated_step(nodes, node, "local-1", folder.path, 0)
+        environ["OMP_NUM_THREADS"] = "1"
+        with (folder.log_dir(0) / f"node-{node}.log").open("ab") as log:
+            agents.append(ForkedAgent(str(folder.path), log, (), environ, folder.path, **options))
+    try:
+        yield agents
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGKILL)
+            agent.wait()
+
+
+def be_agent(
+    run_dir: str,
+    environ: Mapping[str, str],
+    folder: str,
+    passed: Sequence[Descriptor],
+    *,
+    entry: str = WORKER,
+    cause_wait_s: float = coordinator.CAUSE_WAIT_S,
+) -> None:
     """Do what `python -m slurmddp.launchers.agent RUN_DIR` does, in a session of its own."""
     os.setsid()
+    coordinator.CAUSE_WAIT_S = cause_wait_s
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
@@ -73,7 +116,9 @@ def be_agent(run_dir: str, environ: Mapping[str, str], folder: str, passed: Sequ
     os.close(passed[0].number)
     sys.path.insert(0, folder)
     multiprocessing.set_start_method("fork", force=True)
-    code = run(run_dir)
+    if threads := environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # The server has imported torch without this variable.
+    code = run(run_dir, entry=entry)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
