@@ -27,7 +27,7 @@ DISK_MB = 192
 SPARE_NODES = 1
 """For the job to go to while a node of its own is down."""
 SLURMD_TIMEOUT_S = 30
-"""SLURM 24.11 may count answers only after 12 s with a dead node; a shorter time could end healthy nodes."""
+"""With 10 s, SLURM 24.11 gave up a healthy node together with a dead one in one of eight trials."""
 KILL_WAIT_S = 3
 """Less than SLURM's 6 s before it starts a job again that was put back, as at real sites (30 s and 120 s)."""
 MOST_MISSES = 5

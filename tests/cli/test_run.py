@@ -210,6 +210,7 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
     [
         ([], EXIT_USAGE, "needs a script, a command, or -m and a module: slurmddp run train.py"),
         (["-m"], EXIT_USAGE, "needs a script, a command, or -m and a module"),
+        (["show.py", "???"], EXIT_CONFIG, r"argument \?\?\?, which a configuration reads as a missing value"),
         (["program.script=a.py", "show.py"], EXIT_USAGE, "leave out 'program.script=a.py'"),
         (["-n", "two", "show.py"], EXIT_CONFIG, "-n two was given, but -n needs a whole number"),
         (["--dryrun", "show.py"], EXIT_USAGE, "no flag '--dryrun'. Did you mean --dry-run?"),

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 
 
 def settings_of(program: Sequence[str]) -> list[str]:
-    """Return the settings of a program; raises UsageError without one.
+    """Return the settings of a program; raises UsageError without one, ConfigError for an argument `???`.
 
     Args:
         program: its words, `[-m] PROGRAM ARGUMENT...`.
@@ -97,6 +97,11 @@ def settings_of(program: Sequence[str]) -> list[str]:
     if not program:
         raise UsageError(
             "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
+        )
+    if "???" in program[1:]:
+        raise ConfigError(
+            "The program has an argument ???, which a configuration reads as a missing value.",
+            hint="Give it from within the program, or from a shell script that starts the program.",
         )
     items = ",".join(map(literal, program[1:]))
     return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]

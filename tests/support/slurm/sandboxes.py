@@ -48,8 +48,7 @@ def bring_back(used: FaultySandbox, timeout_s: float = 180) -> None:
 def shortest_timeout_s() -> int:
     """Return the shortest SlurmdTimeout in seconds at which SLURM gives up dead nodes only.
 
-    SLURM 24.11 can count the answers to a ping only once a dead node among them has timed out, after 12 s.
-    Live nodes were then given up at 10 s, though not in every trial.
+    With 10 s, SLURM 24.11 gave up a live node together with a dead one in one of eight trials.
     """
     return by_version(10, 30)
 
