@@ -141,7 +141,7 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "restarted":
         step = record.get("step", -1)
         reached = f"; they had reached step {step}" if isinstance(step, int) and step >= 0 else ""
-        which = ", ".join(filter(None, [f"generation {record.get('generation')}", other_places(record)]))
+        which = ", ".join(filter(None, [f"restart {record.get('generation')}", other_places(record)]))
         return f"the ranks restart in place ({which}){reached}", "starting"
     if event == "ended":
         again = {"requeue": ", requeued", "resubmit": ", resubmitted"}.get(record.get("next", ""), "")

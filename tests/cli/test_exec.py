@@ -98,6 +98,14 @@ def test_g5_a_signal_reaches_all_ranks():
     assert process.returncode == 0
 
 
+def test_a_crash_in_compiled_code_shows_its_place(tmp_path):
+    (tmp_path / "crash.py").write_text("import ctypes\nctypes.string_at(0)\n")
+    done = run("-n", "1", sys.executable, str(tmp_path / "crash.py"))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "killed by SIGSEGV: crashed (crash.py:2 in <module>)" in done.stderr
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+
+
 @pytest.mark.distributed
 def test_plain_torch_and_distributon_find_each_other(tmp_path):
     (tmp_path / "reduce.py").write_text(REDUCE)

@@ -127,12 +127,12 @@ def test_events_tell_the_story_of_a_run(folder):
         (
             "restarted",
             {"generation": 1, "step": 40},
-            "the ranks restart in place (generation 1); they had reached step 40",
+            "the ranks restart in place (restart 1); they had reached step 40",
         ),
         (
             "restarted",
             {"generation": 1, "spare": [3], "nodes": 2},
-            "the ranks restart in place (generation 1, with spare node 3 on 2 nodes)",
+            "the ranks restart in place (restart 1, with spare node 3 on 2 nodes)",
         ),
     ],
 )

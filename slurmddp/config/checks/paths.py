@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ _CLOCK_WITHOUT_QUOTES = re.compile(
 _ON_THE_NODES = ("torch",)
 """Packages that only the nodes need; a login node may lack them."""
 _PATH_KEYS = ("path", "root")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACES = ("run_dir", "attempt")
+"""The names that stand for a value in the arguments of a script, as in `{run_dir}`."""
 
 
 def check_name(name: str) -> None:
@@ -108,6 +112,7 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
         )
     if is_own_trainer(program):
         return _check_trainer(config)
+    _check_placeholders(program)
     script = program.get("script") or ""
     if script.startswith(MODULE):
         return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
@@ -115,6 +120,22 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
         return _check_command(script, project_dir, is_local=config["cluster"] is None)
     if script and not (path := project_dir / Path(script).expanduser()).is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
+
+
+def _check_placeholders(program: Mapping[str, Any]) -> None:
+    """Refuse a misspelled `{run_dir}` or `{attempt}`, which would stay as it is and fit no file."""
+    for name in _PLACEHOLDER.findall(str(program.get("checkpoints") or "")):
+        if name != "run_dir":
+            raise ConfigError(
+                f"`program.checkpoints` holds {{{name}}}, but only {{run_dir}} has a meaning there.",
+                hint="Write {run_dir} for the run folder, and * for a part of the name that changes.",
+            )
+    for name in _PLACEHOLDER.findall(str(program.get("resume_args") or "")):
+        if name not in _PLACES and (near := get_close_matches(name, _PLACES)):
+            raise ConfigError(
+                f"`program.resume_args` holds {{{name}}}, which has no meaning there.",
+                hint=f"Did you mean {{{near[0]}}}?",
+            )
 
 
 def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:

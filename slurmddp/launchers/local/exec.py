@@ -27,7 +27,7 @@ from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
-from slurmddp.launchers.local.launch import ScriptRun
+from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE, ScriptRun
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
 """The probe listens there for a moment, so that the port is free on the address that the ranks will use."""
@@ -199,6 +199,7 @@ def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[s
         "MPI_LOCALRANKID": str(local_rank),
         "MPI_LOCALNRANKS": str(per_node),
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # Into a pipe, Python writes by blocks.
+        FAULTHANDLER_VARIABLE: os.environ.get(FAULTHANDLER_VARIABLE, "1"),
     }
     if per_node > 1:  # as torchrun: ranks must not compete for the CPUs
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")

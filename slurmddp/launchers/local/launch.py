@@ -43,6 +43,8 @@ from slurmddp.runs.failures.failure import Failure, describe
 _KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed one."""
 _TICK_S, _SOON_S = 1.0, 0.05
+FAULTHANDLER_VARIABLE = "PYTHONFAULTHANDLER"
+"""With it, Python writes its stack when compiled code crashes."""
 _TAIL_BYTES = 64 * 1024
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -134,6 +136,7 @@ def rank_variables(
     values = dict(environ)
     if rank > 0:
         values.setdefault("PYTHONUNBUFFERED", "1")  # Into a pipe, Python would write by the block.
+    values.setdefault(FAULTHANDLER_VARIABLE, "1")
     values |= rank_environment(RankInfo(environment="local"), rank, num_devices)
     values |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
     return values | {LAUNCHER_VARIABLE: "local", LAUNCH_ID_VARIABLE: launch_id}

@@ -56,7 +56,7 @@ _WHAT_TO_DO = {
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
     LOST_PEER: "The cause is another rank or node that ended first.",
     KILLED: "On a cluster the batch log and `sacct` may say who.",
-    CRASHED: "It is in compiled code below Python; the log has the whole stack.",
+    CRASHED: "It is in compiled code; of a Python program, the output of the rank has the whole stack.",
     CRASHED_WORKER: "It is in compiled code below Python; with train.workers=0 the log shows where.",
     ENDED_WORKER: "With train.workers=0 the log shows where.",
     LEFT_EARLY: "All ranks have to take the same number of steps.",
