@@ -138,6 +138,8 @@ class Distributon:
         self._seed, self._config = seed, config
         self._loggers = build_loggers(loggers)
         self._workers_differ = True
+        self._draws_equally = False
+        """Whether all ranks draw the same random numbers: from a seed to the next `setup_model`."""
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._wrapped: list[nn.Module] = []
@@ -246,6 +248,7 @@ class Distributon:
         self._session.context  # noqa: B018 - raises before launch.
         self._seed, self._workers_differ = int(seed), workers
         rng.seed_everything(self._seed)
+        self._draws_equally = True
 
     def close(self) -> None:
         """Wait until all saves are durable, and leave the process group.
@@ -343,9 +346,10 @@ class Distributon:
             autocast(one, context.device, self._dtype)
         self._models += [model, *more]
         self._wrapped += wrapped
-        if self._seed is not None and context.info.rank > 0:
-            # From here on each rank draws its own dropout.
+        if self._seed is not None and self._draws_equally and context.info.rank > 0:
+            # From here on each rank draws its own dropout. A later call must not repeat these draws.
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
+        self._draws_equally = False
         return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -91,14 +91,16 @@ def errors_of_save_and_load(root: str) -> dict[str, str]:
     return found
 
 
-def own_draws() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a weight as it was built, and a draw after the model was set up."""
+def own_draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a weight as it was built, and a draw after the first and the second model were set up."""
     with Distributon(seed=7) as d:
         d.launch()
         net = Net()
         built = net.first.weight.clone().detach()
         d.setup_model(net)
-        return built, torch.rand(4)
+        draw = torch.rand(4)
+        d.setup_model(nn.Linear(1, 1))
+        return built, draw, torch.rand(4)
 
 
 class WorkerSeeds(Dataset[int]):
