@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client rsync
-SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh rsync
+SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client rsync bubblewrap
+SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh rsync bwrap
 # Half of what tests/on_slurm takes; the other half is whatever is not named here.
 SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting faults fence node_fail place stop training)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \

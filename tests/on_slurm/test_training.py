@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,19 +74,25 @@ def test_preempted_jobs_come_back_and_end_with_the_same_bits(command: Command, u
         assert_same_training(run, undisturbed)
 
 
-def test_a_step_that_has_no_program_of_slurm_on_its_path_is_preempted_like_any_other(
-    command: Command, undisturbed: Run
+def test_ranks_in_a_container_without_slurm_are_stopped_and_come_back(
+    command: Command, undisturbed: Run, tmp_path: Path
 ) -> None:
-    """As in a container, where only the batch script outside can ask SLURM for anything."""
-    setup = 'cluster.setup=["found=$(type -P srun)", "srun() { PATH=/nowhere exec $found $*; }"]'
-    run = command.submit("contained", "nodes=2", STEPS, UNHURRIED, setup)
+    """Only the batch script outside can ask SLURM to requeue the job."""
+    hidden = [
+        f"--ro-bind /dev/null {shutil.which(name)}" for name in ("scontrol", "sbatch", "squeue", "srun")
+    ]
+    box = f"bwrap --bind / / --dev /dev --unshare-ipc {' '.join(hidden)} --setenv IN_BOX yes"
+    python = tmp_path / "python-in-box"
+    python.write_text(f'#!/bin/sh\nexec {box} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    run = command.submit("contained", "nodes=2", STEPS, UNHURRIED, f"cluster.python={python}")
     run.wait_step(5)
     step = processes_of(run.folder)
-    assert step
-    assert {process.environ()["PATH"] for process in step.values()} == {"/nowhere"}
-    occupy(command)
+    assert {process.environ().get("IN_BOX") for process in step.values()} == {"yes"}
+    command.slurm("scancel", "--signal=USR2", "--full", run.job_id)
     run.wait_finished()
-    assert run.events("ended")[0]["outcome"] == "stopped"
+    assert [event["outcome"] for event in run.events("ended")] == ["stopped", "finished"]
+    assert {event["job_id"] for event in run.events("started")} == {run.job_id}
     assert_same_training(run, undisturbed)
 
 
