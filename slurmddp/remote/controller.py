@@ -93,7 +93,8 @@ class Workers:
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
-        command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(self._count)]
+        to_controller = ["--connect", address, str(port), str(self._count)]
+        command = [sys.executable, "-m", "slurmddp.remote.job", *to_controller]
         paths = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         if in_allocation:

@@ -12,7 +12,7 @@ import pytest
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError
-from slurmddp.remote import job, worker
+from slurmddp.remote import job
 from slurmddp.training.process_group.setup import finish, start
 from support.runs.train_runs import only_run
 
@@ -65,5 +65,5 @@ def test_a_rank_that_connects_after_the_script_has_ended_ends_without_an_error()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     context = start(RankInfo(environment="local"))
-    assert worker.serve(address, context) is None, "it returns, and raises nothing"
+    assert job.serve(address, context) is None, "it returns, and raises nothing"
     finish(context)
