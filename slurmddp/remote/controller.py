@@ -30,7 +30,7 @@ from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.connection import Node
-from slurmddp.remote.dispatch import common_node, describe, exchange
+from slurmddp.remote.dispatch import common_node, described, exchange
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -130,7 +130,7 @@ class Workers:
     def _admit(self, end: socket.socket, secret: Secret) -> None:
         with suppress(ConnectionError):
             admitted, facts = channel.admit(end, secret)
-            self.nodes[facts[0]] = Node(admitted, facts, describe)
+            self.nodes[facts[0]] = Node(admitted, facts, described)
 
     def __enter__(self) -> Workers:
         return self

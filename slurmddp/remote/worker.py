@@ -75,9 +75,7 @@ class Worker:
                 self._functions[path] = plugins.locate(path, key="remote.call")
             # No tensor here requires a gradient; `no_grad` would let kernels leave out what backward needs.
             found = self._functions[path](*args, **dict(named))
-            # An operation takes no None in place of a tensor that another operation has left undefined.
-            leaves = [torch.empty(0) if one is None else one for one in tree_leaves(found)]
-            made = dict(zip(numbers, [found] if is_whole else leaves, strict=True))
+            made = dict(zip(numbers, [found] if is_whole else _leaves(found), strict=True))
         except (Exception, SystemExit) as error:
             made = dict.fromkeys(numbers, self._failure(error, path))
         made.pop(None, None)  # The number of a result that is no tensor.
@@ -127,3 +125,9 @@ class Worker:
         self._held[self._next_own] = value = value.detach()
         facts = [list(value.shape), list(value.stride()), value.dtype, value.storage_offset()]
         return {"tensor": [self._next_own, *facts, str(value.device)]}
+
+
+def _leaves(found: Any) -> list[Any]:
+    """Return the tensors and plain values of an operation's result."""
+    # An operation takes no None in place of a tensor that another operation has left undefined.
+    return [torch.empty(0) if one is None else one for one in tree_leaves(found)]
