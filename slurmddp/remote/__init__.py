@@ -3,7 +3,7 @@
 The room reads from top to bottom: `message_encoding` and `channel` (messages), `connection` (the controller's
 end of one worker), `dispatch` (operations on remote tensors), `worker` and `collective` (the worker's end),
 `controller` (start and end of the workers, collectives), `place` (factories, send, call, module, events), and
-`job` (the ranks of `slurmddp controller`).
+`job` (the processes that are workers).
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
 from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.connection import Node
-from slurmddp.remote.dispatch import common_node, describe, exchange
+from slurmddp.remote.dispatch import common_node, described, exchange
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
@@ -93,7 +93,8 @@ class Workers:
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
-        command = [sys.executable, "-m", "slurmddp.remote.worker", address, str(port), str(self._count)]
+        to_controller = ["--connect", address, str(port), str(self._count)]
+        command = [sys.executable, "-m", "slurmddp.remote.job", *to_controller]
         paths = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         if in_allocation:
@@ -129,7 +130,7 @@ class Workers:
     def _admit(self, end: socket.socket, secret: Secret) -> None:
         with suppress(ConnectionError):
             admitted, facts = channel.admit(end, secret)
-            self.nodes[facts[0]] = Node(admitted, facts, describe)
+            self.nodes[facts[0]] = Node(admitted, facts, described)
 
     def __enter__(self) -> Workers:
         return self

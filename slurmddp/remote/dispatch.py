@@ -152,7 +152,7 @@ class RemoteTensor(torch.Tensor):
         raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
 
 
-def describe(node: Node, content: Sequence[Any]) -> RemoteTensor:
+def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
     """Return the tensor that a worker has described in a reply."""
     number, shape, stride, *more = content
     return RemoteTensor(Meta(tuple(shape), tuple(stride), *more), Owned(node, number))

@@ -1,7 +1,5 @@
 """A worker: it holds tensors by number and runs the controller's commands in their order.
 
-    python -m slurmddp.remote.worker ADDRESS PORT WORLD_SIZE
-
 A command that fails puts its failure in the place of its results. Commands on such results fail alike. The
 next request, for which the controller waits, reports the failure, and the worker goes on.
 """
@@ -10,28 +8,19 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
-import socket
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from slurmddp import plugins
-from slurmddp.environments.detect import detect
-from slurmddp.environments.emit import rank_environment
-from slurmddp.environments.names import LAUNCHER_VARIABLE, SECRET_VARIABLE
-from slurmddp.environments.rank_info import RankInfo
-from slurmddp.launchers.link.connection import Secret
-from slurmddp.remote import channel, collective
-from slurmddp.remote.channel import NO_DATA, PURPOSE, Channel
+from slurmddp.remote import collective
+from slurmddp.remote.channel import NO_DATA, Channel
 from slurmddp.remote.collective import Failure
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
-from slurmddp.training.process_group.setup import RankContext, finish, start
 
 
 class Worker:
@@ -86,9 +75,7 @@ class Worker:
                 self._functions[path] = plugins.locate(path, key="remote.call")
             # No tensor here requires a gradient; `no_grad` would let kernels leave out what backward needs.
             found = self._functions[path](*args, **dict(named))
-            # An operation takes no None in place of a tensor that another operation has left undefined.
-            leaves = [torch.empty(0) if one is None else one for one in tree_leaves(found)]
-            made = dict(zip(numbers, [found] if is_whole else leaves, strict=True))
+            made = dict(zip(numbers, [found] if is_whole else _leaves(found), strict=True))
         except (Exception, SystemExit) as error:
             made = dict.fromkeys(numbers, self._failure(error, path))
         made.pop(None, None)  # The number of a result that is no tensor.
@@ -140,39 +127,7 @@ class Worker:
         return {"tensor": [self._next_own, *facts, str(value.device)]}
 
 
-def context_of(info: RankInfo) -> RankContext:
-    """Make this process a rank of the workers' process group."""
-    return start(info, backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-
-
-def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
-    """Serve the controller at `address` until it says goodbye.
-
-    If the controller dies, this process exits with the code that `lost` returns. If the controller's script
-    has ended and never asked for this worker, the function returns.
-    """
-    secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
-    facts = context.info.rank, socket.gethostname(), os.getpid(), str(context.device)
-    try:
-        controller = channel.join(socket.create_connection(address), secret, *facts)
-    except ConnectionError:  # The script has closed its listener.
-        return
-    Worker(controller, lost).serve()
-    finish(context)
-    controller.close()
-
-
-def main(words: Sequence[str]) -> int:
-    """Serve the controller that listens at `ADDRESS PORT`, as `WORLD_SIZE` processes outside of srun."""
-    address, world_size = (words[0], int(words[1])), int(words[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
-    if os.environ.get(LAUNCHER_VARIABLE) == "local":
-        # Processes that are forked after the import of torch share its cost, as an agent's ranks do.
-        rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
-        os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
-    serve(address, context_of(detect(os.environ)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _leaves(found: Any) -> list[Any]:
+    """Return the tensors and plain values of an operation's result."""
+    # An operation takes no None in place of a tensor that another operation has left undefined.
+    return [torch.empty(0) if one is None else one for one in tree_leaves(found)]

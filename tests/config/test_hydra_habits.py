@@ -163,9 +163,6 @@ HABITS = {
         Case("-m loss=glob(b*)", {"loss._target_": "torch.nn.BCELoss"}),
         Case("seed=4,5", refused="asks for several runs.*-m"),
     ],
-    "`program.args=choice([--lr,1],[--lr,2])`": [
-        Case("-m program.args=choice([--lr,1],[--lr,2])", {"program.args": ["--lr", "1"]})
-    ],
     "`interval`": [Case("-m seed=interval(1,2)", refused="learns from results")],
     "`hydra/sweeper`": [
         Case("-m seed=1,2 hydra/sweeper=optuna", refused="Optuna needs each result"),

@@ -13,7 +13,7 @@ from slurmddp.cli.main import main
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError
-from slurmddp.remote import job, worker
+from slurmddp.remote import job
 from slurmddp.runs.failures.read import rank_exits
 from slurmddp.training.process_group.setup import finish, start
 from support.runs.train_runs import only_run
@@ -81,5 +81,5 @@ def test_a_rank_that_connects_after_the_script_has_ended_ends_without_an_error()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     context = start(RankInfo(environment="local"))
-    assert worker.serve(address, context) is None, "it returns, and raises nothing"
+    assert job.serve(address, context) is None, "it returns, and raises nothing"
     finish(context)
