@@ -76,6 +76,9 @@ def test_runs_that_differ_in_their_digits_share_a_rendered_script() -> None:
         assert shared.fits(job) and shared.render(job) == render(job)
     others = (run(names[1]), run("b-0123abcd", setup=setup), replace(job, run_dir=Path("/x") / name))
     assert not any(map(shared.fits, others))
+    own_files = replace(job.program, config={"program": {"checkpoints": "{run_dir}/*.pt"}})
+    assert shared.fits(replace(job, program=replace(job.program, config={"seed": 2})))
+    assert not shared.fits(replace(job, program=own_files)), "job.json names the files"
     for name in (f"{'n' * 91}-0123abcd", f"{'n' * 92}-0123abcd", "a.old-1"):  # With 100, 101 and 7 letters.
         one, other = run(name), run(f"{name[:-1]}9")
         own = ScriptOfRuns(one)
