@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.site import check
+from slurmddp.slurm.limits.site import Site, check
 
 if TYPE_CHECKING:
     from slurmddp.slurm.client import SlurmClient
@@ -23,16 +24,26 @@ def show(job: Job) -> int:
             hint="Choose a cluster with +cluster=NAME, or leave --check out.",
         )
     slurm = client.SlurmClient()
-    found = check(job, slurm.describe())
+    site = slurm.describe()
+    found = check(job, site)
     start = "" if found else test(job, slurm, found)
     for one in found:
         print(one)
     if found:
         print(f"This SLURM would not start {job.run_name}. Nothing was queued or written.")
         return EXIT_CONFIG
+    start = _after_downtime(job, site) or start  # sbatch's estimate ignores a partition that is down.
     expected = f", {start}" if start else ""
     print(f"This SLURM would start {job.run_name}{expected}. Nothing was queued or written.")
     return EXIT_FINISHED
+
+
+def _after_downtime(job: Job, site: Site) -> str:
+    """Return when the job starts, as a clause, if its partitions are down and only queue jobs now."""
+    states = {one.name: one.state for one in partitions.chosen(job, site.partitions)}
+    if not states or set(states.values()) != {"DOWN"}:
+        return ""
+    return f"once the site has partition {' or '.join(map(repr, states))} up again (DOWN now)"
 
 
 def test(job: Job, slurm: SlurmClient, found: list[Finding]) -> str:
