@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.runs.text_format import counted
+from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.site import Site, check
 
@@ -49,9 +50,18 @@ def _show(group: Sequence[Job], slurm: SlurmClient, site: Site) -> int:
     if found:
         print(f"This SLURM would not start {what}. Nothing was queued or written.")
         return EXIT_CONFIG
+    start = _after_downtime(group[0], site) or start  # sbatch's estimate ignores a partition that is down.
     expected = f", {start}" if start else ""
     print(f"This SLURM would start {what}{expected}. Nothing was queued or written.")
     return EXIT_FINISHED
+
+
+def _after_downtime(job: Job, site: Site) -> str:
+    """Return when the job starts, as a clause, if its partitions are down and only queue jobs now."""
+    states = {one.name: one.state for one in partitions.chosen(job, site.partitions)}
+    if not states or set(states.values()) != {"DOWN"}:
+        return ""
+    return f"once the site has partition {' or '.join(map(repr, states))} up again (DOWN now)"
 
 
 def test(group: Sequence[Job], slurm: SlurmClient, found: list[Finding]) -> str:

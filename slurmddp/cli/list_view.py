@@ -40,6 +40,7 @@ class ListView:
         table: draws the statuses of runs.
         slurm: asks SLURM.
         there: returns the statuses of runs on other machines, without waiting for these machines.
+        states: shows only runs in these states; empty: in any.
     """
 
     runs: Callable[[], Sequence[str]]
@@ -47,6 +48,7 @@ class ListView:
     table: Callable[[Sequence[RunStatus]], Table]
     slurm: PacedClient
     there: Callable[[], Sequence[RunStatus]] = list
+    states: frozenset[str] = frozenset()
 
     def watch(self) -> int:
         """Show the table until the reader types q or Ctrl-C, and return exit code 0.
@@ -84,10 +86,12 @@ class ListView:
         runs, there = self.runs(), self.there()
         most = min(rows, self.limit or rows)
         # Ordered by age: by their last activity running runs would change places all the time.
-        found = [*self.read([*map(RunFolder, runs[:most])]), *there]
+        found = [*self.read([*map(RunFolder, runs if self.states else runs[:most])]), *there]
+        found = [one for one in found if not self.states or one.state in self.states]
+        count = len(found) if self.states else len(runs) + len(there)
         found.sort(key=lambda one: (one.created or 0.0, one.name), reverse=True)
         silent = dict.fromkeys(one.detail for one in there if one.state == "unknown")
-        footer = "   ".join([self._footer(found[:most], len(runs) + len(there)), *silent])
+        footer = "   ".join([self._footer(found[:most], count), *silent])
         return Group(self.table(found[:most]), "", Text(footer, style="bright_black"))
 
     def read(self, folders: Sequence[RunFolder]) -> list[RunStatus]:

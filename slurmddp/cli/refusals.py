@@ -47,5 +47,5 @@ def refuse_finished(found: RunStatus) -> None:
     if found.state == "finished":
         raise RunStateError(
             f"{found.name} has finished: {found.detail}.",
-            hint="For more training start a new run: `slurmddp train ... train.steps=N`.",
+            hint=f"`slurmddp rerun {found.name}` starts its command as a new run, also with other settings.",
         )

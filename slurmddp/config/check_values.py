@@ -35,6 +35,11 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
 """The name and an example of each kind of value."""
+_SBATCH_OPTIONS = frozenset(
+    {"begin", "comment", "contiguous", "deadline", "dependency", "exclude", "exclusive", "hold", "licenses"}
+    | {"mail-type", "mail-user", "nice", "nodelist", "priority", "switches", "tmp", "wckey"}
+)
+"""Options of sbatch that people type as keys; `sbatch:` of a cluster takes every other option too."""
 _SECTION = ("a mapping of keys to values", "")
 
 
@@ -118,6 +123,12 @@ def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
 
 def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
     """Return the error for a key that the schema does not have."""
+    option = key.replace("_", "-")
+    if prefix in ("", "cluster.") and option in _SBATCH_OPTIONS:
+        return ConfigError(
+            f"`{prefix}{key}` is not a key of the configuration, but an option of sbatch.",
+            hint=f"Say +cluster.sbatch.{option}=VALUE, or put it under `sbatch:` in the cluster file.",
+        )
     hint = near_matches(key, known, prefix=prefix)
     if not hint.startswith("Did"):
         hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."

@@ -20,7 +20,7 @@ FLAGS = {
     "exec": "--nodes --ranks",
     "controller": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --package "
     "--ranks --resolve overrides",
-    "list": "--all --json --limit --watch sweep",
+    "list": "--all --json --limit --name --state --watch sweep",
     "status": "--json --verbose run",
     "explain": "--json run",
     "logs": "--all --attempt --follow --lines --node --rank run",

@@ -105,6 +105,12 @@ def test_a_checked_job_is_neither_queued_nor_written(site, project, capsys):
     assert site.calls("sbatch") == 0 and not (project / "runs").exists()
 
 
+def test_a_checked_job_for_a_partition_that_is_down_waits_for_it(site, project, capsys):
+    asked = ["+cluster=small", "partition=old", "nodes=1", "cpus_per_node=8", "time_limit=30"]
+    assert main(["train", *asked, "--check"]) == 0
+    assert ", once the site has partition 'old' up again (DOWN now)." in capsys.readouterr().out
+
+
 def test_a_checked_job_names_every_limit(site, project, capsys):
     asked = ["+cluster=small", "time_limit=9-0", "nodes=5", "--check", "gpu.py", "--lr", "1"]
     (project / "gpu.py").write_text("")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from slurmddp.runs.folder.jsonl import append_line
 from support.runs.cli_runs import end, start, submit
 
@@ -67,6 +67,28 @@ def test_list_is_limited_and_says_so(make_run, slurm, capsys):
     assert "1 more" in err
     assert main(["list", "-n", "2", "--all"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_list_shows_the_runs_of_a_name_or_state_however_old_they_are(make_run, slurm, capsys):
+    for number_, outcome in enumerate(("failed", "finished", "failed", "finished")):
+        folder = make_run(f"{'gpt' if number_ < 3 else 'mlp'}-0000000{number_}")
+        submit(folder)
+        start(folder)
+        end(folder, outcome, code=int(outcome == "failed"))
+
+    def listed(*flags):
+        assert main(["list", "--json", *flags]) == 0
+        return sorted(one["name"][-1] for one in json.loads(capsys.readouterr().out))
+
+    assert listed("--state", "failed") == ["0", "2"]
+    assert listed("--state", "failed", "--state", "finished", "--name", "gpt") == ["0", "1", "2"]
+    assert listed("--name", "mlp") == ["3"] and listed("--state", "failed", "--name", "mlp") == []
+    assert main(["list", "--state", "failed", "-n", "1"]) == 0
+    assert "1 more" in capsys.readouterr().err
+    assert main(["list", "--state", "queued"]) == 0
+    assert "No run is in this state" in capsys.readouterr().err
+    assert main(["list", "--state", "faild"]) == EXIT_USAGE
+    assert "Did you mean failed?" in capsys.readouterr().err
 
 
 def test_list_without_runs_says_how_to_start_one(slurm, capsys):

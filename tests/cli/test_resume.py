@@ -80,5 +80,6 @@ def test_resume_refuses_a_finished_run(make_run, slurm, resumed, capsys):
     start(folder)
     end(folder, "finished")
     assert main(["resume", "gpt"]) == EXIT_RUN_STATE
-    assert "has finished" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has finished" in said and "`slurmddp rerun gpt-0a1b2c3d`" in said
     assert resumed == []

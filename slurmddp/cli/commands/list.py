@@ -39,6 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
     )
     parser.add_argument("--all", action="store_true", help="show all runs")
+    parser.add_argument("--name", default="", metavar="NAME", help="only runs whose names begin so")
+    parser.add_argument(
+        "--state",
+        action="append",
+        choices=sorted(STATE_STYLES),
+        metavar="STATE",
+        help=f"only runs in this state ({', '.join(STATE_STYLES)}); may be repeated",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, for programs")
     form.add_argument(
@@ -54,20 +62,28 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
+    states = frozenset(args.state or ())
 
     def read() -> list[str]:
-        return index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
+        paths = index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
+        return [path for path in paths if Path(path).name.startswith(args.name)]
+
+    def named(there: Callable[[], Sequence[RunStatus]]) -> list[RunStatus]:
+        return [one for one in there() if one.name.startswith(args.name)] if sweep is None else []
 
     if args.watch:
         hosts = statuses_over_ssh.PacedHosts()
-        return _watch(read, limit, hosts.statuses if sweep is None else list)
-    paths = read()
-    shown = [*map(RunFolder, paths[:limit])]
-    there = statuses_over_ssh.statuses_there() if sweep is None else []
-    return show(shown, as_json=args.json, more=len(paths) - len(shown), there=there[:limit])
+        return _watch(read, limit, lambda: named(hosts.statuses), states)
+    there = named(statuses_over_ssh.statuses_there)
+    return show([*map(RunFolder, read())], as_json=args.json, limit=limit, states=states, there=there)
 
 
-def _watch(runs: Callable[[], list[str]], limit: int | None, there: Callable[[], Sequence[RunStatus]]) -> int:
+def _watch(
+    runs: Callable[[], list[str]],
+    limit: int | None,
+    there: Callable[[], Sequence[RunStatus]],
+    states: frozenset[str],
+) -> int:
     from slurmddp.cli.list_view import ListView
     from slurmddp.slurm.paced_client import PacedClient
 
@@ -75,7 +91,7 @@ def _watch(runs: Callable[[], list[str]], limit: int | None, there: Callable[[],
         rows, styles = _rows(found, time.time())
         return rich_table(HEADERS, rows, right=_NUMBERS, styles=styles)
 
-    return ListView(runs, limit, table, PacedClient(), there).watch()
+    return ListView(runs, limit, table, PacedClient(), there, states).watch()
 
 
 def _sweep(name: str) -> sweeps.Sweep:
@@ -83,23 +99,44 @@ def _sweep(name: str) -> sweeps.Sweep:
     if sweep is None:
         raise RunNotFoundError(
             f"There is no sweep {name!r}.",
-            hint=near_matches(name, sweeps.names()) or "`slurmddp train -m seed=1,2` starts one.",
+            hint=near_matches(name, sweeps.names())
+            or f"`slurmddp train -m seed=1,2` starts one. `slurmddp list --name {name}` lists runs.",
         )
     if left := len(sweep.runs) - len(sweep.started):
         print(f"{left} of {len(sweep.runs)} points have no run folder.", file=sys.stderr)
     return sweep
 
 
-def show(shown: Sequence[RunFolder], *, as_json: bool, more: int = 0, there: Sequence[RunStatus] = ()) -> int:
-    """Print a table of runs and of runs over ssh, the newest activity first, and how many more there are."""
-    found = statuses(shown, SlurmClient())
+def show(
+    runs: Sequence[RunFolder],
+    *,
+    as_json: bool,
+    limit: int | None = None,
+    states: frozenset[str] = frozenset(),
+    there: Sequence[RunStatus] = (),
+) -> int:
+    """Print a table of runs and of runs over ssh, the newest activity first.
+
+    Args:
+        runs: the runs of this machine.
+        as_json: whether to print JSON.
+        limit: shows so many runs, at most; None: all.
+        states: shows only runs in these states; empty: in any.
+        there: the runs over ssh.
+    """
+    read = runs if states else runs[:limit]
+    found = [*statuses(read, SlurmClient()), *there]
+    found = [one for one in found if not states or one.state in states]
     if there:
-        found = sorted([*found, *there], key=lambda one: one.seen or one.created or 0.0, reverse=True)
+        found.sort(key=lambda one: one.seen or one.created or 0.0, reverse=True)
+    more = len(found[limit:]) if limit else 0
+    more, found = more + len(runs) - len(read), found[:limit]
     if as_json:
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
         return 0
     if not found:
-        print("There are no runs yet. Start one with `slurmddp train`.", file=sys.stderr)
+        none = "No run is in this state" if states else "There are no runs yet"
+        print(f"{none}. `slurmddp list --all` shows all runs, `slurmddp train` starts one.", file=sys.stderr)
         return 0
     rows, styles = _rows(found, time.time())
     print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
