@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from slurmddp.runs.folder import freeze
 from slurmddp.slurm.script import render_array
 from slurmddp.spec import Program
+from support.runs.agent_runs import wait_until
 from support.slurm.script_run import FAIL, FINISH, PREEMPTED, SAVE, STOP, Script
 from support.slurm.slurm_jobs import make_job
 
@@ -94,13 +98,17 @@ def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(script: 
     environ = {**script.environ, "SLURMD_NODENAME": "n1"}
     process = subprocess.Popen(["bash", str(script.folder.script_file)], env=environ, start_new_session=True)
     log = script.folder.log_dir(0) / "batch.log"
-    deadline = time.monotonic() + 60
-    while not log.exists() or "waiting to be ended by it" not in log.read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    time.sleep(0.2)
-    subprocess.run(["kill", "-TERM", "--", f"-{process.pid}"], check=True)
-    assert process.wait(timeout=30) == 143
+    wait_until(lambda: log.exists() and "waiting to be ended by it" in log.read_text(), "the script waits")
+    assert process.poll() is None
+
+    def has_ended() -> bool:
+        """Send SIGTERM again, which the batch step still ignores for a moment after that line."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        return process.poll() is not None
+
+    wait_until(has_ended, "SIGTERM ends the script")
+    assert process.returncode == 143
 
 
 # --- Setup lines ---

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,11 +22,12 @@ SILENT_S = 1200.0
 @pytest.fixture
 def srun() -> Iterator[subprocess.Popen[bytes]]:
     """An srun in a shell function: the shell that is watched has it as its child."""
-    with subprocess.Popen(["bash", "-c", "sleep 600; true"]) as process:
+    with subprocess.Popen(["bash", "-c", "sleep 600; true"], start_new_session=True) as process:
         while not _children(process.pid):
             time.sleep(0.01)
         yield process
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # The shell alone would leave its child behind.
 
 
 class Watched:
