@@ -69,12 +69,20 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "No node here has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
         "`sinfo -o '%P %D %c %m %G'`.",
     ),
-    (r"time limit", "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed."),
+    # A policy's refusal ends with "and/or time limits", whatever the limit is.
+    (
+        r"(?<!and/or )time limit",
+        "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed.",
+    ),
     (
         r"job violates|policy|limit.*reached|maxsubmit",
         "A limit of your account or QOS is reached: wait for jobs to end, ask for less, or use another qos=.",
     ),
     (r"authentication|munge|protocol", "SLURM does not accept this machine: submit from a login node."),
+    (
+        r"talking to the database",
+        "SLURM's accounting does not answer: try again in a minute; `sacct` shows if it is back.",
+    ),
     (
         r"unable to contact|socket timed out|connection refused",
         "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",

@@ -348,7 +348,11 @@ def test_without_slurm_the_error_says_where_to_go(tmp_path: Path, monkeypatch: p
             "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
             "time_limit=",
         ),
-        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit ...)", "QOS"),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "wait for jobs to end",
+        ),
+        ("Problem talking to the database: Connection refused", "accounting does not answer"),
         ("Batch job submission failed: Invalid wckey specification", "wckey"),
         ("Batch job submission failed: Invalid feature specification", "constraint"),
         ("Batch job submission failed: Requested reservation is invalid", "reservation"),
