@@ -8,6 +8,7 @@ from typing import Any
 from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
 from slurmddp.host.cpus import most_ranks
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.units import parse_minutes
 from slurmddp.spec import GlobalBatch, Resources
 
@@ -45,7 +46,7 @@ def resolve(
     cpus = _share_of("cpus_per_node", config, cluster, share, least=ranks)
     if launcher == "slurm" and cpus is not None and ranks > most_ranks(cpus):
         raise ConfigError(
-            f"ranks_per_node={ranks} is too much for a node with {cpus} CPUs, which take at most "
+            f"ranks_per_node={ranks} is too much for a node with {counted(cpus, 'CPU')}, for at most "
             f"{most_ranks(cpus)} ranks.",
             hint=f"Say ranks_per_node={most_ranks(cpus)} or less, or more nodes.",
         )

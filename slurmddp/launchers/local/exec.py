@@ -28,6 +28,7 @@ from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE, ScriptRun
+from slurmddp.runs.text_format import counted
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
 """The probe listens there for a moment, so that the port is free on the address that the ranks will use."""
@@ -82,7 +83,7 @@ def _refuse_crowd(ranks: int, nodes: int, allocated: int | None) -> None:
         return
     if ranks > (most := most_ranks(cpus)) * machines:
         raise ConfigError(
-            f"-n {ranks} ranks are too many: {where} has {cpus} CPUs, which take at most {most} ranks.",
+            f"-n {ranks} ranks are too many: {where} has {counted(cpus, 'CPU')}, for at most {most} ranks.",
             hint=f"Say -n {most * machines} or less.",
         )
 

@@ -29,6 +29,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import as_error, describe
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
+from slurmddp.runs.text_format import counted
 from slurmddp.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
@@ -225,9 +226,11 @@ def check_size(ranks: int, cpus: int) -> str | None:
     """Return a warning if `ranks` are many for the CPUs here; raises ConfigError if they are far too many."""
     if ranks > most_ranks(cpus):
         raise ConfigError(
-            f"{ranks} ranks can't be tried on this machine: its {cpus} CPUs take at most {most_ranks(cpus)}.",
+            f"{ranks} ranks can't be tried on this machine, which has {counted(cpus, 'CPU')}, for at most "
+            f"{most_ranks(cpus)} ranks.",
             hint=f"Try the job in small: {_SMALLER}.",
         )
     if ranks > _CROWDED * cpus:
-        return f"{ranks} ranks share {cpus} CPUs here, so this will be slow. To try it in small, {_SMALLER}."
+        shared = f"{ranks} ranks share {counted(cpus, 'CPU')} here, so this will be slow."
+        return f"{shared} To try it in small, {_SMALLER}."
     return None
