@@ -207,7 +207,8 @@ def _attempt_number(environ: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise ConfigError(
             f"SLURMDDP_ATTEMPT is {text!r}, not the number of an attempt.",
-            hint="The batch script and `slurmddp train` start the agent; they claim an attempt for it.",
+            hint="The batch script and `slurmddp train` set it. A container has to keep the variables of the "
+            "job: apptainer without --cleanenv and --containall.",
         )
     return int(text)
 
