@@ -9,6 +9,7 @@ Source:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -90,6 +91,8 @@ class Fsdp:
 def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.Module]:
     """Return the modules below `model` to gather as one unit each; no unit lies in another.
 
+    A module that shares a parameter with modules outside of it is no unit: torch gathers a parameter once.
+
     Args:
         model: the module to shard.
         classes: names of classes; None: the members of containers whose members have one class.
@@ -107,7 +110,13 @@ def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.
                 f"strategy.wrap names {name}, and {type(model).__name__} has no module of this class.",
                 hint=near_matches(name, present),
             )
-    return list(dict.fromkeys(_units(model, classes)))
+    uses = _uses(model)
+    return [unit for unit in dict.fromkeys(_units(model, classes)) if _uses(unit).items() <= uses.items()]
+
+
+def _uses(model: nn.Module) -> Counter[int]:
+    """Return the number of modules that hold each parameter, by its id."""
+    return Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
 
 
 def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Module]:

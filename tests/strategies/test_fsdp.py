@@ -78,6 +78,13 @@ def test_units_are_the_outermost_modules_of_the_chosen_classes(
     assert units_of(model, classes) == [model.get_submodule(name) for name in names]
 
 
+def test_modules_that_share_a_parameter_are_no_units_but_a_repeated_module_is_one() -> None:
+    model = _Model()
+    model.stack[1][0].weight = model.mixed[0].weight
+    model.stack.append(model.stack[0])
+    assert units_of(model) == [model.get_submodule(name) for name in ("stack.0", "lists.0.0", "lists.1.0")]
+
+
 def test_unknown_classes_and_types_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Linaer.*Did you mean Linear"):
         units_of(_Model(), ["Linaer"])

@@ -16,9 +16,14 @@ from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return `batch` with all its tensors, in nested mappings, lists and tuples too, on `device`."""
+    """Return `batch` with all its tensors, in nested mappings, lists and tuples too, on `device`.
+
+    An object with a method `to`, such as a batch of graphs or of tokenized texts, moves itself.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

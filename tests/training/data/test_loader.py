@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
@@ -214,3 +215,8 @@ def test_nested_tensors_are_moved() -> None:
     assert isinstance(moved["b"], Pair)
     assert moved["b"].x.is_meta
     assert moved["b"].y == 4
+
+
+def test_an_object_that_can_move_itself_does_so() -> None:
+    (packed,) = to_device([nn.utils.rnn.pack_sequence([torch.ones(2)])], torch.device("meta"))
+    assert packed.data.is_meta and not packed.batch_sizes.is_meta
