@@ -121,11 +121,15 @@ def script_of(job: Job) -> str | None:
 
 
 def fits_here(job: Job) -> None:
-    """Refuse a local run with far too many ranks for this machine."""
+    """Refuse a local run with far too many ranks for this machine, or more nodes than the allocation has."""
     from slurmddp.host import process
     from slurmddp.launchers.local import run as local
+    from slurmddp.launchers.local.allocation import around
 
-    local.check_size(job.resources.world_size, process.usable_cpus())
+    if allocation := around(os.environ):
+        allocation.require(job.resources.all_nodes, f"nodes={job.resources.all_nodes}")
+    else:
+        local.check_size(job.resources.world_size, process.usable_cpus())
 
 
 def _submit(job: Job, *, is_new: bool) -> int:
@@ -203,33 +207,28 @@ def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     return present if chosen is None else min(present, len([one for one in chosen.split(",") if one.strip()]))
 
 
-def unused_allocation(environ: Mapping[str, str]) -> list[str]:
-    """Return the note for a run on this machine in a shell of `salloc`, whose nodes it would not use."""
-    job_id, nodes = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NUM_NODES", "1")
-    if not job_id or (environ.get("SLURMD_NODENAME") and nodes == "1"):
-        return []
-    return [
-        f"this shell holds {counted(int(nodes), 'node')} by job {job_id}, and the ranks run on this machine. "
-        "`slurmddp exec -n RANKS python SCRIPT` starts ranks on the nodes; +cluster=NAME submits a job."
-    ]
-
-
 def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.cli.live_view import RunView
     from slurmddp.launchers.local import run as local
+    from slurmddp.launchers.local.allocation import around
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.index import remember
     from slurmddp.spec import total_steps
 
     folder = RunFolder(job.run_dir) if is_new else prepare(job, script_of(job))
     remember(folder)
-    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on this machine)")
+    allocation = around(os.environ)
+    nodes = f"{counted(job.resources.all_nodes, 'node')} of job"
+    where = f"{nodes} {allocation.job_id}" if allocation else "this machine"
+    print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(_places(folder), flush=True)
-    if job.resources.gpus_per_node and not gpus_here(os.environ):
+    if allocation and allocation.nodes > job.resources.all_nodes:
+        print(f"note    job {allocation.job_id} holds {allocation.nodes} nodes; nodes=N uses more of them.")
+    if job.resources.gpus_per_node and not allocation and not gpus_here(os.environ):
         print("This machine shows no GPU: the training runs on its CPUs.")
     # Another program than the trainer may only print.
     with RunView(folder, total_steps(job.program.config), output=not job.program.is_own_trainer) as view:
-        training = local.LocalRun(job, folder, lock, view.say)
+        training = local.LocalRun(job, folder, lock, view.say, allocation=allocation)
         training.start()
         code = training.wait(view.tick)
     return _conclude(job, code)

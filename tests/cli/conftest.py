@@ -47,7 +47,9 @@ class FakeLocal:
     ends: Callable[[], int] = staticmethod(lambda: 0)
     started = 0
 
-    def __init__(self, job: Any, folder: RunFolder, lock: Any, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Any, folder: RunFolder, lock: Any, say: Callable[[str], None], *, allocation: Any = None
+    ) -> None:
         self.folder, self.steps = folder, job.program.config["train"]["steps"]
 
     def start(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from slurmddp.cli import start_run
@@ -75,15 +77,17 @@ def test_a_failed_training_shows_the_failing_rank(project, here, capsys):
     )
 
 
-def test_a_run_in_a_shell_of_salloc_says_that_it_does_not_use_the_nodes(project, here, capsys, monkeypatch):
-    shell = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
-    assert start_run.unused_allocation({}) == []
-    assert start_run.unused_allocation({**shell, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}) == []
-    assert start_run.unused_allocation({**shell, "SLURMD_NODENAME": "n1"})
-    for name, value in shell.items():
+def test_a_run_in_a_shell_of_salloc_uses_its_nodes(project, here, capsys, monkeypatch, tmp_path):
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(["train"]) == 0
-    assert "this shell holds 2 nodes by job 7, and the ranks run on this machine" in capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "(2 ranks on 1 node of job 7)" in shown
+    assert "note    job 7 holds 2 nodes; nodes=N uses more of them." in shown
+    assert main(["train", "nodes=3"]) == EXIT_CONFIG
+    assert "nodes=3 is more than the 2 node(s) of this allocation (job 7)" in capsys.readouterr().err
 
 
 def test_a_folder_in_the_way_is_not_touched(project, here, capsys):

@@ -126,8 +126,6 @@ def jobs_of(
             notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
         check(job)
         jobs.append(job)
-    if any(job.launcher == "local" for job in jobs):
-        notes += start_run.unused_allocation(os.environ)
     for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return jobs

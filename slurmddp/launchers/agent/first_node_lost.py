@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from slurmddp.environments.names import EMULATED_VARIABLE, SCRIPT_PID_VARIABLE
+from slurmddp.environments.names import SCRIPT_PID_VARIABLE
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -34,10 +34,10 @@ def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
 def requeue(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Let the batch step requeue the job if its script is gone, and wait until that is done.
 
-    SLURM may take a quarter of an hour, so end the ranks before. Do nothing in a local run, and nothing in a
-    container without SLURM's commands.
+    SLURM may take a quarter of an hour, so end the ranks before. Do nothing in a run without a batch script,
+    and nothing in a container without SLURM's commands.
     """
-    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and not environ.get(EMULATED_VARIABLE)
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and environ.get(SCRIPT_PID_VARIABLE)
     if not has_slurm or not folder.batch_file.exists():
         return
     command = [sys.executable, "-IS", str(folder.batch_file), "first-node-lost"]

@@ -16,17 +16,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurmddp.environments import slurm
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
-from slurmddp.environments.hostlist import parse_counts
-from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
+from slurmddp.launchers.local.allocation import Allocation, around
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE, ScriptRun
 from slurmddp.runs.text_format import counted
 
@@ -47,20 +45,16 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         SlurmError: srun is missing.
     """
     program = _program(command[0])
-    allocated = _allocated_nodes(os.environ)
-    nodes = nodes or allocated or 1
+    allocation = around(os.environ)
+    nodes = nodes or (allocation.nodes if allocation else 1)
     if ranks % nodes:
         raise ConfigError(
             f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
             hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // nodes) * nodes}.",
         )
-    _refuse_crowd(ranks, nodes, allocated)
-    if allocated is not None:
-        if nodes > allocated:
-            raise ConfigError(
-                f"--nodes {nodes} is more than the {allocated} node(s) of this allocation.",
-                hint=f"Use --nodes {allocated} or fewer, or a larger allocation.",
-            )
+    _refuse_crowd(ranks, nodes, allocation)
+    if allocation is not None:
+        allocation.require(nodes, f"--nodes {nodes}")
         return _in_allocation(command, ranks, nodes)
     per_node = ranks // nodes
     launch_id = secrets.token_hex(8)
@@ -72,13 +66,12 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
     return _run([program, *command[1:]], environments)
 
 
-def _refuse_crowd(ranks: int, nodes: int, allocated: int | None) -> None:
+def _refuse_crowd(ranks: int, nodes: int, allocation: Allocation | None) -> None:
     """Raise ConfigError if the ranks are far too many for this machine, or for a node of the allocation."""
-    counts = os.environ.get("SLURM_JOB_CPUS_PER_NODE")
-    if allocated is None:
+    if allocation is None:
         cpus, machines, where = process.usable_cpus(), 1, "this machine"
-    elif counts:
-        cpus, machines, where = min(parse_counts(counts)), nodes, "a node of this allocation"
+    elif allocation.cpus is not None:
+        cpus, machines, where = allocation.cpus, nodes, "a node of this allocation"
     else:
         return
     if ranks > (most := most_ranks(cpus)) * machines:
@@ -127,16 +120,7 @@ def _program(name: str) -> str:
     )
 
 
-def _allocated_nodes(environ: Mapping[str, str]) -> int | None:
-    """Return the number of nodes of the allocation around this process; None outside and inside a step."""
-    if EMULATED_VARIABLE in environ or not slurm.in_allocation(environ) or slurm.in_step(environ):
-        return None
-    return int(environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1")))
-
-
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
-    if shutil.which("srun") is None:
-        raise SlurmError("This is an allocation of SLURM, but there is no srun on PATH.", hint="Load SLURM.")
     task = ["--mpi=none", "--export=ALL", "--ntasks-per-node=1"]
     this_module = [sys.executable, "-m", __name__]
     step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--wait=0", "--unbuffered"]

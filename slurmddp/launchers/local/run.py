@@ -1,7 +1,8 @@
-"""Run a job on this machine: one agent per emulated node, in the foreground, restarted as on a cluster.
+"""Run a job on this machine, or in an allocation: in the foreground, restarted as on a cluster.
 
-The agents get the environment of a SLURM step, so a laptop runs the code that the cluster runs. Modules, the
-lines of `cluster.setup` and containers need a real site and are left out.
+There is one agent per node. On this machine nodes are emulated: the agents get the environment of a SLURM
+step, so a laptop runs the code that the cluster runs. In an allocation that `salloc` holds, srun starts the
+agents on its nodes. Modules, the lines of `cluster.setup` and containers are left out.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from slurmddp.batch import requeue_policy
-from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch import begin, requeue_policy
+from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.event_command import EventCommands, kind_of_end
 from slurmddp.batch.progress import Saved, progressed, saved
+from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.environments.emit import LOCAL_JOB_IDS
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
 from slurmddp.host import process
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.local.allocation import Allocation
 from slurmddp.launchers.local.nodes import LocalNodes
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import as_error, describe
@@ -58,12 +61,23 @@ class LocalRun:
         say: Callable[[str], None],
         *,
         command: Sequence[str] = (),
+        allocation: Allocation | None = None,
     ) -> None:
-        """Describe the run; `lock` is held until the agents end, `command` replaces the usual agent."""
+        """Describe the run.
+
+        Args:
+            job: the job.
+            folder: the run folder.
+            lock: held until the agents end.
+            say: gets lines for the person.
+            command: replaces the usual agent.
+            allocation: the nodes to run on; None: emulate nodes on this machine.
+        """
         self.job, self.folder = job, folder
         self.attempt = -1
         command = command or [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
-        self.nodes = LocalNodes(job, folder, command, say)
+        self.nodes = LocalNodes(job, folder, command, say, allocation)
+        self._allocation = allocation
         self._lock, self._say = lock, say
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
@@ -77,7 +91,8 @@ class LocalRun:
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
-        if self.attempt < 0 and (warning := check_size(self.job.resources.world_size, process.usable_cpus())):
+        is_first, ranks = self.attempt < 0, self.job.resources.world_size
+        if is_first and not self._allocation and (warning := check_size(ranks, process.usable_cpus())):
             self._say(warning)
         if self._inbox is None:
             # From here on Ctrl-C is a message: an exception between two agents could lose an agent.
@@ -96,14 +111,22 @@ class LocalRun:
             attempt=self.attempt,
             job_id=self._job_id,
             restart_count=self._counts.failures,
-            nodes=socket.gethostname(),
+            nodes=self._allocation.hosts if self._allocation else socket.gethostname(),
             launcher="local",
             pid=os.getpid(),
             process_start=process.start_time(os.getpid()),
             host=socket.gethostname(),
         )
         self._commands.start("started", self.attempt, job_id=self._job_id, launcher="local")
-        self.nodes.start(self.attempt, self._job_number, self._lock.fileno)
+        self.nodes.start(self.attempt, self._job_number, self._lock.fileno, self._limits())
+
+    def _limits(self) -> dict[str, str]:
+        """Return the variables with the time limits of the allocation; empty on this machine."""
+        if self._allocation is None:
+            return {}
+        policy = self.job.policy
+        settings = Settings(signal_lead_s=policy.signal_lead_s, grace_s=policy.grace_s)
+        return begin.limits(SlurmJob(os.environ, say=self._say), settings)()
 
     def _saved(self) -> Saved:
         return saved(self.folder, self.job.project_dir, self.job.saved_files)
@@ -158,7 +181,7 @@ class LocalRun:
             self._say(f"Killing the run{last}.")
             self.nodes.kill()
         elif not self.nodes.stopping:
-            script = "The script gets SIGTERM; slurmddp can't see whether it saves."
+            script = f"The script gets {self.nodes.stop_signal.name}; slurmddp can't see whether it saves."
             what = script if self._is_script else "Stopping at a checkpoint."
             grace_s = self.job.policy.grace_s
             end = "" if grace_s is None else f" Deaf ranks are killed after {grace_s} s."

@@ -25,11 +25,11 @@ sys.exit(3)
     ("environ", "program", "asked"),
     [
         ({}, PROGRAM, "first-node-lost 41 "),
-        ({"SLURMDDP_EMULATED": "1"}, PROGRAM, None),
+        ({"SLURMDDP_SCRIPT_PID": ""}, PROGRAM, None),
         ({"PATH": "/usr/bin/none"}, PROGRAM, None),
         ({}, None, None),
     ],
-    ids=["under SLURM", "in a local run", "in a container", "without a program"],
+    ids=["under SLURM", "without a batch script", "in a container", "without a program"],
 )
 def test_the_batch_step_is_asked(
     tmp_path: Path, environ: dict[str, str], program: str | None, asked: str | None
@@ -38,7 +38,7 @@ def test_the_batch_step_is_asked(
     if program:
         folder.batch_file.write_text(program)
     path = f"{PROGRAMS}:{os.environ['PATH']}"
-    requeue(folder, {**os.environ, "PATH": path, "SLURM_JOB_ID": "41", **environ})
+    requeue(folder, {**os.environ, "PATH": path, "SLURM_JOB_ID": "41", "SLURMDDP_SCRIPT_PID": "9", **environ})
     found = tmp_path / "asked"
     assert (found.read_text() if found.exists() else None) == asked
 
