@@ -317,10 +317,13 @@ class SlurmClient:
                 f"There is no {command[0]} on this machine's PATH.",
                 hint="Go to a login node of the cluster, or start a SLURM here with `slurmddp sandbox up`.",
             ) from None
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
+            # sbatch waits and tries again by itself, for instance while the site has too many jobs.
+            words = " ".join((error.stderr or b"").decode(errors="replace").split())
+            said = f" It said: {words}" if words else ""
             raise _NotAnswered(
-                f"{command[0]} gave no answer within {limit_s:g} s.",
-                hint=hint_for("unable to contact"),
+                f"{command[0]} gave no answer within {limit_s:g} s.{said}",
+                hint=hint_for(words or "unable to contact"),
             ) from None
         if done.returncode == 0:
             return done

@@ -87,6 +87,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"unable to contact|socket timed out|connection refused",
         "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
     ),
+    (
+        r"temporarily unable to accept",
+        "The site has as many jobs as SLURM keeps (MaxJobCount, with jobs that ended minutes ago): try again "
+        "later, or submit fewer at once.",
+    ),
     (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
     (r"access.*denied|permission denied", "SLURM allows that only to the owner of the job."),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,23 @@ def test_a_refusal_is_not_retried(programs: FakePrograms, slurm: SlurmClient, sc
     assert not caught.value.may_be_queued
     assert programs.calls("sbatch") == 1
     assert "qos=" in caught.value.hint
+
+
+def test_the_words_of_a_program_that_tries_again_by_itself_are_quoted(
+    slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.\n"
+    answer = slurm._answer
+
+    def run_out_of_time(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+        if command[0] == "sbatch":
+            raise subprocess.TimeoutExpired(command, limit_s, stderr=words)
+        return answer(command, limit_s)
+
+    monkeypatch.setattr(slurm, "_answer", run_out_of_time)
+    with pytest.raises(SlurmError, match=r"gave no answer .* It said: sbatch: error: .* retrying") as caught:
+        slurm.submit(script, token="t:1")
+    assert "MaxJobCount" in caught.value.hint
 
 
 def test_a_person_is_told_of_a_wait_for_a_program_that_hangs_and_a_query_gives_up_early(
