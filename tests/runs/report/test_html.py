@@ -156,7 +156,7 @@ def test_what_the_time_went_into(folder):
     assert first[0].startswith("Attempt 0, 1m 00s: ")
     assert second[0].startswith("Attempt 1, 3m 20s: queued 2m 20s (70 %)")
     assert re.findall(r'class="bar"[^>]*style="width: max\(\d+px, ([\d.]+)%\)', html) == ["100", "30", "100"]
-    assert "Lost 15 % 39s in steps that were repeated" in Page(html).text
+    assert "Lost 15 % 39s in steps that no checkpoint holds" in Page(html).text
 
 
 def test_a_run_of_one_attempt_has_one_bar(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,9 +63,11 @@ class ForkedAgent:
         self.returncode = self._process.exitcode
         return self.returncode
 
-    def wait(self) -> int | None:
-        self._process.join()
-        return self.poll()
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("agent", timeout or 0.0)
+        return code
 
     def send_signal(self, sent: signal.Signals) -> None:
         os.kill(self.pid, sent)
