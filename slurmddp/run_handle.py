@@ -81,7 +81,7 @@ class Run:
         Raises:
             TimeoutError: the run has not ended in time. It goes on.
         """
-        from slurmddp.cli.commands.logs import end_of
+        from slurmddp.runs.status.run_end import end_of
         from slurmddp.slurm.client import SlurmClient
 
         end = None if timeout_s is None else time.monotonic() + timeout_s

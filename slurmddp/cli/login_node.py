@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from slurmddp.errors import ConfigError
+
 SUBMITTING = frozenset({"train", "run", "controller", "bench"})
 """Commands whose settings may name a login node; the others are about runs."""
 
@@ -20,7 +22,16 @@ def of_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
     sources = hydra_flags.sources(parsed)
     words = parsed.words if hasattr(parsed, "words") else parsed.overrides
     if getattr(parsed, "multirun", False):
+        from slurmddp.config.composition import search_space
         from slurmddp.config.composition.sweep import points
 
+        if search_space.is_search(words):
+            first = search_space.read(words, Path.cwd(), sources).first_point()
+            if keys := login_node(first, Path.cwd(), sources):
+                raise ConfigError(
+                    f"A search waits for its results, so it can't go through ssh={keys['ssh']}.",
+                    hint="Start it on the login node, without ssh=.",
+                )
+            return None
         words = points(words, Path.cwd(), sources)[0]
     return login_node(words, Path.cwd(), sources)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurmddp.spec import Job
 
 
-_GIVEN_UP = frozenset({EXIT_STOPPED, messages.EXIT_INTERRUPTED})
+GIVEN_UP = frozenset({EXIT_STOPPED, messages.EXIT_INTERRUPTED})
 """Exit codes of a local run that a person has ended, and with it the sweep."""
 
 
@@ -43,9 +43,12 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
 
     runs_dir = _refuse_alike(jobs)
     refuse_misfits(jobs)
-    sweep = sweeps.write(runs_dir, _common_name(jobs), [(job.run_name, job.overrides) for job in jobs])
-    print(f"sweep   {sweep.name}  ({counted(len(jobs), 'run')})")
-    return start_points(jobs, begin, sweep.name)
+    name = sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
+    sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
+    print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
+    codes = start_points(jobs, begin, name)
+    print(f"\nsweep   slurmddp list {name}")
+    return combine_exit_codes(codes)
 
 
 def refuse_misfits(jobs: Sequence[Job]) -> None:
@@ -54,34 +57,40 @@ def refuse_misfits(jobs: Sequence[Job]) -> None:
         start_run.script_of(job)
 
 
-def start_points(jobs: Sequence[Job], begin: Begin, sweep: str) -> int:
-    """Start points of a sweep, on SLURM those of the same resources as one array; return the exit code.
+def start_points(
+    jobs: Sequence[Job], begin: Begin, sweep: str, lines: Mapping[str, str] | None = None
+) -> list[int]:
+    """Start points of a sweep, on SLURM those of the same resources as one array; return their exit codes.
+
+    On this machine a stop or Ctrl-C leaves out the points after it.
 
     Args:
         jobs: the job of each point.
         begin: starts one run, or submits it.
         sweep: the name of the sweep.
+        lines: what is printed before the start of each run, by its name; None: its number and settings.
     """
-    shown = {
-        job.run_name: f"{number} of {len(jobs)}  {job.run_name}  {own}"
-        for number, job, own in _numbered(jobs)
-    }
+    if lines is None:
+        lines = {
+            job.run_name: f"point   {number} of {len(jobs)}  {job.run_name}  {own}"
+            for number, job, own in numbered(jobs)
+        }
     codes: list[int] = []
     for group in groups(jobs):
         begun = len(codes)
         try:
-            codes += _begin_group(group, begin, sweep, shown)
+            codes += _begin_group(group, begin, sweep, lines)
         except SlurmddpError:
             left = counted(len(jobs) - begun, "point")
             print(f"slurmddp: {left} not started; the same command starts them.", file=sys.stderr)
             raise
-        if not _GIVEN_UP.isdisjoint(codes):
+        if not GIVEN_UP.isdisjoint(codes):
             break
-    print(f"\nsweep   slurmddp list {sweep}")
-    return combine_exit_codes(codes)
+    return codes
 
 
-def _common_name(jobs: Sequence[Job]) -> str:
+def common_name(jobs: Sequence[Job]) -> str:
+    """Return the name that all jobs have; empty if they differ."""
     names = {job.name for job in jobs}
     return names.pop() if len(names) == 1 else ""
 
@@ -97,13 +106,13 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
     return array.groups(jobs, most_at_once(client.SlurmClient()) if client.on_path() else len(jobs))
 
 
-def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, shown: Mapping[str, str]) -> list[int]:
+def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, lines: Mapping[str, str]) -> list[int]:
     """Start the points of a group, several as one array; return the exit code of each."""
     from slurmddp.cli.start_array import ArrayStart
 
     if len(group) == 1:
         (job,) = group
-        print(f"\npoint   {shown[job.run_name]}", flush=True)
+        print(f"\n{lines[job.run_name]}", flush=True)
         try:
             return [begin(job)]
         except SlurmddpError as error:
@@ -115,7 +124,7 @@ def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, shown: Mapping[
         for job in sorted(
             group, key=lambda job: job.run_name
         ):  # Two sweeps never wait for each other's locks.
-            print(f"point   {shown[job.run_name]}", flush=True)
+            print(lines[job.run_name], flush=True)
             codes.append(begin(job, array=array))
         array.submit([job.run_name for job in group])
         return codes
@@ -128,9 +137,9 @@ def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
     from slurmddp.slurm.script import render_array
 
     runs_dir = _refuse_alike(jobs)
-    rows = [(f"# {number}", job.run_name, own) for number, job, own in _numbered(jobs)]
+    rows = [(f"# {number}", job.run_name, own) for number, job, own in numbered(jobs)]
     print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
-    name = sweeps.name_of(_common_name(jobs), [job.run_name for job in jobs])
+    name = sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
     for group in groups(jobs):
         if len(group) > 1:
             print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
@@ -139,7 +148,7 @@ def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
     return EXIT_FINISHED
 
 
-def _numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
+def numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
     """Return the number of each point, its job, and its settings without the settings of all points."""
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
     return [
@@ -153,7 +162,7 @@ def _refuse_alike(jobs: Sequence[Job]) -> Path:
     seen: dict[str, Job] = {}
     for job in jobs:
         if other := seen.get(job.run_name):
-            pair = _numbered((other, job))
+            pair = numbered((other, job))
             one, two = (own or shlex.join(as_typed(each.overrides)) for _, each, own in pair)
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {one}, and {two}.",

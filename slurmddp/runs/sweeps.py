@@ -24,6 +24,8 @@ class Sweep:
 
     file: Path
     runs: tuple[RunFolder, ...]
+    best: str = ""
+    """The metric of a search, such as "max accuracy"; empty: the report chooses one."""
 
     @property
     def name(self) -> str:
@@ -40,29 +42,38 @@ class Sweep:
         return [run for run in self.runs if run.config_file.is_file()]
 
 
-def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]]) -> Sweep:
-    """Write the file of a sweep; the same runs give the same name.
+def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], best: str = "") -> Sweep:
+    """Write the file of a sweep.
 
     Args:
         runs_dir: the folder of its run folders.
-        name: the first part of the sweep's name, such as the common name of its runs; may be empty.
+        name: of the sweep.
         runs: the name of each run, and its settings as typed.
+        best: the metric of a search and which values are best, such as "max accuracy".
     """
-    file = runs_dir / f"{name_of(name, [run for run, _ in runs])}{_SUFFIX}"
+    file = runs_dir / f"{name}{_SUFFIX}"
     runs_dir.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"run": run, "settings": list(typed)}, ensure_ascii=False) for run, typed in runs]
-    write_atomic(file, "".join(f"{line}\n" for line in lines))
+    further = {"best": best} if best else {}
+    records = [{"run": run, "settings": list(typed), **further} for run, typed in runs]
+    write_atomic(file, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
     return _read(file)
 
 
-def name_of(name: str, runs: Sequence[str]) -> str:
-    """Return the name of the sweep of these runs, which begins with `name`."""
-    digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:8]
+def name_of(name: str, parts: Sequence[str]) -> str:
+    """Return the name of a sweep, the same for the same parts in any order.
+
+    Args:
+        name: its beginning, such as the common name of its runs; may be empty.
+        parts: the names of its runs, or the words of a search, whose runs are not known at its start.
+    """
+    digits = hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:8]
     return f"{name}{name and '-'}sweep-{digits}"
 
 
 def _read(file: Path) -> Sweep:
-    return Sweep(file, tuple(RunFolder(file.parent / record["run"]) for record in read_lines(file)))
+    records = list(read_lines(file))
+    runs = tuple(RunFolder(file.parent / record["run"]) for record in records)
+    return Sweep(file, runs, best=records[0].get("best", "") if records else "")
 
 
 def names() -> list[str]:

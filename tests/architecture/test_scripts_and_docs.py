@@ -13,6 +13,7 @@ import pytest
 from slurmddp.cli.commands import run
 from slurmddp.cli.main import COMMANDS
 from slurmddp.config.composition.compose import compose
+from slurmddp.config.composition.search_space import is_search, read
 from slurmddp.config.composition.sources import DEFAULT
 from slurmddp.config.composition.sweep import points
 from slurmddp.config.job import build_job
@@ -81,6 +82,8 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     known = [words for words in shown if not re.search(r"\+cluster=mine|my_|<", " ".join(words))]
     for words in known:
         settings = [word for word in words if not word.startswith("-")]
+        if is_search(settings):
+            settings = read(settings, tmp_path, DEFAULT).first_point()
         for overrides in points(settings, tmp_path, DEFAULT) if "-m" in words else [settings]:
             build_job(compose(overrides, tmp_path), project_dir=tmp_path, overrides=overrides)
     assert len(known) >= 3, "the docs show how to train"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.cli.commands import logs as logs_command
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from slurmddp.runs.status.run_end import end_of
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -98,7 +98,7 @@ def test_following_asks_slurm_seldom(make_run, slurm):
     now = 0.0
     queries = []
     slurm.jobs = lambda ids: queries.append(now) or {"7": slurm.states["7"]}
-    has_ended = logs_command.end_of(folder, slurm, clock=lambda: now)
+    has_ended = end_of(folder, slurm, clock=lambda: now)
     while now < 300:
         assert not has_ended()
         now += 1.0

@@ -163,9 +163,14 @@ HABITS = {
         Case("-m loss=glob(b*)", {"loss._target_": "torch.nn.BCELoss"}),
         Case("seed=4,5", refused="asks for several runs.*-m"),
     ],
-    "`interval`": [Case("-m seed=interval(1,2)", refused="learns from results")],
+    "`interval`": [
+        Case("-m hydra/sweeper=optuna optimizer.lr=interval(0.5,0.50000001)", {"seed": 0}),
+        Case("-m seed=interval(1,2)", refused="learns from results.*hydra/sweeper=optuna"),
+    ],
     "`hydra/sweeper`": [
-        Case("-m seed=1,2 hydra/sweeper=optuna", refused="Optuna needs each result"),
+        Case("-m seed=4,4 hydra/sweeper=optuna", {"seed": 4}),
+        Case("-m seed=4 hydra/sweeper=basic", {"seed": 4}),
+        Case("-m seed=1,2 hydra/sweeper=ax", refused="other sweepers are unknown"),
         Case("-m hydra.sweeper.params.seed=1,2", refused="basic sweeper"),
     ],
     "`hydra/launcher`": [Case("-m seed=1,2 hydra/launcher=joblib", refused=r"\+cluster=NAME submits")],

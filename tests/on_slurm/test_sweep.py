@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,17 @@ def test_an_element_of_an_array_is_requeued_alone_and_a_point_that_differs_is_a_
     again = command(*sweep[:-1], "nodes=1,2")
     assert again.count("is finished") == 3 and "(3 jobs on 2 nodes of sandbox each, 2 at once)" in again
     command("cancel", again.rpartition("slurmddp list ")[2].split()[0])
+
+
+def test_a_search_waits_for_its_runs_and_learns_from_them(sandbox: Sandbox, tmp_path: Path) -> None:
+    command = Command(make_project(tmp_path / "project"), sandbox.environment())
+    asked = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2"]
+    settings = ["name=gpt", "train.steps=2", "ranks_per_node=1", "optimizer.lr=tag(log,interval(1e-5,1e-1))"]
+    search = ["train", "-m", "+cluster=sandbox", *SMALL, *settings, *asked]
+    shown = command(*search)
+    assert shown.count("array   ") == 1 and "(2 jobs on 1 node" in shown, shown
+    results = dict(re.findall(r"^result  (gpt-\w+)  loss (\S+)$", shown, flags=re.M))
+    best = min(results, key=lambda name: float(results[name]))
+    assert len(results) == 3 and f"best    {best}  optimizer.lr=" in shown
+    assert command("list", shown.rpartition("slurmddp report ")[2].strip()).count(" finished ") == 3
+    assert command(*search).rpartition("best ")[2] == shown.rpartition("best ")[2]

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
-from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status import logs
+from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
-
-ASK_EVERY_S = 30.0
-"""Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,26 +83,6 @@ def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> 
     found = status(folder, slurm)
     print(f"-- {found.state}: {found.detail}")
     return 0
-
-
-def end_of(
-    folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
-) -> Callable[[], bool]:
-    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute."""
-    asked_at: float | None = None
-
-    def has_ended() -> bool:
-        nonlocal asked_at
-        history = read_history(folder)
-        open_attempt = history.newest is not None and history.newest.is_open
-        if history.settled and not open_attempt:
-            return True
-        if asked_at is not None and clock() - asked_at < ASK_EVERY_S:
-            return False
-        asked_at = clock()
-        return not status(folder, slurm).active
-
-    return has_ended
 
 
 def _count(text: str) -> int | None:

@@ -55,7 +55,7 @@ def written_sweep(sweep: sweeps.Sweep) -> Path:
         _write(folder, one)
     with _explained(sweep.name):
         return write_sweep_report(
-            sweep.report_file, sweep.name, found, missing=len(sweep.runs) - len(folders)
+            sweep.report_file, sweep.name, found, missing=len(sweep.runs) - len(folders), best=sweep.best
         )
 
 

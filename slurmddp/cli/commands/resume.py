@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.commands.train import add_check
-from slurmddp.errors import EXIT_FINISHED, RunStateError
+from slurmddp.errors import EXIT_FINISHED, RunStateError, combine_exit_codes
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
@@ -101,7 +101,9 @@ def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str], *, check: bool) -> 
         points = counted(missing, "point")
         print(f"slurmddp: {points} without a run folder; the sweep's command starts them.", file=sys.stderr)
     _print_notes(jobs, changes)
-    return start_sweep.start_points(jobs, begin, sweep.name)
+    codes = start_sweep.start_points(jobs, begin, sweep.name)
+    print(f"\nsweep   slurmddp list {sweep.name}")
+    return combine_exit_codes(codes)
 
 
 def _may_resume(found: RunStatus, changes: Sequence[str]) -> bool:

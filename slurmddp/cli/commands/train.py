@@ -78,16 +78,27 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
             return _show_script(job)
         return check_job.show([[job]]) if args.check else begin(job, again=args.again)
     from slurmddp.cli import start_sweep
+    from slurmddp.config.composition import search_space
     from slurmddp.config.composition.sweep import points
 
-    jobs = jobs_of(points(args.overrides, project_dir, sources), sources, check)
+    jobs_of_points = partial(jobs_of, sources=sources, check=check)
+    begin_each = partial(begin, again=args.again)
+    if search_space.is_search(args.overrides):
+        from slurmddp.cli import start_search  # Optuna is optional.
+
+        search = search_space.read(args.overrides, project_dir, sources)
+        if not (args.cfg or args.dry_run or args.check):
+            return start_search.start(search, jobs_of_points, begin_each, again=args.again)
+        jobs = start_search.first_jobs(search, jobs_of_points)
+    else:
+        jobs = jobs_of_points(points(args.overrides, project_dir, sources))
     if args.cfg:
         return max(hydra_flags.show_config(args, job, sources, many=True) for job in jobs)
     if args.dry_run:
         return start_sweep.show(jobs, _show_script)
     if args.check:
         return check_job.show(start_sweep.groups(jobs))
-    return start_sweep.start(jobs, partial(begin, again=args.again))
+    return start_sweep.start(jobs, begin_each)
 
 
 def jobs_of(

@@ -18,8 +18,8 @@ SEARCH_PATH = "hydra.searchpath"
 _INSTEAD = {
     "hydra.run": "Say runs_dir=FOLDER and name=NAME. The run folder ends in a hash, so it is found again.",
     "hydra.sweep": "Say runs_dir=FOLDER and name=NAME. Each point of a sweep has a run folder there.",
-    "hydra.sweeper": "`-m` sweeps with Hydra's basic sweeper. Optuna needs each result before the next "
-    "point, and a submission returns at once.",
+    "hydra.sweeper": "`-m` sweeps with Hydra's basic sweeper, and `-m hydra/sweeper=optuna` searches "
+    "(docs/hydra.md); other sweepers are unknown.",
     "hydra.launcher": "+cluster=NAME submits. An application with @hydra.main takes hydra/launcher=slurmddp.",
     "hydra.mode": "`-m` sweeps; without it one command is one run.",
     "hydra.output_subdir": "config.yaml and overrides.txt of the run folder hold the configuration.",

@@ -36,12 +36,16 @@ def points(words: Sequence[str], project_dir: Path, sources: Sources) -> list[li
     Raises:
         ConfigError: a sweep has no values, or has no end.
     """
-    alternatives = [_alternatives(word, project_dir, sources) for word in words if word != _BASIC]
-    return [list(point) for point in itertools.product(*alternatives)]
+    each = [alternatives(word, project_dir, sources) for word in words if word != _BASIC]
+    return [list(point) for point in itertools.product(*each)]
 
 
-def _alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
-    """Return the settings that one word stands for, the word itself if it is no sweep."""
+def alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
+    """Return the settings that one word stands for, the word itself if it is no sweep.
+
+    Raises:
+        ConfigError: the word has no values, or is an interval.
+    """
     key, _, typed = word.partition("=")
     if key.lstrip("+") in _AS_TYPED:
         values = choices(typed) if key.lstrip("+") in _ARGUMENTS else None
@@ -55,8 +59,8 @@ def _alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
         return [word]
     if not override.is_discrete_sweep():
         raise ConfigError(
-            f"{word!r} has no number of values: an interval is for a sweeper that learns from results.",
-            hint=f"Say {given.key}=range(START,STOP,STEP) or {given.key}=A,B,C.",
+            f"{word!r} has no number of values: an interval is for a search that learns from results.",
+            hint=f"Say {given.key}=range(START,STOP,STEP), or add hydra/sweeper=optuna.",
         )
     found = override.value()
     if isinstance(found, Glob):

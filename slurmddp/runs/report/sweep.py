@@ -12,44 +12,22 @@ from typing import Any
 from urllib.parse import quote
 
 import slurmddp
-from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import figures, parallel
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.html import TONES
 from slurmddp.runs.report.settings import as_text, settings_of, settings_that_differ
+from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Curve, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import counted, number
-from slurmddp.spec import parse_best
 from slurmddp.templates import template
 
 _MOST_AXES = 7
 """Settings in the picture, at most; the table shows all."""
 
 _UNCLEAR = frozenset({"_target_", "name", "path"})
-
-
-@dataclass(frozen=True)
-class Result:
-    """The metric by which the runs are compared; `mode` is `min` or `max`, empty if neither is known."""
-
-    name: str
-    label: str
-    mode: str
-
-    def curve(self, metrics: Metrics) -> Curve:
-        """Return the curve of the metric in one run."""
-        named = {"loss": metrics.train, "eval_loss": metrics.held_out}
-        return named.get(self.name) or metrics.own.get(self.name, Curve())
-
-    def value(self, metrics: Metrics) -> float | None:
-        """Return the best value of a run, or its last one without a mode; None without a finite value."""
-        values = [value for value in self.curve(metrics).values if math.isfinite(value)]
-        if not values:
-            return None
-        return {"min": min, "max": max}[self.mode](values) if self.mode else values[-1]
 
 
 @dataclass(frozen=True)
@@ -75,7 +53,9 @@ class Row:
     is_best: bool
 
 
-def write_sweep_report(file: Path, name: str, found: Sequence[RunStatus], *, missing: int = 0) -> Path:
+def write_sweep_report(
+    file: Path, name: str, found: Sequence[RunStatus], *, missing: int = 0, best: str = ""
+) -> Path:
     """Write the page of a sweep, and return its path.
 
     Args:
@@ -83,6 +63,7 @@ def write_sweep_report(file: Path, name: str, found: Sequence[RunStatus], *, mis
         name: of the sweep.
         found: the statuses of its runs, each with its report written.
         missing: how many points have no run folder.
+        best: the metric of a search, such as "max accuracy".
 
     Raises:
         SlurmddpError: matplotlib is missing, or a run folder can't be read.
@@ -90,7 +71,7 @@ def write_sweep_report(file: Path, name: str, found: Sequence[RunStatus], *, mis
     now = time.time()
     folders = [RunFolder(one.path) for one in found]
     metrics = [read(folder) for folder in folders]
-    result = _result(folders, metrics)
+    result = compared_metric(folders, metrics, best)
     results = [None if result is None else result.value(curves) for curves in metrics]
     runs = [
         Compared(one, settings_of(folder), curves, read_goodput(folder, one, now), value)
@@ -115,32 +96,16 @@ def write_sweep_report(file: Path, name: str, found: Sequence[RunStatus], *, mis
     return file
 
 
-def _result(folders: Sequence[RunFolder], metrics: Sequence[Metrics]) -> Result | None:
-    """Choose the metric of the comparison: `train.best`, else held-out loss, training loss, an own metric."""
-    for folder in folders:
-        best = (folder.config().get("train") or {}).get("best")
-        try:
-            name, mode = parse_best(str(best)) if best else ("", "")
-        except ConfigError:
-            continue
-        if name:
-            return Result(name, f"best {'held-out loss' if name == 'eval_loss' else name}", mode)
-    if any(map(len, (one.held_out for one in metrics))):
-        return Result("eval_loss", "best held-out loss", "min")
-    if any(map(len, (one.train for one in metrics))):
-        return Result("loss", "lowest training loss", "min")
-    own = [name for one in metrics for name in one.own]
-    return Result(own[0], f"last {own[0]}", "") if own else None
-
-
-def _place(result: Result | None, one: Compared) -> tuple[bool, float]:
+def _place(result: ComparedMetric | None, one: Compared) -> tuple[bool, float]:
     """Return the sort key: the best run first, runs without a result last."""
     if result is None or one.result is None:
         return True, 0.0
     return False, {"min": one.result, "max": -one.result}.get(result.mode, 0.0)
 
 
-def _rows(runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: Result | None) -> list[Row]:
+def _rows(
+    runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
+) -> list[Row]:
     own = list(dict.fromkeys(name for one in runs for name in one.metrics.own))
     labels = _short_names(differ)
     rows = []
@@ -192,7 +157,7 @@ def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _charts(
-    runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: Result | None
+    runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
 ) -> dict[str, str]:
     """Return the parallel coordinates, wide and narrow; empty if fewer than two runs have a result."""
     at = [number for number, one in enumerate(runs) if one.result is not None]
@@ -212,7 +177,7 @@ def _charts(
     }
 
 
-def _caption(runs: Sequence[Compared], differ: Mapping[str, Any], result: Result | None) -> str:
+def _caption(runs: Sequence[Compared], differ: Mapping[str, Any], result: ComparedMetric | None) -> str:
     words = ["Each line is a run."]
     if result is not None and result.mode:
         words[0] = f"Each line is a run; the orange line has the best value, the {result.mode}imum."

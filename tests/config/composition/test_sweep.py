@@ -40,11 +40,11 @@ POINTS = {
     "": [""],
 }
 REFUSED = {
-    "seed=interval(0,1)": "an interval is for a sweeper that learns.*range",
+    "seed=interval(0,1)": "an interval is for a search that learns.*range.*hydra/sweeper=optuna",
     "model=glob(x*)": "has no values",
     "program.args=choice()": "has no values",
     "program.args=choice([a],[b)": "not closed",
-    "seed=1,2 hydra/sweeper=optuna": "basic sweeper.*Optuna needs each result",
+    "seed=1,2 hydra/sweeper=ax": "basic sweeper.*hydra/sweeper=optuna",
     "hydra.sweeper.params.seed=1,2": "basic sweeper",
     "hydra.sweep.dir=x": "Each point of a sweep has a run folder",
     "hydra.mode=MULTIRUN": "`-m` sweeps",

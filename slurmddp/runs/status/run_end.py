@@ -1,0 +1,34 @@
+"""Tell when a run has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import status
+from slurmddp.slurm.client import SlurmClient
+
+_ASK_EVERY_S = 30.0
+"""Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
+
+
+def end_of(
+    folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], bool]:
+    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute."""
+    asked_at: float | None = None
+
+    def has_ended() -> bool:
+        nonlocal asked_at
+        history = read_history(folder)
+        open_attempt = history.newest is not None and history.newest.is_open
+        if history.settled and not open_attempt:
+            return True
+        if asked_at is not None and clock() - asked_at < _ASK_EVERY_S:
+            return False
+        asked_at = clock()
+        return not status(folder, slurm).active
+
+    return has_ended

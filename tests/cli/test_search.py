@@ -1,0 +1,208 @@
+"""`slurmddp train -m hydra/sweeper=optuna`: trials are runs, and the runs are the memory of the search."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.cli.messages import EXIT_INTERRUPTED
+from slurmddp.cli.start_search import Sampler
+from slurmddp.config.composition import search_space
+from slurmddp.config.composition.sources import DEFAULT
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.launchers.local import run as local
+from slurmddp.runs import sweeps
+from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.runs.report import html
+from slurmddp.slurm import client
+
+LR = "optimizer.lr=tag(log,interval(1e-8,1e-1))"
+SEARCH = ["train", "-m", "name=gpt", "hydra/sweeper=optuna", LR]
+BEST_LR = 1e-3
+
+
+def distance(lr: float) -> float:
+    """Return how many powers of ten a learning rate is away from the best one."""
+    return abs(math.log10(lr / BEST_LR))
+
+
+@pytest.fixture
+def trials(here, monkeypatch):
+    """Let a local run finish with a loss that depends on its learning rate alone."""
+
+    class Trial(here):
+        def __init__(self, job, *rest, **options):
+            super().__init__(job, *rest, **options)
+            self.lr = job.program.config["optimizer"]["lr"]
+
+        def wait(self, on_tick):
+            record = {"step": 1, "attempt": 0, "time": 1.0}
+            record |= {"eval_loss": distance(self.lr) / 9, "accuracy": 9 - distance(self.lr)}
+            append_line(self.folder.metrics_file, record)
+            return super().wait(on_tick)
+
+    monkeypatch.setattr(local, "LocalRun", Trial)
+    monkeypatch.setattr(html, "write_report", lambda folder, found: folder.report_file)
+    return Trial
+
+
+def search(*words: str, jobs: int = 5) -> int:
+    return main([*SEARCH, f"hydra.sweeper.n_trials={jobs}", *words])
+
+
+def sweep_of(project) -> sweeps.Sweep:
+    (file,) = (project / "runs").glob("*.sweep")
+    found = sweeps.find(file.stem)
+    assert found is not None
+    return found
+
+
+def rates(project) -> list[float]:
+    return [run.config()["optimizer"]["lr"] for run in sweep_of(project).runs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_later_trials_are_better_ones(tmp_path, seed):
+    def last_of(sign: int) -> float:
+        found = search_space.read([f"hydra.sweeper.sampler.seed={seed}", LR], tmp_path, DEFAULT)
+        sampler, distances = Sampler(found), []
+        for _ in range(30):
+            ((setting,),) = sampler.suggest(1)
+            distances.append(distance(float(setting.removeprefix("optimizer.lr="))))
+            sampler.tell([sign * distances[-1]])
+        return sum(distances[-10:])
+
+    assert last_of(1) < last_of(-1) / 2
+
+
+def test_trials_of_a_batch_are_chosen_before_a_result_is_known(tmp_path):
+    found = search_space.read([LR, "seed=range(1,9)", "model=a,b"], tmp_path, DEFAULT)
+    sampler = Sampler(found)
+    batch = sampler.suggest(4)
+    assert len({tuple(point) for point in batch}) == 4
+    assert all(
+        [word.partition("=")[0] for word in point] == ["optimizer.lr", "seed", "model"] for point in batch
+    )
+    sampler.tell([1.0, None, 2.0, 3.0])
+    assert Sampler(found).suggest(4) == batch, "the same results give the same trials"
+
+
+def test_the_same_command_runs_no_trial_twice(project, trials, capsys):
+    assert search() == EXIT_FINISHED
+    shown, found = capsys.readouterr().out, [distance(lr) for lr in rates(project)]
+    assert trials.started == len(set(found)) == 5 and all(1e-8 <= lr <= 1e-1 for lr in rates(project))
+    best = sweep_of(project).runs[found.index(min(found))]
+    assert re.search(rf"\nbest    {best.name}  optimizer.lr=\S+  eval_loss 0\.", shown)
+    assert f"sweep   slurmddp report {sweep_of(project).name}" in shown
+    names = [run.name for run in sweep_of(project).runs]
+
+    assert search() == EXIT_FINISHED
+    again = capsys.readouterr().out
+    assert trials.started == 5 and again.rpartition("best ")[2] == shown.rpartition("best ")[2]
+    assert search(jobs=7) == EXIT_FINISHED
+    assert trials.started == 7 and [run.name for run in sweep_of(project).runs][:5] == names
+    assert search("hydra.sweeper.sampler.seed=1", jobs=1) == EXIT_FINISHED
+    assert trials.started == 8 and len(list((project / "runs").glob("*.sweep"))) == 2
+
+
+def test_the_direction_and_the_metric_are_also_those_of_the_report(project, trials, capsys):
+    asked = ["hydra.sweeper.metric=accuracy", "hydra.sweeper.direction=maximize"]
+    assert search(*asked) == EXIT_FINISHED
+    found = [distance(lr) for lr in rates(project)]
+    best = sweep_of(project).runs[found.index(min(found))].name
+    assert f"best    {best} " in capsys.readouterr().out and sweep_of(project).best == "max accuracy"
+    assert main(["report", sweep_of(project).name]) == EXIT_FINISHED
+    page = sweep_of(project).report_file.read_text()
+    assert re.search(rf'<tr class="best">.{{0,200}}{best}', page, flags=re.DOTALL), page
+    assert search("hydra.sweeper.metric=accuracy") == EXIT_CONFIG
+    assert "Nothing says whether more or less of accuracy is better" in capsys.readouterr().err
+    assert search("hydra.sweeper.metric=acuracy", "hydra.sweeper.direction=maximize") == EXIT_FAILED
+    assert "logged no acuracy. Did you mean hydra.sweeper.metric=accuracy" in capsys.readouterr().err
+    assert trials.started == 5
+
+
+def test_a_failed_trial_has_no_result_and_three_end_the_search(project, trials, capsys):
+    codes = iter([EXIT_FAILED, 0, 0, 0])
+    trials.ends = staticmethod(lambda: next(codes))
+    assert search(jobs=4) == EXIT_FINISHED
+    shown = capsys.readouterr()
+    assert (
+        len(re.findall(r"^result .* failed$", shown.out, flags=re.M)) == 1
+        and trials.started == 4
+        and "A rank failed." in shown.err
+    )
+    trials.ends = staticmethod(lambda: EXIT_FAILED)
+    assert search("hydra.sweeper.sampler.seed=7", jobs=9) == EXIT_FAILED
+    assert trials.started == 7 and "None of the first 3 trials has finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("last", [EXIT_STOPPED, EXIT_INTERRUPTED])
+def test_a_person_ends_the_search_and_the_same_command_goes_on(project, trials, capsys, last):
+    codes = iter([0, last])
+    trials.ends = staticmethod(lambda: next(codes))
+    assert search() == (EXIT_STOPPED if last == EXIT_STOPPED else EXIT_FAILED)
+    assert "the same command goes on with it" in capsys.readouterr().err
+    trials.ends = staticmethod(lambda: 0)
+    assert search() == EXIT_FINISHED
+    assert trials.started == 2 + 4, "the interrupted trial starts again"
+
+
+def test_two_equal_trials_are_one_run(project, trials):
+    words = ["train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=4"]
+    assert main([*words, "seed=1,2"]) == EXIT_FINISHED
+    assert trials.started == 2 and [run.config()["seed"] for run in sweep_of(project).runs] in (
+        [1, 2],
+        [2, 1],
+    )
+
+
+def test_the_first_trials_are_shown_and_nothing_starts(project, trials, capsys):
+    three = ["hydra.sweeper.n_jobs=3"]
+    assert search("--dry-run", *three) == EXIT_FINISHED
+    assert len(re.findall(r"^# \d +gpt-\w{8} +optimizer.lr=", capsys.readouterr().out, flags=re.M)) == 3
+    assert search("--cfg", *three) == EXIT_FINISHED
+    assert capsys.readouterr().out.count("---\n# gpt-") == 3
+    assert trials.started == 0 and not (project / "runs").exists()
+
+
+REFUSED = {
+    "seed=1": "no setting has several values",
+    "seed=1,2 seed=3,4": "seed is searched twice",
+    "seed=interval(1,5)": "must be a whole number",
+    "optimizer.lr=interval(5,1)": "interval.LOW,HIGH",
+    "optimizer.lr=tag(log,interval(0,1))": "a logarithm needs more than 0",
+    "optimizer.lr=tag(lg,interval(1,2))": "has the tag lg",
+    "seed=tag(log,range(1,9))": "Only an interval has one",
+    "seed=1,2 hydra.sweeper.n_trials=x": "not a whole number from 1 on",
+    "seed=1,2 hydra.sweeper.n_jobs=0": "not a whole number from 1 on",
+    "seed=1,2 hydra.sweeper.n_trails=3": "Did you mean hydra.sweeper.n_trials",
+    "seed=1,2 hydra.sweeper.storage=x": "no setting of a search. Known: direction",
+    "seed=1,2 hydra.sweeper.direction=max": "Say minimize or maximize",
+    "seed=1,2 +cluster=big ssh=login1": "A search waits for its results",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_search_that_can_not_be_made_is_refused(project, trials, capsys, words):
+    (project / "conf" / "cluster" / "big.yaml").write_text("partition: big\n")
+    assert main(["train", "-m", "hydra/sweeper=optuna", *words.split()]) == EXIT_CONFIG
+    assert re.search(REFUSED[words], capsys.readouterr().err)
+    assert trials.started == 0 and not list(project.glob("runs/*"))
+
+
+def test_without_optuna_the_error_names_the_package(project, trials, monkeypatch, capsys):
+    imported = builtins.__import__
+
+    def absent(name, *rest):
+        if name == "optuna":
+            raise ModuleNotFoundError("No module named 'optuna'")
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    assert search() == EXIT_CONFIG
+    assert "pip install 'slurmddp[optuna]'" in capsys.readouterr().err
+    assert client.on_path() is False and trials.started == 0
