@@ -105,17 +105,14 @@ class HeartbeatPage:
         """Show from which step the training resumes; 0 for a new training."""
         self._counts[_RESUMED] = step
 
-    def completed(self, step: int, seconds: float, wait_s: float) -> None:
-        """Show that `step` is done, took `seconds`, and waited `wait_s` of them for data."""
+    def completed(self, step: int, seconds: float, wait_s: float, forward_s: float = 0.0) -> None:
+        """Show that `step` is done, and its seconds: in all, of waits for data, of forward passes."""
         self._times[_STEP_S] += seconds
         self._times[_WAIT_S] += wait_s
+        self._times[_FORWARD_S] += forward_s
         self._times[_STEPPED] = time.monotonic()
         self._counts[_STEPS] += 1
         self._counts[_STEP] = step
-
-    def forward(self, seconds: float) -> None:
-        """Show that forward passes took `seconds`."""
-        self._times[_FORWARD_S] += seconds
 
     def read(self) -> RankHeartbeat:
         """Return the heartbeat that the page shows now."""

@@ -520,13 +520,19 @@ class Distributon:
             optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
-        StopController.note_leaving(False)
+        if StopController.is_leaving:
+            StopController.is_leaving = False
         self._session.heartbeat.backward_begins()
-        _require("backward", torch.Tensor, "Give the loss as a tensor.", loss)
-        _require_above(0, "accumulate", accumulate, "Give 1 or more backward passes.")
-        part = loss / accumulate if accumulate != 1 else loss
-        scaled = part if self._scaler is None else self._scaler.scale(part)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        if not isinstance(loss, torch.Tensor):
+            raise ConfigError(
+                f"backward was given a {type(loss).__name__}.", hint="Give the loss as a tensor."
+            )
+        if accumulate != 1:
+            _require_above(0, "accumulate", accumulate, "Give 1 or more backward passes.")
+            loss = loss / accumulate
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def accumulating(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         """Return a context for the forward and backward pass of one batch of an accumulated step.
@@ -1022,7 +1028,8 @@ class Distributon:
     def _step_taken(self, step: int, seconds: float) -> None:
         if self._opened is not None:
             self._opened.pace.step(seconds)
-        self._session.milestones.step(step)
+        if not self._session.milestones.has_step:
+            self._session.milestones.step(step)
 
     def _leave(self) -> None:
         """End the strategy and all saves, at an orderly end."""
@@ -1051,11 +1058,7 @@ def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: objec
             raise ConfigError(f"{where} was given a {type(one).__name__}.", hint=hint)
 
 
-_INTEGER = (int, Integral)
-"""An `int` is found at once; a question to the abstract class alone would cost a step microseconds."""
-
-
-def _require_above(least: int, name: str, value: Any, hint: str, kind: Any = _INTEGER) -> None:
+def _require_above(least: int, name: str, value: Any, hint: str, kind: Any = Integral) -> None:
     """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
     if not isinstance(value, kind) or not value > least:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)

@@ -45,6 +45,10 @@ class Heartbeat:
         """Receives the number of each completed step and the seconds that it took."""
         self._hooked = False
         self._forward: _ForwardClock | None = None
+        self._forward_s = 0.0
+        """Seconds of the forward passes since the last completed step."""
+        self._has_stepped = False
+        """Whether a step was completed after the last call of `should_stop`."""
 
     def enter(self, phase: str, *, watched: bool = True) -> None:
         """Write a heartbeat of `phase`; with `watched`, the watchdog expects more heartbeats."""
@@ -85,7 +89,9 @@ class Heartbeat:
         """Record a call of `should_stop`, which comes before each step."""
         if self._computed and not self._hooked:
             self._complete()
-        self.enter("first_step" if self._is_first else "step")
+        if not self._has_stepped:  # A step that was completed just now has shown a heartbeat.
+            self.enter("first_step" if self._is_first else "step")
+        self._has_stepped = False
 
     def follow(self, optimizer: Optimizer) -> None:
         """Count the steps of the first optimizer as the steps of the training."""
@@ -97,7 +103,7 @@ class Heartbeat:
         """Record a call of `backward`, which ends the forward pass."""
         self._computed = True
         if self._forward is not None:
-            self._page.forward(self._forward.stop())
+            self._forward_s += self._forward.stop()
 
     def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
         """Yield from `source`, and measure the waits for it.
@@ -131,9 +137,10 @@ class Heartbeat:
         if self._step is None:
             self.resumed(0)
         self._step = (self._step or 0) + 1
-        self._page.completed(self._step, self._step_s, self._wait_s)
-        seconds, self._step_s, self._wait_s = self._step_s, 0.0, 0.0
+        self._page.completed(self._step, self._step_s, self._wait_s, self._forward_s)
+        seconds, self._step_s, self._wait_s, self._forward_s = self._step_s, 0.0, 0.0, 0.0
         self._computed = self._is_first = False
+        self._has_stepped = True
         self.on_step(self._step, seconds)
 
 

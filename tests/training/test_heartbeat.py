@@ -208,5 +208,15 @@ def test_forward_passes_on_a_gpu_are_measured_without_waiting_for_it(
         Event.done = number >= 4
         progress.backward_begins()
         progress.backward_begins()  # A second loss of the same batch is no further pass.
+        progress.step_begins()
     # The first was done when the fourth ended, and stands for four; the fifth for itself and the sixth.
     assert page.read().forward_s == pytest.approx(6 * 0.25)
+
+
+def test_each_question_for_a_stop_is_a_heartbeat_with_and_without_a_step(page: HeartbeatPage) -> None:
+    progress = Heartbeat(HeartbeatPage.attach({HEARTBEAT_VARIABLE: str(page.descriptor)}), StartupTimer({}))
+    progress.backward_begins()
+    for _ in range(3):
+        before = page.read().since
+        progress.step_begins()
+        assert page.read().since > before and page.read().phase == "step"

@@ -29,6 +29,7 @@ from slurmddp.training.data.passthrough import PassthroughLoader
 from slurmddp.training.data.sampler import RankSampler
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.data.weighted import WeightedSampler
+from slurmddp.training.data.whole_batches import WholeBatches, as_it_is, stacks_tensors
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +130,10 @@ def distribute(
         even=even and not loader.drop_last and info.world_size > 1,
         keyed=keyed,
     )
-    own = rebuild(
-        loader,
-        dataset=SeededSamples(data, seed) if keyed else data,
-        sampler=sampler,
-        generator=torch.Generator(),
-    )
+    changes: dict[str, Any] = {"dataset": SeededSamples(data, seed) if keyed else data}
+    if stacks_tensors(loader):
+        changes = {"dataset": WholeBatches(data), "collate_fn": as_it_is}
+    own = rebuild(loader, **changes, sampler=sampler, generator=torch.Generator())
     return SampledLoader(
         own, sampler, device, info, accumulate=accumulate, keep_global_batch=keep_global_batch
     )

@@ -98,6 +98,8 @@ class StopAgreement:
         self._shared: AgreementStore | None = None
         if store and world_size > 1:
             self._shared = AgreementStore(store, rank, world_size, launch_id)
+        self._decides_alone = self._shared is None
+        """Whether this is the only rank, or the store is lost."""
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         if self._shared or stop_file:
@@ -128,7 +130,7 @@ class StopAgreement:
                 a request to stop. Without the other ranks a save would never end.
         """
         with self._lock:
-            if not self._posted and (not self._is_alone or self.reason is None):
+            if not self._posted and (not self._decides_alone or self.reason is None):
                 self._started += 1
                 return False
         if self._shared:
@@ -137,11 +139,6 @@ class StopAgreement:
             return True
         self._started += 1
         return False
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether this rank decides alone: it is the only rank, or the store is lost."""
-        return self._shared is None or self._lost is not None
 
     def close(self) -> None:
         """End the watcher thread; a rank whose training has finished agrees to stop at its last step."""
@@ -176,6 +173,7 @@ class StopAgreement:
         except RuntimeError as error:
             # Rank 0, which holds the store, has exited, or the network has failed.
             self._lost = error
+            self._decides_alone = True
             self._decided.set()
             if not self._closing.wait(_CLOSING_S):
                 log.warning(_STORE_LOST, self._rank, _first_line(error))

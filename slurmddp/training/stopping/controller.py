@@ -37,7 +37,10 @@ class StopController:
     """
 
     is_leaving: ClassVar[bool] = False
-    """Whether `should_stop` returned True and no backward pass followed; the exit code is then not 0."""
+    """Whether `should_stop` returned True and no backward pass followed; the exit code is then not 0.
+
+    It is assigned only when it changes: an assignment to a class empties Python's attribute caches.
+    """
 
     def __init__(self, guard: ExitGuard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
         self._run = run
@@ -68,14 +71,9 @@ class StopController:
                 self._pace.add_step(time.monotonic() - self._answered_at)
             stops = self._agreement.should_stop()
             self._answered_at = time.monotonic()
-        StopController.note_leaving(stops)
+        if stops is not self.is_leaving:
+            StopController.is_leaving = stops
         return stops
-
-    @classmethod
-    def note_leaving(cls, is_leaving: bool) -> None:
-        """Set `is_leaving`; an assignment to a class in each step would empty Python's attribute caches."""
-        if cls.is_leaving is not is_leaving:
-            cls.is_leaving = is_leaving
 
     def _begin(self, context: RankContext) -> None:
         if self._guard is None:

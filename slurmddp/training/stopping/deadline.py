@@ -31,10 +31,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
+        self.add_step = self._steps.append
         self._save_s: float | None = None
-
-    def add_step(self, seconds: float) -> None:
-        self._steps.append(seconds)
 
     def add_save(self, seconds: float) -> None:
         self._save_s = max(seconds, self._save_s or 0.0)

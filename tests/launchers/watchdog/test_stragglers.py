@@ -96,8 +96,7 @@ def test_the_pace_is_told_of_all() -> None:
 
 def test_a_pace_is_taken_from_a_heartbeat() -> None:
     page = HeartbeatPage.create()
-    page.forward(0.5)
-    page.completed(7, 2.0, 0.25)
+    page.completed(7, 2.0, 0.25, 0.5)
     pace = Pace.of(page.read(), "n1")
     page.close()
     assert pace == Pace(host="n1", step=7, steps=1, step_s=2.0, wait_s=0.25, forward_s=0.5)

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.spec import GlobalBatch
 from slurmddp.training.checkpointing import training_state
 from slurmddp.training.data.distributed_loader import DistributedLoader, to_device
+from slurmddp.training.data.whole_batches import stacks_tensors
 from support.loaders import Augmented, epoch_of, loader_of
 
 
@@ -66,6 +67,42 @@ def test_a_refused_load_leaves_all_loaders_at_their_positions() -> None:
         training_state.apply(state, {}, loaders, lambda module: module, frozenset())
     assert [loader.state_dict() for loader in loaders] == before
     del walk
+
+
+class _OneByOne(TensorDataset):
+    """Is no TensorDataset to the loader, which so reads it as torch does."""
+
+    deterministic = True
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_of_tensors_that_is_read_at_once_is_the_batch_that_torch_stacks(workers: int) -> None:
+    tensors = [torch.randn(11, 3, 2), torch.arange(11), torch.randn(2, 11).bool().T, torch.randn(11).half()]
+    at_once, one_by_one = (
+        loader_of(kind(*tensors), batch_size=4, shuffle=True, num_workers=workers)
+        for kind in (TensorDataset, _OneByOne)
+    )
+    assert type(at_once.dataset) is TensorDataset and len(at_once) == 3
+    pairs = list(zip(at_once, one_by_one, strict=True))
+    for found, wanted in pairs:
+        assert type(found) is type(wanted) is list
+        for one, other in zip(found, wanted, strict=True):
+            assert torch.equal(one, other) and one.dtype == other.dtype and one.stride() == other.stride()
+    assert [len(found[0]) for found, _ in pairs] == [4, 4, 3]
+    pairs[0][0][1].fill_(99)
+    assert torch.equal(tensors[1], torch.arange(11)), "a batch is a copy"
+
+
+@pytest.mark.parametrize("change", ["collate", "sparse", "subclass"])
+def test_other_data_than_plain_tensors_is_read_sample_by_sample(change: str) -> None:
+    kind = _OneByOne if change == "subclass" else TensorDataset
+    data = kind(torch.eye(4).to_sparse() if change == "sparse" else torch.eye(4))
+    options = {"collate_fn": len} if change == "collate" else {}
+    loader = DataLoader(data, batch_size=2, **options)
+    assert not stacks_tensors(loader) and stacks_tensors(
+        DataLoader(TensorDataset(torch.eye(4)), batch_size=2)
+    )
 
 
 def test_unbatched_data_stays_unbatched() -> None:

@@ -1,0 +1,42 @@
+"""Read a batch of a TensorDataset by one index into each tensor, instead of stacking its samples.
+
+torch reads each sample alone and stacks them, which takes longer than the training step of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from slurmddp.training.data.seeding import DatasetProxy
+
+
+def stacks_tensors(loader: DataLoader[Any]) -> bool:
+    """Return whether `loader` stacks the samples of plain tensors, and nothing else."""
+    data = loader.dataset
+    if type(data) is not TensorDataset or loader.collate_fn is not default_collate:
+        return False
+    return all(type(one) is torch.Tensor and one.layout is torch.strided for one in data.tensors)
+
+
+class WholeBatches(DatasetProxy, Dataset[Any]):
+    """The data set `inner`, for a loader whose `collate_fn` is `as_it_is`."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Return the batch of the samples `indices`: each tensor of shape (samples, ...)."""
+        chosen = torch.tensor(indices)
+        return [tensor[chosen] for tensor in self._inner.tensors]
+
+
+def as_it_is(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a batch that needs no collation."""
+    return batch
