@@ -75,7 +75,7 @@ def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
     """Import the callable with the dotted path `path`; raises ConfigError that names `key`."""
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
-            f"{key} is {path!r}, which is no import path.", hint="Write it as `package.module.ClassName`."
+            f"{key} is {path!r}, which is not an import path.", hint="Write it as `package.module.ClassName`."
         )
     module, names = _import_longest(path, key)
     found: Any = module

@@ -79,7 +79,7 @@ class Run:
             The state of the run: finished, stopped, failed, cancelled or lost.
 
         Raises:
-            TimeoutError: the run has not ended in time. It goes on.
+            TimeoutError: the run has not ended in time. It continues.
         """
         from slurmddp.runs.status.run_end import end_of
         from slurmddp.slurm.client import SlurmClient
@@ -88,7 +88,7 @@ class Run:
         has_ended = end_of(self._folder, SlurmClient())
         while not has_ended():
             if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it goes on.")
+                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(POLL_S)
         return self.status()
 
@@ -102,7 +102,7 @@ class Run:
             The value; None if the run is no function.
 
         Raises:
-            TimeoutError: the run has not ended in time. It goes on.
+            TimeoutError: the run has not ended in time. It continues.
             SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed.
         """
         found = self.wait(timeout_s)
@@ -178,7 +178,7 @@ class RunOverSsh(Run):
                 if not (found := self.status()).active:
                     return found
             if time.monotonic() + pause > end:
-                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it goes on.")
+                raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 

@@ -80,10 +80,10 @@ def _why_not(
     if folder.cancelled_file.exists():
         return "This run was cancelled."
     if folder.stop_file.exists():
-        return f"A person stopped this run; go on with: slurmddp resume {name}"
+        return f"A person stopped this run; resume it with: slurmddp resume {name}"
     over = _over(events, job, is_resubmitted)
     if over:
-        return f"This run has ended already ({over}); go on with: slurmddp resume {name}"
+        return f"This run has ended already ({over}); resume it with: slurmddp resume {name}"
     owner = _owner(events, job, {settings.name, name})
     if owner:
         return (

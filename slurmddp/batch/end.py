@@ -47,7 +47,7 @@ class AttemptEnd:
         """Return the code, as a plain failure if a setup line ended the subshell before any rank started."""
         say = self._job.say
         if code is None:
-            say("The setup lines of the cluster file are no shell that bash can read; no rank was started.")
+            say("bash can't read the setup lines of the cluster file; no rank was started.")
             return EXIT_FAILED
         if not self._attempt.settings.setup or (self._attempt.log_dir / "set-up").exists():
             say(f"srun ended with code {code}.")
@@ -121,8 +121,8 @@ class AttemptEnd:
         attempt, job = self._attempt, self._job
         if attempt.folder.is_superseded(attempt.number):
             job.say(
-                f"Attempt {attempt.number} is over (code {code}) and a later one has begun: "
-                "the run is left to that one."
+                f"Attempt {attempt.number} is over (code {code}). A later attempt has begun: "
+                "this one neither requeues nor ends the run."
             )
             return requeue_policy.Outcome("superseded", "none", EXIT_NO_PROGRESS)
         recorded = attempt.recorded_end()  # By the batch script, before it was killed.
@@ -163,7 +163,7 @@ class AttemptEnd:
         if resubmit(folder, job, self._attempt.number, self._exclusions.choice):
             return decision._replace(next="resubmit")
         job.say(
-            "SLURM neither puts the job back nor takes a new one; go on with: "
+            "SLURM neither requeues the job nor takes a new one; resume the run with: "
             f"slurmddp resume {folder.path.name}"
         )
         return decision._replace(next="none")
@@ -180,6 +180,6 @@ class AttemptEnd:
             return
         if host in hosts_of(job.facts.get("NodeList", "")):
             return
-        job.say(f"SLURM has given {host} up and put the job back; waiting to be ended by it.")
+        job.say(f"SLURM has given {host} up and requeued the job; this script waits until SLURM ends it.")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         job.sleep(_BOUNDED_WAIT_S)

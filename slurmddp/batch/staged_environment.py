@@ -98,7 +98,7 @@ def environment_of(python: str) -> Path:
         raise ConfigError(f"There is no interpreter {python} on this node.")
     found = Path(path).absolute().parent.parent  # A venv's python links to the base: don't follow it.
     if not any((found / mark).exists() for mark in _MARKS):
-        raise ConfigError(f"{path} stands in no virtual environment and no conda environment.")
+        raise ConfigError(f"{path} belongs to no virtual environment and no conda environment.")
     return found
 
 
@@ -133,7 +133,7 @@ def _own_folder(folder: str) -> Path:
     """Return the user's folder below `folder`; in a `/tmp` another user may have put something there."""
     base = os.path.expandvars(folder)
     if not Path(base).is_absolute() or "$" in base:
-        raise ConfigError(f"cluster.stage={folder} is {base!r} on this node, which is no absolute path.")
+        raise ConfigError(f"cluster.stage={folder} is {base!r} on this node, which is not an absolute path.")
     place = Path(base, f"slurmddp-{os.getuid()}")
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)

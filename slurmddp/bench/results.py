@@ -56,7 +56,7 @@ def read(path: Path) -> Result:
     """Read a result file, or the one in a run folder.
 
     Raises:
-        ConfigError: there is no such file, or it is no result of a benchmark.
+        ConfigError: there is no such file, or it is not a result of a benchmark.
     """
     file = path / FILE_NAME if path.is_dir() else path
     try:
@@ -74,7 +74,7 @@ def read(path: Path) -> Result:
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{file} is no result of `slurmddp bench`.",
+            f"{file} is not a result of `slurmddp bench`.",
             hint="Give the file bench.json of a benchmark, or the folder of its run.",
         ) from error
 

@@ -84,13 +84,13 @@ class Settings:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the bytes of sizes such as "1kB,64MB", in rising order; raises ConfigError if one is no size."""
+    """Return the bytes of sizes such as "1kB,64MB", in rising order; raises ConfigError for a wrong size."""
     found = set()
     for one in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(B|kB|MB|GB)\s*", one)
         if not match:
             raise ConfigError(
-                f"{one.strip()!r} is no size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
+                f"{one.strip()!r} is not a size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
             )
         found.add(int(match[1]) * _UNITS[match[2]])
     return tuple(sorted(found))

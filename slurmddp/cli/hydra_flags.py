@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-c", "--cfg", nargs="?", const=_SHOWN[0], metavar="|".join(_SHOWN),
         help="print the resolved configuration; start nothing",
     )  # fmt: skip
-    add("--resolve", action="store_true", help="accepted as Hydra's; --cfg always resolves values")
+    add("--resolve", action="store_true", help="no effect: --cfg always resolves values")
     add("-p", "--package", metavar="KEY", help="print only this part with --cfg, such as optimizer")
     add(
         "--info", nargs="?", const=_INFO[0], metavar="|".join(_INFO),

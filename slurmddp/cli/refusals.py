@@ -16,7 +16,7 @@ def refuse_unclear(found: RunStatus) -> None:
         )
     if found.state == "unknown":
         raise SlurmError(
-            f"Whether job {found.job_id} of {found.name} still runs can't be seen: {found.detail}.",
+            f"The state of job {found.job_id} of {found.name} is not known: {found.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
         )
     if found.active and RunFolder(found.path).stop_file.exists():

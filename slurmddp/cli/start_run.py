@@ -79,7 +79,7 @@ def already_active(status: RunStatus) -> int:
     from slurmddp.cli.refusals import refuse_unclear
 
     refuse_unclear(status)
-    print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started twice.")
+    print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")
     print(_how_to_follow(status.name))
     return EXIT_FINISHED
 

@@ -124,12 +124,10 @@ def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: b
         left = [job for job in fresh if again or not _is_finished(job)]
         codes = start_sweep.start_points(left, begin, results.sweep, lines)
         if not start_sweep.GIVEN_UP.isdisjoint(codes):
-            print("slurmddp: the search stops here; the same command goes on with it.", file=sys.stderr)
+            print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
             return combine_exit_codes(codes)
         if any(job.launcher == "slurm" for job in left):
-            print(
-                "The search waits for these runs. After Ctrl-C the same command goes on with it.", flush=True
-            )
+            print("The search waits for these runs. After Ctrl-C the same command continues it.", flush=True)
         sampler.tell([results.loss(job) for job in jobs])
         tried += len(jobs)
         results.refuse_failures(tried)

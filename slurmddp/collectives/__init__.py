@@ -55,7 +55,7 @@ def all_reduce(
         raise ConfigError(f"There is no algorithm {algorithm!r}.", hint=near_matches(algorithm, ALGORITHMS))
     if mean and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
-            f"The mean of {str(tensor.dtype).removeprefix('torch.')} is no whole number.",
+            f"The mean of {str(tensor.dtype).removeprefix('torch.')} is not a whole number.",
             hint="Convert the tensor to a floating point type, or take the sum.",
         )
     flat = tensor.detach().reshape(-1).clone()

@@ -90,9 +90,9 @@ class TrainSettings:
 
     steps: int = key(400, "optimizer steps", EXTENT, minimum=1)
     max_time: int | str | None = key(
-        None, "training time of all attempts after which the training ends, as time_limit", EXTENT, later=True
+        None, "training time over all attempts after which it ends, written as time_limit", EXTENT, later=True
     )
-    batch_size: int = key(16, "samples per rank and batch; with global_batch, the most of them", minimum=1)
+    batch_size: int = key(16, "samples per rank and batch; with global_batch: at most", minimum=1)
     accumulate: int = key(1, "batches per optimizer step", minimum=1)
     global_batch: int | None = key(
         None, "samples per optimizer step over all ranks; null: from the ranks and batches", EXTENT, minimum=1
@@ -127,7 +127,7 @@ class TrainSettings:
     )
     memory_save_every: int | Literal["auto"] = key(
         "auto",
-        "steps between two states kept in memory; auto: as measured to cost little; 0: none",
+        "steps between two states kept in memory; auto: at most 1 % of the time; 0: none",
         FREE,
         minimum=0,
     )
@@ -196,7 +196,9 @@ class Ddp:
         None, "steps between two averages of the weights by post_local_sgd; null: 4", minimum=2
     )
     group_ranks: int | None = key(
-        None, "ranks that average gradients in each step of post_local_sgd; null: those of a node", minimum=1
+        None,
+        "ranks that average gradients in each step of post_local_sgd; null: the ranks of a node",
+        minimum=1,
     )
     zero_optimizer: bool | None = key(None, "the ranks share the optimizer's state")
 
@@ -292,14 +294,14 @@ class Cluster:
     cpus_per_node: int | None = key(None, "CPUs on each node", minimum=1)
     mem_gb: float | None = key(None, "host memory of each node in GiB; 0: all of it", minimum=0)
     mem_request: Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"] = key("mem", "how to ask for memory")
-    time_limit: int | str | None = key(None, "time limit of a job that names none")
+    time_limit: int | str | None = key(None, "time limit of the job, unless time_limit is set")
     setup: tuple[str, ...] = key((), "shell lines before the training (module load, source venv)")
     env: Mapping[str, str] = key({}, "environment variables of the ranks")
     sbatch: Mapping[str, str | int | bool] = key(
         {}, "any other sbatch option, by its long name; true: a flag"
     )
     srun: Mapping[str, str | int | bool] = key({}, "any other srun option, by its long name; true: a flag")
-    python: str | None = key(None, "the interpreter on the nodes; null: the one that submits")
+    python: str | None = key(None, "the interpreter on the nodes; null: the interpreter that submits")
     stage: str | None = key(
         None, "folder on each node's own disk to copy the Python environment to, such as /tmp; null: no copy"
     )

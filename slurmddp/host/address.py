@@ -71,7 +71,7 @@ def not_here(info: RankInfo, addresses: list[Address]) -> MismatchError:
     """Return the error of a rank 0 whose host has none of `addresses`."""
     return MismatchError(
         f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
-        f"{', '.join(address.text for address in addresses)}, which is no address of this machine.",
+        f"{', '.join(address.text for address in addresses)}, which is not an address of this machine.",
         hint="Set SLURMDDP_MASTER_ADDR to an address of rank 0's node, or correct /etc/hosts or DNS. With "
         "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: leave that out.",
     )

@@ -123,7 +123,7 @@ def slurm_version(path: str) -> tuple[int, int]:
     match = re.search(r"(\d+)\.(\d+)", answer.stdout)
     if match is None:
         raise SlurmError(
-            f"slurmd -V does not tell its version but {(answer.stdout + answer.stderr).strip()!r}.",
+            f"slurmd -V does not print a version, but {(answer.stdout + answer.stderr).strip()!r}.",
             hint=f"Repair the installation. {install_hint(['slurmd'])}",
         )
     return int(match[1]), int(match[2])
@@ -144,7 +144,10 @@ def free_ports(count: int, root: Path) -> list[int]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             ports.append(port)
-    raise SlurmError(f"No {count} free ports between {FIRST_PORT} and {LAST_PORT}.", hint="Close something.")
+    raise SlurmError(
+        f"No {count} free ports between {FIRST_PORT} and {LAST_PORT}.",
+        hint="End programs that hold them; `ss -ltnp` shows which.",
+    )
 
 
 def free_subnet(path: str) -> int:

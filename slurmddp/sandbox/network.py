@@ -147,7 +147,7 @@ def _refuse_taken_names(plan: Plan) -> None:
         raise ConfigError(
             f"{HOSTS_FILE} already knows {', '.join(sorted(taken))}, the names that the nodes would get.",
             hint="Give this sandbox another --name, which its nodes are named after, or take the other down "
-            "with slurmddp sandbox down --dir FOLDER: comments in that file tell the folder.",
+            "with slurmddp sandbox down --dir FOLDER: a comment in that file names FOLDER.",
         )
 
 

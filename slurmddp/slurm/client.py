@@ -264,7 +264,9 @@ class SlurmClient:
         """Return the name that SLURM's configuration gives this cluster; raises SlurmError."""
         name = parse_facts(self._run(["scontrol", "show", "config"])).get("ClusterName", "")
         if not name:
-            raise SlurmError("scontrol show config names no cluster.", hint="Try it by hand.")
+            raise SlurmError(
+                "scontrol show config names no cluster.", hint="Look for ClusterName in slurm.conf."
+            )
         return name
 
     def describe(self) -> Site:

@@ -97,7 +97,7 @@ def _gpus(nodes: Sequence[NodeGroup], everything: Sequence[NodeGroup], site: Sit
     (kind, count), *others = sorted(first.gpus, key=lambda one: -one[1])
     is_named = bool(kind) and len(kinds) > 1
     wanted = count if is_named or not others else first.gpu_count()
-    plugin = site.config.get("SelectType", "not told")
+    plugin = site.config.get("SelectType", "unknown")
     dialect = "gpus-per-node" if plugin.endswith("cons_tres") else "gres"
     why = f"the partition also has {', '.join(sorted(kinds - {kind, ''}))}" if is_named else "null: any type"
     return [
@@ -124,7 +124,7 @@ def _share(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list
     lines = [("cpus_per_node", str(cpus), source)]
     parameters = site.config.get("SelectTypeParameters", "")
     if "MEMORY" not in parameters.upper():
-        found = parameters or "not told"
+        found = parameters or "unknown"
         return [*lines, ("mem_request", "none", f"memory is not allocated (SelectTypeParameters={found})")]
     most = partition.max_memory_mb
     limit = f"; MaxMemPerNode={most}" if most is not None else ""

@@ -51,10 +51,10 @@ _REASONS: dict[str, tuple[str, str]] = {
     "JobHeldUser": ("it is held by you", _HELD),
     "JobHeldAdmin": ("it is held by the site, or after repeated launch failures", _HELD),
     "launch failed requeued held": (
-        "a node could not start it, and SLURM put it back and holds it",
+        "a node could not start it; SLURM requeued it and holds it",
         "Look at the batch log, then `scontrol release {job}`.",
     ),
-    "JobHoldMaxRequeue": ("it was put back too often", _HELD),
+    "JobHoldMaxRequeue": ("it was requeued too often", _HELD),
     "QOS": (
         "a limit of its quality of service is reached",
         "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",

@@ -27,7 +27,7 @@ def parse_duration_s(value: str | int, key: str) -> int:
         raise ConfigError(f"{key}={value!r} is not a time.", hint=_FORMS)
     if seconds <= 0:
         raise ConfigError(
-            f"{key}={value!s} is no time at all.", hint=f"{_FORMS} Leave it out for no limit of your own."
+            f"{key}={value!s} is not above 0.", hint=f"{_FORMS} Leave it out for no limit of your own."
         )
     return seconds
 

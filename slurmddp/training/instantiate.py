@@ -59,7 +59,7 @@ def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str,
     """Return the call that `config` describes; nested objects are built unless `_recursive_` is false."""
     if not all(isinstance(name, str) for name in config):
         raise ConfigError(
-            f"{key} has a key that is no argument name: {list(config)}.", hint="Use texts as keys."
+            f"{key} has a key that is not an argument name: {list(config)}.", hint="Use texts as keys."
         )
     check_special_keys(key, config)
     target = locate(config["_target_"], key=_join(key, "_target_"))

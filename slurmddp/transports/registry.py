@@ -65,7 +65,7 @@ def split_devices(backend: str) -> dict[str, str]:
     found = {device: name for device, _, name in parts}
     if len(found) < len(parts) or not all(device and name and ":" not in name for device, _, name in parts):
         raise ConfigError(
-            f"backend={backend!r} is no list of devices with a backend each.",
+            f"backend={backend!r} is not a list of devices with a backend each.",
             hint="Name each type of device once, as in backend=cpu:gloo,cuda:nccl.",
         )
     return found
@@ -146,7 +146,7 @@ def known_backends() -> list[str]:
 
 def _check(found: Any, name: str) -> None:
     if not isinstance(found, type):
-        raise ConfigError(f"backend={name!r} is no class.", hint="Name a class: package.module.Class.")
+        raise ConfigError(f"backend={name!r} is not a class.", hint="Name a class: package.module.Class.")
     is_group = issubclass(found, distributed.ProcessGroup)
     needed = GROUP_OPERATIONS if is_group else methods(Link)
     missing = [

@@ -87,7 +87,7 @@ def test_an_agent_that_vanished_is_named_instead_of_the_rank_that_lost_it(run: R
     run.start(peer_lost("Connection closed by peer [10.0.0.2]"))
     failure = read_failure(run.folder, 0)
     assert failure is not None
-    assert failure.sentence == "the agent on n2 left no word: it was killed, or its host is gone"
+    assert failure.sentence == "the agent on n2 left no exit code: it was killed, or its host is gone"
     assert "The agent of node 1 (n2) left no exit code." in run.log()
     (run.log_dir / "exit-node-1").write_text("1\n")  # seen late
     late = read_failure(run.folder, 0)

@@ -161,7 +161,7 @@ def test_an_attempt_after_which_another_began_neither_ends_nor_requeues_the_run(
     assert run.start(do(lambda run: run.folder.log_dir(1).mkdir()) + step) == 79
     assert run.events("ended") == []
     assert run.asked() == []
-    assert "a later one has begun" in run.log()
+    assert "A later attempt has begun" in run.log()
 
 
 def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
@@ -214,7 +214,7 @@ def test_on_a_host_that_slurm_has_given_up_the_step_waits_to_be_ended(run: Run, 
     run.slurm.job = GIVEN_UP
     run.on_sleep = is_killed_at(run, 600)
     assert run.start(step, SLURMD_NODENAME="n1") == -15
-    assert "waiting to be ended by it" in run.log()
+    assert "waits until SLURM ends it" in run.log()
     assert len(run.events("ended")) == (not run.folder.log_dir(1).exists())
 
 

@@ -148,7 +148,7 @@ def test_a_job_that_lost_its_first_node_is_requeued_by_another_agent(run: Run, r
     assert run.folder.attempts() == [0]
     found = read_failure(run.folder, 0)
     assert found is not None
-    assert found.sentence == "the agent on n1 left no word: it was killed, or its host is gone"
+    assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
 
 
 def test_where_the_site_refuses_that_another_agent_resubmits_the_job(run: Run, refusing: int) -> None:

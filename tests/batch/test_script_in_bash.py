@@ -89,7 +89,7 @@ def test_a_script_that_slurm_is_ending_does_not_wait_for_that(script: Script) ->
     parents = "parent=$PPID; while grep -q job.sbatch /proc/$parent/cmdline; do kill -TERM $parent;"
     parents += " parent=$(cut -d ' ' -f 4 /proc/$parent/stat); done"
     assert script.start(f"{parents}; sleep 0.3; {FAIL}", SLURMD_NODENAME="n1") == 137
-    assert "waiting to be ended" not in script.log()
+    assert "waits until SLURM ends it" not in script.log()
 
 
 def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(script: Script) -> None:
@@ -98,7 +98,7 @@ def test_on_a_host_that_slurm_has_given_up_the_script_waits_to_be_ended(script: 
     environ = {**script.environ, "SLURMD_NODENAME": "n1"}
     process = subprocess.Popen(["bash", str(script.folder.script_file)], env=environ, start_new_session=True)
     log = script.folder.log_dir(0) / "batch.log"
-    wait_until(lambda: log.exists() and "waiting to be ended by it" in log.read_text(), "the script waits")
+    wait_until(lambda: log.exists() and "waits until SLURM ends it" in log.read_text(), "the script waits")
     assert process.poll() is None
 
     def has_ended() -> bool:
@@ -130,7 +130,7 @@ BEFORE = "before any rank was started"
         (("exit 3",), 3, BEFORE),
         (("exit 0",), 1, BEFORE),
         (("set -u", "echo $UNSET"), 1, BEFORE),
-        (("if true; then",), 1, "no shell that bash can read"),
+        (("if true; then",), 1, "bash can't read the setup lines"),
     ],
 )
 def test_setup_lines_that_end_the_script_are_a_failure(

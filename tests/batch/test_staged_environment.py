@@ -113,7 +113,7 @@ def test_a_copy_is_locked_as_long_as_its_agent_lives(environment: Path, disk: Pa
 
 
 @pytest.mark.parametrize(
-    ("folder", "said"), [("$NOT_THERE/x", "no absolute path"), ("{open}", "only you can write")]
+    ("folder", "said"), [("$NOT_THERE/x", "not an absolute path"), ("{open}", "only you can write")]
 )
 def test_unsafe_folders_are_refused(
     folder: str, said: str, environment: Path, disk: Path, tmp_path: Path

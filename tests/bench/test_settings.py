@@ -15,7 +15,7 @@ def test_sizes_are_read_in_rising_order_and_shown_as_typed() -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "1kb", "x", "1kB,,2kB", "-1kB"])
 def test_a_word_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size"):
+    with pytest.raises(ConfigError, match="is not a size"):
         parse_sizes(text)
 
 

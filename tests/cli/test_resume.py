@@ -55,7 +55,7 @@ def test_resume_leaves_alone_what_is_still_there(make_run, slurm, resumed, capsy
     slurm.set_state("7", state)
     assert main(["resume", "gpt"]) == 0
     output = capsys.readouterr().out
-    assert f"{said} already" in output and "Nothing was started twice" in output
+    assert f"{said} already" in output and "Nothing was started" in output
     assert main(["resume", "gpt", "time_limit=2h"]) == EXIT_RUN_STATE
     output = capsys.readouterr().err
     assert said in output and "The changes were not applied" in output
@@ -67,7 +67,7 @@ def test_resume_of_a_run_that_nobody_sees_says_what_is_in_the_way(make_run, slur
     submit(folder)
     slurm.set_state("7", "NO_SUCH_STATE")
     assert main(["resume", "gpt"]) == EXIT_SLURM
-    assert "Whether job 7 of gpt-0a1b2c3d still runs can't be seen" in capsys.readouterr().err
+    assert "The state of job 7 of gpt-0a1b2c3d is not known" in capsys.readouterr().err
     folder.attempts_file.write_text("no JSON\n")
     assert main(["resume", "gpt"]) == EXIT_CONFIG
     assert "The state of gpt-0a1b2c3d is not known" in capsys.readouterr().err

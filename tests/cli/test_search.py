@@ -145,7 +145,7 @@ def test_a_person_ends_the_search_and_the_same_command_goes_on(project, trials, 
     codes = iter([0, last])
     trials.ends = staticmethod(lambda: next(codes))
     assert search() == (EXIT_STOPPED if last == EXIT_STOPPED else EXIT_FAILED)
-    assert "the same command goes on with it" in capsys.readouterr().err
+    assert "the same command continues it" in capsys.readouterr().err
     trials.ends = staticmethod(lambda: 0)
     assert search() == EXIT_FINISHED
     assert trials.started == 2 + 4, "the interrupted trial starts again"
@@ -180,7 +180,7 @@ REFUSED = {
     "seed=1,2 hydra.sweeper.n_trials=x": "not a whole number from 1 on",
     "seed=1,2 hydra.sweeper.n_jobs=0": "not a whole number from 1 on",
     "seed=1,2 hydra.sweeper.n_trails=3": "Did you mean hydra.sweeper.n_trials",
-    "seed=1,2 hydra.sweeper.storage=x": "no setting of a search. Known: direction",
+    "seed=1,2 hydra.sweeper.storage=x": "not a setting of a search. Known: direction",
     "seed=1,2 hydra.sweeper.direction=max": "Say minimize or maximize",
     "seed=1,2 +cluster=big ssh=login1": "A search waits for its results",
 }

@@ -113,7 +113,7 @@ def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):
     assert "avoids" not in capsys.readouterr().out
     append_line(folder.excluded_file, {"time": 1, "node": "node7", "reason": "", "expires": 9e9})
     assert main(["status"]) == 0
-    assert "avoids     node7: failed lately\n" in capsys.readouterr().out
+    assert "avoids     node7: failed recently\n" in capsys.readouterr().out
 
 
 def test_status_shows_why_no_rank_started(make_run, slurm, capsys):

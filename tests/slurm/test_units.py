@@ -46,7 +46,7 @@ def test_what_is_no_time_is_refused_with_the_forms(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, "0", "00:00:00", "0m"])
 def test_no_time_at_all_is_refused(value: str | int) -> None:
-    with pytest.raises(ConfigError, match="no time at all"):
+    with pytest.raises(ConfigError, match="is not above 0"):
         parse_minutes(value)
 
 

@@ -96,8 +96,8 @@ def test_plain_values_stay() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"_target_": 3}, r"model\._target_ is 3, which is no import path"),
-        ({"_target_": "os; rm -rf /"}, "no import path"),
+        ({"_target_": 3}, r"model\._target_ is 3, which is not an import path"),
+        ({"_target_": "os; rm -rf /"}, "not an import path"),
         ({"_target_": "no_such_module.Net"}, "no module no_such_module"),
         ({"_target_": "torch.nm.Linear"}, r"torch has no nm.*Did you mean"),
         ({"_target_": "torch.nn.Linaer"}, r"torch\.nn has no 'Linaer'.*Did you mean Linear"),
@@ -108,7 +108,7 @@ def test_plain_values_stay() -> None:
         ({"_target_": "things.Thing", "_partail_": True}, r"`model\._partail_` is not understood.*_partial_"),
         ({"_target_": "things.Thing", "size": 1, "parts": [{"_target_": "things.Thong"}]},
          r"model\.parts\[0\]\._target_.*'Thong'.*Thing"),
-        ({1: 2, "_target_": "things.Thing"}, "no argument name"),
+        ({1: 2, "_target_": "things.Thing"}, "not an argument name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_key(config, message: str) -> None:

@@ -22,7 +22,7 @@ from support.distributed.ranks import run_ranks
         ("support.own.transport.Deaf", "has no recv"),
         ("support.own.transport.HalfGroup", "has no broadcast and no allgather and no barrier"),
         ("support.own.transport.not_a_class", "can't be called"),
-        ("support.own.transport.Messages.send", "no class"),
+        ("support.own.transport.Messages.send", "not a class"),
         ("cpu:support.own.transport.Messages,cuda:ucc", "has ucc beside"),
     ],
 )

@@ -148,7 +148,7 @@ def _stop_process(folder: RunFolder, history: History, *, at_once: bool) -> list
         return []
     except PermissionError:
         return [
-            f"{marked} process {newest.pid} belongs to another account, which alone, or root, can stop it."
+            f"{marked} process {newest.pid} belongs to another account. Only that account or root can end it."
         ]
     asked = "to end at once" if at_once else "to save and stop; a second `slurmddp cancel` kills it"
     return [f"{folder.name} is cancelled: process {newest.pid} was told {asked}."]

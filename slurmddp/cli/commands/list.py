@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
     )
     parser.add_argument("--all", action="store_true", help="show all runs")
-    parser.add_argument("--name", default="", metavar="NAME", help="only runs whose names begin so")
+    parser.add_argument("--name", default="", metavar="NAME", help="only runs whose names begin with NAME")
     parser.add_argument(
         "--state",
         action="append",

@@ -97,7 +97,7 @@ def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, s
         yield "used", f"{goodput.hours:,.2f} {goodput.unit}"
     yield from _place(one, now)
     if failed := excluded_nodes(RunFolder(one.path), now):
-        yield "avoids", f"{', '.join(failed)}: failed lately"
+        yield "avoids", f"{', '.join(failed)}: failed recently"
     yield from _notices(RunFolder(one.path))
     yield from _restarted(one)
     if one.failure is not None:

@@ -28,5 +28,5 @@ def check_training(config: Mapping[str, Any]) -> None:
         name, known = parse_best(best)[0], ["eval_loss", *(config["metrics"] or ())]
         if name not in known:
             raise ConfigError(
-                f"`train.best` names {name!r}, which is no metric.", hint=near_matches(name, known)
+                f"`train.best` names {name!r}, which is not a metric.", hint=near_matches(name, known)
             )

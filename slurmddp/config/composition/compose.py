@@ -138,10 +138,12 @@ def login_node(
         return None
     # rsync takes the text before the first colon for the host, and a name with a slash for a path.
     if not isinstance(host, str) or not re.fullmatch(r"(?!-)[\w.@%+-]+", host):
-        raise ConfigError(f"ssh={host!r} is no host.", hint="Give a host of your ~/.ssh/config: ssh=login1.")
+        raise ConfigError(
+            f"ssh={host!r} is not a host.", hint="Give a host of your ~/.ssh/config: ssh=login1."
+        )
     for name, value in (("cluster.ssh_folder", folder), ("cluster.python", python)):
         if not isinstance(value, str | None):
-            raise ConfigError(f"{name}={value!r} is no path.", hint="Give a path on the login node.")
+            raise ConfigError(f"{name}={value!r} is not a path.", hint="Give a path on the login node.")
     return {"ssh": host, "ssh_folder": folder, "python": python}
 
 

@@ -137,13 +137,13 @@ def _settings(words: Sequence[str]) -> dict[str, Any]:
             found[field] = value
         elif key == "direction":
             if text not in _DIRECTIONS:
-                raise ConfigError(f"{word!r} is no direction.", hint="Say minimize or maximize.")
+                raise ConfigError(f"{word!r} is not a direction.", hint="Say minimize or maximize.")
             found["mode"] = _DIRECTIONS[text]
         elif key == "metric" and text:
             found["metric"] = text
         else:
             raise ConfigError(
-                f"{word!r} is no setting of a search.",
+                f"{word!r} is not a setting of a search.",
                 hint=near_matches(key, [*_WHOLE, "direction", "metric"], prefix=_PREFIX),
             )
     return found

@@ -227,7 +227,7 @@ class Coordinator:
         if self.state == State.ENDING:
             return
         if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.step < 0:
-            self._record.say("the ranks refuse to go on with fewer nodes")
+            self._record.say("the ranks refuse to continue on fewer nodes")
             cause = self._shrunk  # The next attempt gets all of them again.
         decision = self._decide()
         has_begun = self._group.assignment.restart_count >= 0

@@ -141,7 +141,7 @@ def decide(facts: Facts, rules: Rules) -> Decision:
     """
     accepted = {None, EXIT_UNHEALTHY_NODE} if facts.unhealthy else {None}
     if DELIBERATE_CODES.intersection(code for code in facts.codes if code not in accepted):
-        return Decision(False, "a rank refused to go on")
+        return Decision(False, "a rank refused to continue")
     if facts.stopping:
         return Decision(False, "the run was asked to stop")
     if facts.done:

@@ -143,7 +143,7 @@ class Records(Record):
             facts["silent_s"] = round(silent_s, 3)
         reached = f"; they had come to step {step}" if step >= 0 else ""
         say(
-            f"{describe(cause)} The ranks restart (generation {assignment.restart_count}) on "
+            f"{describe(cause)} Restart {assignment.restart_count} of the ranks begins on "
             f"{len(assignment.agents)} node(s){reached}."
         )
         self._add(

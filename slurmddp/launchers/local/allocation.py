@@ -34,7 +34,8 @@ class Allocation:
             )
         if shutil.which("srun") is None:
             raise SlurmError(
-                "This is an allocation of SLURM, but there is no srun on PATH.", hint="Load SLURM."
+                "This is an allocation of SLURM, but there is no srun on PATH.",
+                hint="Load SLURM's commands, for example by `module load slurm`.",
             )
 
     def agents(self, nodes: int, logs: Path, tolerates_node_loss: bool) -> list[str]:

@@ -173,6 +173,6 @@ def _groups(leaders: set[int]) -> dict[int, list[int]]:
 def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int) -> None:
     """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
     for rank, one in sorted(stacks.items()):
-        head = f"== generation {generation}, rank {rank}, state {one.state or 'unknown'}"
+        head = f"== restart count {generation}, rank {rank}, state {one.state or 'unknown'}"
         with suppress(OSError), (log_dir / f"stacks-rank-{rank}.txt").open("a", encoding="utf-8") as stream:
             stream.write("\n".join([head, one.text or "It did not answer.", ""]))

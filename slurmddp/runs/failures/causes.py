@@ -35,7 +35,7 @@ KILLED = "by a person, the site or SLURM"
 CRASHED = "crashed"
 CRASHED_WORKER = f"{CRASHED} in a data worker"
 ENDED_WORKER = "a data worker ended by itself"
-LEFT_EARLY = "left while others went on"
+LEFT_EARLY = "left while others continued"
 STALLED = "stalled"
 STALLED_TOGETHER = f"{STALLED}: in a collective that not all have joined"
 LOST_NODE = "lost node"
@@ -54,17 +54,17 @@ _WHAT_TO_DO = {
     WRONG_PYTHON: "Name an interpreter that is there, and that has slurmddp and torch, with `python:` in the "
     "cluster file.",
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
-    LOST_PEER: "The cause is another rank or node that ended first.",
-    KILLED: "On a cluster the batch log and `sacct` may say who.",
-    CRASHED: "It is in compiled code; of a Python program, the output of the rank has the whole stack.",
-    CRASHED_WORKER: "It is in compiled code below Python; with train.workers=0 the log shows where.",
+    LOST_PEER: "Look for the rank or node that ended first.",
+    KILLED: "On a cluster the batch log and `sacct` may say who killed it.",
+    CRASHED: "The crash is in compiled code. The output of the rank has the whole stack of a Python program.",
+    CRASHED_WORKER: "The crash is in compiled code below Python; with train.workers=0 the log shows where.",
     ENDED_WORKER: "With train.workers=0 the log shows where.",
     LEFT_EARLY: "All ranks have to take the same number of steps.",
-    STALLED: "The stacks of all ranks lie beside the logs.",
+    STALLED: "Read the stacks of all ranks: stacks-rank-R.txt beside the logs.",
     LOST_NODE: "Its host or its network went down, or its agent was killed.",
     LOST_CONTACT: "The host or the network of one of them went down; "
     "batch.log and excluded.jsonl may name it.",
-    UNFIT_NODE: "rank-0.log says what to have looked at there.",
+    UNFIT_NODE: "rank-0.log says what to check on that node.",
     UNABLE_NODE: "The log of that node says more.",
 }
 _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"

@@ -77,7 +77,7 @@ class Failure:
         if self.reason.startswith(causes.STALLED):
             return f"{who} {causes.STALLED}"
         if self.signal is None and self.exit_code is None:
-            return f"{who} {self.reason or 'left no word: it was killed, or its host is gone'}"
+            return f"{who} {self.reason or 'left no exit code: it was killed, or its host is gone'}"
         return f"{who} {self._how}"
 
     @property
@@ -87,7 +87,7 @@ class Failure:
         if self.signal:
             return f"was killed by {self.signal}"
         if self.exit_code in DELIBERATE_CODES:
-            return f"refused to go on (exit code {self.exit_code})"
+            return f"refused to continue (exit code {self.exit_code})"
         return f"ended with exit code {self.exit_code}"
 
     @property

@@ -57,7 +57,7 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
         return left
     if unbegun := _never_begun(folder, attempt, hosts):
         return unbegun
-    reason = f"{causes.OUT_OF_MEMORY}: SLURM tells of it" if _slurm_saw_oom(folder, attempt) else ""
+    reason = f"{causes.OUT_OF_MEMORY}: SLURM reports it" if _slurm_saw_oom(folder, attempt) else ""
     signal = "SIGKILL" if reason else None
     return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
 

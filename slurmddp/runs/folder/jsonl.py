@@ -79,7 +79,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if broken and not found:
         raise SlurmddpError(
             f"{path}, line {broken[0][0]} is not JSON: {broken[0][1]!r}.",
-            hint="The file was damaged from outside; remove that line to go on.",
+            hint="Another program damaged the file: remove that line.",
         )
     for number, text in broken:
         _warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")

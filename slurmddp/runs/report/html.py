@@ -303,7 +303,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     if failure is not None:  # The page shows the reason of the newest failure above.
         return failure.short if attempt is history.newest else failure.sentence, "bad"
     if attempt.is_open:
-        return (now.state, TONES[now.state]) if attempt is history.newest else ("no end written", "wait")
+        return (now.state, TONES[now.state]) if attempt is history.newest else ("no end recorded", "wait")
     code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
     return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
 

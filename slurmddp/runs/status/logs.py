@@ -168,7 +168,7 @@ class _Follower:
         past = [one for one in read_history(self.folder).attempts if one.number == self.attempt]
         for one in past:
             code = "" if one.exit_code is None else f", exit code {one.exit_code}"
-            how = f"{one.outcome or 'ended'}{code}" if one.ended is not None else "left no end"
+            how = f"{one.outcome or 'ended'}{code}" if one.ended is not None else "recorded no end"
             yield f"-- attempt {self.attempt}: {how}"
 
     def _reader(self, path: Path) -> LineReader:

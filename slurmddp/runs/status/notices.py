@@ -25,7 +25,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         if event.get("event") == "straggler":
             yield "slow", str(event.get("text", ""))
         elif event.get("event") == "restarted" and (places := other_places(event)):
-            yield "places", f"generation {event.get('generation')} of ranks runs {places}"
+            yield "places", f"restart {event.get('generation')} of the ranks runs {places}"
     warnings = dict.fromkeys(str(event.get("text", "")) for event in own if event.get("event") == "warned")
     yield from (("warned", text) for text in list(warnings)[-_WARNINGS:])
 
@@ -44,6 +44,6 @@ def _stall_text(event: Mapping[str, Any]) -> str:
     """Return which rank hangs, in which phase, and for how long."""
     doing = _DOING.get(event.get("phase", ""), event.get("phase", "somewhere"))
     return (
-        f"rank {event.get('rank')} on {event.get('host')} stood still for {event.get('seconds', 0):.0f} s, "
-        f"{doing}, after step {event.get('step')}; the ranks are being ended"
+        f"rank {event.get('rank')} on {event.get('host')} made no progress for "
+        f"{event.get('seconds', 0):.0f} s, {doing}, after step {event.get('step')}; the ranks are being ended"
     )

@@ -8,12 +8,12 @@ from slurmddp.runs.folder.history import AGAIN, UNANSWERED, Attempt, History, ho
 from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
-_RESUME = "Go on with `slurmddp resume {run}`."
+_RESUME = "Resume it with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
 _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
 _NAME_FILES = (
-    "Go on with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
+    "Resume it with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
     "program saves, or raise policy.max_requeues_without_progress."
 )
 _CORRECT = (
@@ -26,7 +26,7 @@ _ENDS = {
     "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
     "failed": ("failed", "it failed and is not tried again", _FIX),
     "config": ("failed", "its configuration is wrong", _CORRECT),
-    "no_progress": ("failed", "its last two attempts got no further", _FIX),
+    "no_progress": ("failed", "its last two attempts made no progress", _FIX),
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
 
@@ -161,7 +161,7 @@ def _local(history: History, alive: bool | None) -> Verdict:
     newest = history.newest
     between = newest is not None and not newest.is_open
     if alive is False:
-        return Verdict("lost", "its process on this machine is gone and left no end", _LOGS_OR_RESUME)
+        return Verdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
     where = f"on {newest.host or 'this machine'}" if newest else "locally"
     who = f", process {newest.pid}" if newest and newest.pid else ""
     if between:
@@ -176,7 +176,7 @@ def _folder_only(history: History) -> Verdict:
         return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
     if newest is not None:
         return Verdict(
-            "stopped", f"attempt {newest.number} ended ({how_ended(newest)}); it is to go on", active=True
+            "stopped", f"attempt {newest.number} ended ({how_ended(newest)}); it is to resume", active=True
         )
     return Verdict("queued", f"job {history.job_id} was submitted", active=True)
 
@@ -186,7 +186,7 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
         detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
         return Verdict("cancelled", detail, _RESUME)
     if job is None:
-        detail = f"SLURM no longer knows job {history.job_id}, and the run folder has no end"
+        detail = f"SLURM no longer knows job {history.job_id}, and the run folder records no end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
     if job.pending:
         return _pending(history, job, run)
@@ -211,7 +211,7 @@ def _pending(history: History, job: JobState, run: str) -> Verdict:
         before = f"attempt {newest.number} ended ({how_ended(newest)})"
     if history.last == "submitted" and newest.next not in AGAIN:
         return Verdict("queued", f"{before}; now job {history.job_id} waits: {why}", action, active=True)
-    return Verdict("stopped", f"{before}; job {history.job_id} waits to go on: {why}", action, active=True)
+    return Verdict("stopped", f"{before}; job {history.job_id} waits to resume: {why}", action, active=True)
 
 
 def _running(history: History, job: JobState) -> Verdict:
@@ -226,7 +226,7 @@ def _running(history: History, job: JobState) -> Verdict:
         signal = f", stopping ({stop_reason(newest.signal)})" if newest.signal else ""
         return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
-        return Verdict("stopped", f"job {history.job_id} is on its way back into the queue", active=True)
+        return Verdict("stopped", f"job {history.job_id} is being requeued", active=True)
     return Verdict("starting", f"job {history.job_id} has its nodes", active=True)
 
 
@@ -236,7 +236,7 @@ def _over(history: History, job: JobState) -> Verdict:
     if job.state == "CANCELLED":
         return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
     if job.state == "COMPLETED":
-        detail = f"SLURM calls job {history.job_id} completed, but no attempt wrote its end: no success"
+        detail = f"SLURM calls job {history.job_id} completed, but no attempt recorded its end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
     why = {
         "TIMEOUT": "it was killed at its time limit",

@@ -41,7 +41,7 @@ def too_long(minutes: int | None, longest: int | None, source: str, limit: str) 
             key="time_limit",
             value=render_minutes(minutes),
             site=f"{source} allows at most {shown} ({limit})",
-            remedy=f"Use time_limit={shown}: training goes on in the next job by itself.",
+            remedy=f"Use time_limit={shown}: the run continues in the next job.",
         )
     ]
 

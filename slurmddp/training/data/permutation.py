@@ -49,7 +49,7 @@ class Permutation:
 
     def __init__(self, n: int, *key: int | str) -> None:
         if not 0 <= n <= MAX_SAMPLES:
-            raise ConfigError(f"A permutation can't have {n} elements.", hint=f"0 to {MAX_SAMPLES} will do.")
+            raise ConfigError(f"A permutation can't have {n} elements.", hint=f"Give 0 to {MAX_SAMPLES}.")
         self._n = n
         self._keys = _round_keys(n, key)
         low_bits = (n.bit_length() + 1) // 2

@@ -59,7 +59,7 @@ def take_device(info: RankInfo, backend: str) -> tuple[torch.device, str]:
     if info.gpus_on_node:
         _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
     elif info.emulated and (here := visible_gpus()):
-        _log.warning("%d ranks on pretended nodes, %d GPU(s): computing on the CPU", info.world_size, here)
+        _log.warning("%d ranks on emulated nodes, %d GPU(s): computing on the CPU", info.world_size, here)
     return torch.device("cpu"), chosen
 
 

@@ -153,7 +153,7 @@ def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Sto
             else f"{init_method} (init_method)"
         )
         raise SlurmddpError(
-            f"Rank {info.rank} met nobody at {where}: {str(error).splitlines()[0].rstrip('.')}.",
+            f"Rank {info.rank} found no other rank at {where}: {str(error).splitlines()[0].rstrip('.')}.",
             hint="Check that the folder is on a disk that all nodes share."
             if init_method.startswith("file:")
             else "Check that rank 0 runs on that host and that the port is free there.",
@@ -208,7 +208,7 @@ def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.
             elif time.monotonic() > deadline:
                 participants.decide(participants.missing())
             elif notice.is_due():
-                _log.warning("still waiting: %s The others can't begin without.", participants.missing())
+                _log.warning("still waiting: %s The other ranks wait for them.", participants.missing())
             server.answer(store.port)
         outcome = participants.decide(COMPLETE)
         if outcome != COMPLETE:

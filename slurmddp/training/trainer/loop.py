@@ -337,7 +337,7 @@ class Training:
     def _not_finite(self, problem: str) -> SlurmddpError:
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
         if self._guard.mode == "fail":
-            hint += "With train.on_spike=skip or rollback, which `slurmddp resume` takes, it would go on. "
+            hint += "`slurmddp resume RUN train.on_spike=skip` (or rollback) leaves out such steps. "
         hint += "Nothing of that step is saved"
         if self._saved is not None:
             hint += (

@@ -45,7 +45,7 @@ def test_it_is_the_first_address_that_is_this_machines(meet: Any) -> None:
 
 
 def test_a_name_that_leads_elsewhere_is_told(meet: Any) -> None:
-    with pytest.raises(MismatchError, match=r"'n0' is 192\.0\.2\.1, which is no address of this machine"):
+    with pytest.raises(MismatchError, match=r"'n0' is 192\.0\.2\.1, which is not an address of this machine"):
         meet(ELSEWHERE)
 
 

@@ -64,12 +64,12 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.rank, found.exit_code) == (1, 0)
-    assert found.sentence.endswith("ended with exit code 0: left while others went on")
+    assert found.sentence.endswith("ended with exit code 0: left while others continued")
     assert "same number of steps" in found.advice
 
 
 def left(rank: int) -> Failure:
-    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others went on")
+    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others continued")
 
 
 def in_a_collective(rank: int) -> RankReport:

@@ -166,7 +166,7 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(folder: RunFold
     )
     found = read_failure(folder, 0)
     assert found is not None
-    assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM tells of it"
+    assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM reports it"
 
 
 def test_a_hang_stays_the_cause_if_an_agent_could_not_end_its_ranks(folder: RunFolder) -> None:

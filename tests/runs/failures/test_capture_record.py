@@ -117,9 +117,9 @@ def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
     found = read_failure(folder, 0)
     assert found is not None
     if "ended with code" in words:
-        assert found.sentence == "the agent on n1 left no word: it was killed, or its host is gone"
+        assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
         return
-    assert found.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM tells of it"
+    assert found.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM reports it"
     assert "mem_gb=" in found.advice
 
 
@@ -132,7 +132,7 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
     ("found", "sentence"),
     [
         (died(2, 3), "Rank 2 on n1 ended with exit code 3."),
-        (died(2, 78), "Rank 2 on n1 refused to go on (exit code 78)."),
+        (died(2, 78), "Rank 2 on n1 refused to continue (exit code 78)."),
         (died(2, None, "SIGSEGV"), "Rank 2 on n1 was killed by SIGSEGV."),
         (
             died(2, None, "SIGKILL"),
@@ -144,7 +144,8 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
         ),
         (
             replace(died(2, None), reason="stalled in data for 312 s"),
-            "Rank 2 on n1 stalled in data for 312 s. The stacks of all ranks lie beside the logs.",
+            "Rank 2 on n1 stalled in data for 312 s. "
+            "Read the stacks of all ranks: stacks-rank-R.txt beside the logs.",
         ),
         (
             replace(died(2, None), rank=None, node_rank=1, reason="lost node: no heartbeat for 10 s"),

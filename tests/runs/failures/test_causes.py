@@ -170,7 +170,7 @@ def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str
         ("files", "ulimit -n"),
         ("no_torch", "`python:`"),
         ("segv", "compiled code"),
-        ("peer", "another rank or node"),
+        ("peer", "rank or node that ended first"),
     ],
 )
 def test_a_reason_leads_to_what_can_be_done(name: str, word: str) -> None:

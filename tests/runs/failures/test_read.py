@@ -121,4 +121,4 @@ def test_agents_that_were_killed_leave_no_word(folder: RunFolder, said: str) -> 
     (folder.log_dir(0) / "node-1.log").write_text(said)
     found = read_failure(folder, 0)
     assert found is not None
-    assert found.sentence == "the agent on n1, n2 left no word: it was killed, or its host is gone"
+    assert found.sentence == "the agent on n1, n2 left no exit code: it was killed, or its host is gone"

@@ -30,21 +30,21 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
     assert main(["status", run.name]) == 0
     out = capsys.readouterr().out
     assert (
-        "  stalled    rank 3 on n2 stood still for 94 s, waiting for data, after step 120; "
+        "  stalled    rank 3 on n2 made no progress for 94 s, waiting for data, after step 120; "
         "the ranks are being ended\n"
     ) in out
     assert "  slow       slowest: rank 5 on n2\n" in out
     assert "rank 1" not in out
     run.add_event("rank_failed", attempt=1, rank=3, host="n2", reason="stalled: waiting for data for 94 s")
     assert main(["status", run.name]) == 0
-    assert "stood still" not in capsys.readouterr().out, "it is told as a failure now, and once is enough"
+    assert "made no progress" not in capsys.readouterr().out, "it is shown once, as a failure"
 
 
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"spare": [2, 3]}, "generation 2 of ranks runs with spare nodes 2, 3"),
-        ({"nodes": 1}, "generation 2 of ranks runs on 1 node"),
+        ({"spare": [2, 3]}, "restart 2 of the ranks runs with spare nodes 2, 3"),
+        ({"nodes": 1}, "restart 2 of the ranks runs on 1 node"),
     ],
 )
 def test_ranks_that_restarted_on_other_nodes_are_placed(facts, told):

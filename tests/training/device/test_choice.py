@@ -178,10 +178,10 @@ def test_t3_backend(asked, index, backend):
     [
         ("cuda:nccl", None, MismatchError, "no backend for cpu"),
         ("cpu:gloo", 0, MismatchError, "no backend for cuda"),
-        ("cpu:gloo,cpu:nccl", None, ConfigError, "no list of devices"),
-        ("cpu:", None, ConfigError, "no list of devices"),
-        ("cpu:gloo,nccl", None, ConfigError, "no list of devices"),
-        ("cpu:gloo:nccl", None, ConfigError, "no list of devices"),
+        ("cpu:gloo,cpu:nccl", None, ConfigError, "not a list of devices"),
+        ("cpu:", None, ConfigError, "not a list of devices"),
+        ("cpu:gloo,nccl", None, ConfigError, "not a list of devices"),
+        ("cpu:gloo:nccl", None, ConfigError, "not a list of devices"),
     ],
 )
 def test_g3_a_device_string_without_this_device_or_malformed_is_refused(asked, index, error, message):
