@@ -46,7 +46,8 @@ def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | 
     Returns:
         `tensors`.
     """
-    group, place = _agree(nodes, tensors), nodes.index(distributed.get_rank())
+    own = distributed.get_rank()
+    group, place = _agree(nodes, tensors), nodes.index(own)
     flats = [flatten(tensor) for tensor in tensors]
     flat = (flats[0] if kind == "copy" else torch.cat(flats)).to(device)
     sent = flat.view(torch.uint8) if op is None else flat  # gloo does not send all dtypes.
@@ -54,16 +55,16 @@ def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | 
         flat.mul_(1 / len(nodes))
     if kind == "reduce":
         distributed.all_reduce(sent, REDUCTIONS[str(op)], group)
-        if node not in (None, nodes[place]):
-            return tensors
     elif kind == "broadcast":
         distributed.broadcast(sent, group=group, group_src=nodes.index(node))
     elif kind == "copy":
-        move = distributed.send if node == nodes[place] else distributed.recv
+        move = distributed.send if node == own else distributed.recv
         move(sent, nodes[1 - place])
     else:
         parts = list(sent.tensor_split(len(nodes)))
         distributed.all_gather(parts, parts[place].clone(), group)
+    if node not in (None, own) if kind == "reduce" else node == own:
+        return tensors
     for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.detach().copy_(part.view(tensor.shape))
     return tensors

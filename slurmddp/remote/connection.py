@@ -89,6 +89,8 @@ class Node:
         self._encoding = MessageEncoding(self._describe, tensor=partial(find, self))
         self._channel = channel
         self._gone = ""
+        self._dtype = torch.float32
+        """The default dtype on the worker, which follows the one here."""
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
@@ -114,6 +116,9 @@ class Node:
             named: pairs of names and arguments.
         """
         self.check()
+        if self._dtype is not torch.get_default_dtype():
+            self._dtype = torch.get_default_dtype()
+            self.run([None], "torch.set_default_dtype", [self._dtype])
         path = function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
         self._unsent.put((self._encoding.encode([results, path, args, named]), NO_DATA, None))
 

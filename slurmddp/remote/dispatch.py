@@ -9,9 +9,10 @@ the operation on operands of the same shapes finds them in a table.
 # mypy: disable-error-code="override, assignment"
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,12 +23,15 @@ from slurmddp.remote.connection import Node, Owned, misplaced
 
 aten = torch.ops.aten
 _PLANS_KEPT = 20_000
+_NUMBERS = bool, float, complex
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results' shapes may depend on the values of their operands."""
 _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
 """Arguments that are dropped, because results are where the operands are."""
 _ALIASES = aten.detach.default, aten.alias.default
 _COPY = aten.copy_.default
+_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+"""Operations whose second argument, the indices, may be in this process, as torch takes it for a GPU."""
 _BASE_ELEMENTS = 1 << 48
 """Size of the meta tensor of which each operand is a view; it takes no memory."""
 
@@ -106,9 +110,11 @@ class RemoteTensor(torch.Tensor):
         """Convert dtype or device as torch does; the tensor stays on its worker."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
+        anew = kwargs.pop("copy", False)
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         found = self if device is None else self._to_device(device)
-        return torch.Tensor.to(found, dtype=dtype or self.dtype, memory_format=memory_format)
+        as_torch: Any = {"copy": anew and found is self, "memory_format": memory_format}
+        return torch.Tensor.to(found, dtype=dtype or self.dtype, **as_torch)
 
     def _to_device(self, asked: Any) -> torch.Tensor:
         device, node = torch.device(asked), self.reference.node
@@ -146,10 +152,16 @@ class RemoteTensor(torch.Tensor):
         made: Any = self.detach().clone()
         if isinstance(self, torch.nn.Parameter):
             made = torch.nn.Parameter(made, self.requires_grad)
+        made.grad = copy.deepcopy(self.grad, memo)
         return memo.setdefault(id(self), made.requires_grad_(self.requires_grad))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(f"{self!r} has no data here.", hint="Use its copy in this process: x.fetch().")
+
+    data_ptr = untyped_storage = apply_ = map_ = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse
 
 
 def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
@@ -171,7 +183,7 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _copy(gradient, *ctx.source), None, None
+        return move(gradient, *ctx.source), None, None
 
 
 def move(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch.Tensor:
@@ -188,16 +200,18 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
     source = _node_of(tensor)
     if node is None:
         return (tensor if source is None else source.ask("fetch", tensor)).to(device)
-    contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    made = RemoteTensor(Meta.of(contiguous, device), node.new())
+    if tensor.layout is not torch.strided:
+        raise ConfigError(f"A {tensor.layout} tensor can't go to a worker.", hint="Send x.to_dense().")
+    like = torch.empty_like(Meta.of(tensor, device).tensor())
+    made = RemoteTensor(Meta.of(like, device), node.new())
     number = made.reference.number
     if source is None:
         node.put(number, tensor, device)
     elif source is node:
-        node.run([number], "torch.Tensor.to", [tensor, device])
+        node.run([number], "torch.Tensor.to", [tensor, device], [("copy", True)])
     else:
         facts = [("dtype", tensor.dtype), ("device", torch.device(device))]
-        node.run(number, "torch.empty", [list(tensor.shape)], facts)
+        node.run(number, "torch.empty_strided", [made.meta.shape, made.meta.stride], facts)
         exchange("copy", [[tensor], [made]], node=source.number)
     return made
 
@@ -237,13 +251,16 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
             return target.copy_(_copy(source, None))
         if _node_of(source) is not target.reference.node:
             args = target, _copy(source, target.reference.node, target.meta.device)
+    elif func in _INDEX:
+        args = args[0], [_beside(args[0], one) for one in args[1]], *args[2:]
     operands: list[Any] = []
     device = str(kwargs.get("device") or "cpu") if node is not None else ""
     if kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name not in _FOLLOWS_OPERANDS}
     # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
-    key = func, device, _key(args, operands, exact), *kwargs, _key([*kwargs.values()], operands, exact)
+    given = *kwargs, _key(args, operands, exact), _key([*kwargs.values()], operands, exact)
+    key = func, device, torch.get_default_dtype(), *given
     node = node or common_node(func, operands)
     plan = _plans.get(key)
     if plan is None:
@@ -251,6 +268,13 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
             _plans.clear()
         plan = _plans[key] = _plan(func, args, kwargs, operands, device)
     return plan.run(node, args, kwargs, operands)
+
+
+def _beside(target: torch.Tensor, index: Any) -> Any:
+    """Return an index that is here as a copy beside its remote target."""
+    if index is None or isinstance(index, RemoteTensor) or not isinstance(target, RemoteTensor):
+        return index
+    return _copy(index, target.reference.node, target.meta.device)
 
 
 def common_node(what: Any, operands: Sequence[Any]) -> Node:
@@ -269,10 +293,8 @@ def _key(value: Any, operands: list[Any], exact: bool) -> Any:
     if kind is RemoteTensor:
         operands.append(value)
         return value.meta
-    if kind is float:
-        return value if exact else float
-    if kind is bool:
-        return bool, value  # In a table, True would equal 1.
+    if kind in _NUMBERS:  # In a table, True and 1.0 would equal 1.
+        return (kind, value) if exact or kind is bool else kind
     if isinstance(value, (list, tuple)):
         return tuple([_key(one, operands, exact) for one in value])
     if isinstance(value, torch.Tensor):
@@ -332,6 +354,11 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
         metas.append(tensor.meta.tensor())  # In the order of `_key`.
         return metas[-1]
 
+    arguments = func._schema.arguments
+    given = {**dict(zip([one.name for one in arguments], args, strict=False)), **kwargs}
+    for changed in pytree.tree_leaves([given.get(one.name) for one in arguments if one.is_write]):
+        if isinstance(changed, torch.Tensor) and not isinstance(changed, RemoteTensor):
+            raise misplaced(str(func), changed, *operands[:1])
     unnamed, named = pytree.tree_map_only(torch.Tensor, without_data, (args, dict(kwargs)))
     plan = _Plan(f"torch.ops.{func}", {"device": torch.device(device)} if device else {})
     try:
@@ -344,9 +371,7 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     if not tensors and func._schema.returns:
         return plan
-    if device:
-        plan.more["dtype"] = tensors[0].dtype  # The default of a worker may be another one.
-    elif tensors:
+    if tensors and not device:
         device = max(operands, key=torch.Tensor.dim).meta.device  # A single number may be on the CPU.
     plan.leaves = [None if one is None else _leaf(func, one, metas, operands, device) for one in leaves]
     plan.structure = structure

@@ -86,6 +86,7 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
         controller = channel.join(socket.create_connection(address), secret, *facts)
     except ConnectionError:  # The script has closed its listener.
         return
+    torch.manual_seed(torch.initial_seed() + context.info.rank)  # Else all workers draw the same numbers.
     Worker(controller, lost).serve()
     finish(context)
     controller.close()

@@ -73,17 +73,25 @@ def without_dicts(value: Any) -> Any:
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements in one dimension; they share the memory of a contiguous tensor."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,))  # `reshape` keeps a stride of 0 of a single element.
 
 
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
-    """Return dtype and shape of a tensor, and its bytes; they share the memory of a contiguous CPU tensor."""
-    memory: Any = flatten(tensor.cpu()).view(torch.uint8).numpy()
-    return [tensor.dtype, list(tensor.shape)], memoryview(memory)
+    """Return dtype, shape and strides of a tensor's copy, and its bytes.
+
+    The copy has the strides that torch gives to copies. The bytes share the memory of a CPU tensor that has
+    such strides.
+    """
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if dense.stride() != (strides := torch.empty_like(dense, device="meta").stride()):
+        dense = dense.clone()
+    memory: Any = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
+    return [dense.dtype, list(dense.shape), list(strides)], memoryview(memory)
 
 
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
     """Return the tensor of `to_bytes`, in the memory of `data` and in this process."""
-    dtype, shape = facts
+    dtype, shape, strides = facts
     with _disable_current_modes():  # Else `with remote.node` would send the tensor to a worker.
-        return torch.from_numpy(numpy.asarray(data)).view(dtype).view(shape)
+        return torch.from_numpy(numpy.asarray(data)).view(dtype).as_strided(shape, strides)

@@ -57,8 +57,13 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
 
     def made(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
         with Placement(node):
-            found: torch.Tensor = make(*args, **kwargs)
-        return found if device is None else found.to(device)
+            found: Any = make(*args, **kwargs)
+        if not isinstance(found, torch.Tensor):
+            raise ConfigError(f"torch.{name} returns no tensor.", hint="Call it on a worker: remote.call().")
+        if not isinstance(found, RemoteTensor):  # Made of tensors that are here, as by `stack`.
+            found = send(found, node)
+        placed: torch.Tensor = found if device is None else found.to(device)
+        return placed
 
     made.__qualname__ = f"remote.{name}"  # The name in Python's error for a missing `node`.
     return made

@@ -121,6 +121,8 @@ class Worker:
         """Describe a tensor for the controller, and keep it under a number of this worker."""
         if not isinstance(value, torch.Tensor):
             return None
+        if value.layout is not torch.strided:
+            raise TypeError(f"no remote tensor is {value.layout}; call a function that returns a dense one")
         self._next_own -= 1
         self._held[self._next_own] = value = value.detach()
         facts = [list(value.shape), list(value.stride()), value.dtype, value.storage_offset()]

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.distributed
 
 
 def bits(tensor):
-    flat = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    dense = tensor.detach().resolve_conj().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))
     return tensor.dtype, tensor.shape, flat.view(torch.uint8).tolist()
 
 
@@ -67,6 +68,55 @@ def test_g6_operands_in_two_places_are_refused_with_both_and_the_remedy(w):
         x.cuda()
     with pytest.raises(ConfigError, match="in place"):
         x.t_()
+
+
+def test_a_number_that_stays_here_is_never_written_silently(w):
+    x, total = remote.ones(3, node=1), torch.tensor(0.0)
+    for write in (
+        lambda: total.add_(x.sum()),
+        lambda: torch.add(x.sum(), 1, out=total),
+        lambda: torch._foreach_add_([total], [x.sum()]),
+    ):
+        with pytest.raises(ConfigError, match=r"shape \(\) in this process and .* on node 1"):
+            write()
+    assert total.item() == 0.0 and (total + x.sum()).item() == 3.0
+
+
+def test_a_copy_has_memory_of_its_own_and_the_strides_of_torch(w):
+    local = torch.arange(24.0).reshape(2, 3, 4)
+    for source in (local.transpose(0, 2), local[:, ::2], local[0, 0, 0].expand(1), local[0, 0, 0]):
+        there = remote.send(source, 1)
+        for copied in (there, remote.send(there, 1), remote.send(there, 2), there.to("cpu", copy=True)):
+            on_worker = remote.call("torch.Tensor.stride", copied, node=copied.get_node()).fetch()
+            for strides in (on_worker, copied.stride(), copied.fetch().stride()):
+                for size, found, wanted in zip(source.shape, strides, source.clone().stride(), strict=True):
+                    assert size == 1 or found == wanted
+            assert bits(copied.fetch()) == bits(source)
+    for copied in (remote.send(there, 1), there.to("cpu", copy=True), there.to(torch.float32, copy=True)):
+        copied.add_(1)
+    assert torch.equal(there.fetch(), source), "the copies share no memory with it"
+
+
+def test_an_index_may_be_here_as_for_a_gpu(w):
+    local = torch.randn(4, 6)
+    there = remote.send(local, 1)
+    for index in ([0, 2], [True, False, True, False], torch.tensor([1, 1]), (slice(None), [3, 0]), local > 0):
+        assert torch.equal(there[index].fetch(), local[index])
+    for one in (local, there):
+        one[[0, 1], [2, 3]] = 5.0
+    assert torch.equal(there.fetch(), local)
+
+
+def test_what_needs_the_data_here_is_refused_with_the_remedy(w):
+    x = remote.ones(3, node=1)
+    uses = [x.data_ptr, x.untyped_storage, x.share_memory_, lambda: torch.from_dlpack(x)]
+    for use in (*uses, lambda: x.apply_(lambda value: value + 1)):
+        with pytest.raises(ConfigError, match="has no data here") as told:
+            use()
+        assert "x.fetch()" in told.value.hint
+    for make in (lambda: remote.send(torch.eye(3).to_sparse(), 1), lambda: remote.eye(3, node=1).to_sparse()):
+        with pytest.raises((ConfigError, remote.RemoteError), match="sparse"):
+            make()
 
 
 CASES = {
@@ -119,9 +169,16 @@ def test_the_table_of_shapes_keeps_apart_what_gives_other_results(w):
     assert x.mul_(1) is x, "facts are compared by value"
     y = x.clone()
     assert torch.add(x, y, out=x) is x and torch.add(x, y, out=y) is y and y.tolist() == [3.0] * 4
+    made = [remote.full((2,), value, node=1) for value in (1, 1.0, True, 1 + 0j)]
+    assert [one.dtype for one in made] == [one.fetch().dtype for one in made]
+    assert [one.dtype for one in made] == [torch.int64, torch.float32, torch.bool, torch.complex64]
+    i = remote.arange(3, node=1)
+    halves = [(i / 2).fetch().dtype]
     torch.set_default_dtype(torch.float64)
     try:
         assert remote.ones(2, node=1).fetch().dtype == torch.float64
+        halves += [(i / 2).dtype, (i / 2).fetch().dtype]
+        assert halves == [torch.float32, torch.float64, torch.float64], "workers follow the script's default"
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -57,6 +57,8 @@ def test_a_result_or_a_path_that_cant_be_is_an_error_of_the_worker(w, name, told
 
 
 def test_seeds_are_those_of_each_worker(w):
+    drawn = [remote.randn(4, node=node).fetch() for node in (1, 2)]
+    assert not torch.equal(*drawn), "no two workers begin with the same numbers"
     drawn = []
     for node in (1, 2):
         remote.call("torch.manual_seed", 3, node=node)
@@ -64,6 +66,13 @@ def test_seeds_are_those_of_each_worker(w):
     assert torch.equal(*drawn) and torch.equal(
         drawn[0], torch.randn(4, generator=torch.Generator().manual_seed(3))
     )
+
+
+def test_all_tensors_of_a_factory_come_to_its_worker(w):
+    found = remote.stack([torch.ones(2), torch.zeros(2)], node=1)
+    assert found.get_node() == 1 and found.tolist() == [[1, 1], [0, 0]]
+    with pytest.raises(ConfigError, match=r"torch\.get_num_threads returns no tensor"):
+        remote.get_num_threads(node=1)
 
 
 class Net(torch.nn.Module):
@@ -137,6 +146,22 @@ def test_g10_gradients_cross_copies_between_places(w):
     wanted = x.detach().clone().requires_grad_()
     (((wanted * 2).exp() * torch.arange(3)) ** 2).sum().backward()
     assert not isinstance(x.grad, remote.RemoteTensor) and torch.equal(x.grad, wanted.grad)
+
+
+def test_second_gradients_cross_copies_too(w):
+    x = torch.tensor([2.0], requires_grad=True)
+    y = (x.dist_send(node=1) ** 3).fetch() + x**3
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert (first.item(), second.item()) == (24.0, 24.0)
+
+
+def test_a_deep_copy_has_the_gradient_as_torch_copies_it(w):
+    there = remote.module(torch.nn.Linear(2, 1), node=1)
+    there(remote.ones(1, 2, node=1)).sum().backward()
+    copied = copy.deepcopy(there)
+    there.weight.grad.zero_()
+    assert copied.weight.grad.tolist() == [[1.0, 1.0]] and copied.weight.grad.get_node() == 1
 
 
 def test_a_model_that_is_made_on_a_worker_trains_there(w):
