@@ -138,6 +138,12 @@ def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, caps
     assert "but job 1_0, 2_0, 1_2, 2_1, 1_3 and 4 others may still be there" in told
 
 
+def test_the_points_of_an_array_are_printed_in_the_order_of_the_sweep(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=range(1,8)"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("point")]
+    assert [line.split()[4] for line in lines] == [run.name for run in sweep_of(project).runs]
+
+
 def test_a_stop_marks_all_runs_of_a_sweep_and_then_asks_slurm_once(project, cluster, capsys, monkeypatch):
     """An element that starts in the place of another one finds its mark, and the queue is asked for all."""
     monkeypatch.setattr("slurmddp.cli.commands.stop.SlurmClient", lambda: cluster)
@@ -404,6 +410,15 @@ def test_the_settings_of_a_script_are_swept_and_its_arguments_stay(project, here
     (project / "fit.py").write_text("")
     assert main(["run", "--multirun", "seed=1,2", "fit.py", "--lr", "1,2", "-m"]) == EXIT_FINISHED
     assert [run.config()["program"]["args"] for run in sweep_of(project).runs] == [["--lr", "1,2", "-m"]] * 2
+
+
+@pytest.mark.parametrize("command", ["explain", "logs", "rerun", "checkpoints", "export"])
+def test_a_command_that_takes_one_run_says_that_it_got_a_sweep(project, here, capsys, command):
+    main(["train", *SEEDS])
+    sweep = sweep_of(project).name
+    assert main([command, sweep[:-2]]) == EXIT_NO_RUN
+    told = capsys.readouterr().err
+    assert "is a sweep, and this command takes one run" in told and f"`slurmddp list {sweep}`" in told
 
 
 def test_a_name_that_is_no_sweep_is_told_with_near_ones(project, here, capsys):

@@ -49,6 +49,8 @@ class Attempt:
     exit_code: int | None = None
     outcome: str | None = None
     next: str | None = None
+    progressed: bool = False
+    """Whether the batch step has seen a newer checkpoint at the end than at the start."""
     reason: str | None = None
     """Why the batch step says that the attempt stopped."""
     setup_failure: str = ""
@@ -218,7 +220,8 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
     if kind == "ended":
         names = ("exit_code", "outcome", "next", "reason", "without_progress")
-        return {"ended": time, **{name: event.get(name) for name in names}}
+        progressed = event.get("progressed") is True
+        return {"ended": time, "progressed": progressed, **{name: event.get(name) for name in names}}
     if kind == "saved":
         return {"saved_step": step, "saved": time}
     if kind == "restarted":

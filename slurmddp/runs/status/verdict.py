@@ -13,6 +13,7 @@ from slurmddp.runs.folder.history import (
     stop_reason,
     why_stopped,
 )
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
@@ -23,6 +24,10 @@ _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
 _NAME_FILES = (
     "Go on with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
     "program saves, or raise policy.max_requeues_without_progress."
+)
+_FROM_THE_BEGINNING = (
+    _LOGS + " A program that started from its beginning each time has to load its newest checkpoint. Then: "
+    "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
 )
 _CORRECT = (
     _LOGS
@@ -143,6 +148,10 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     if outcome == "no_progress" and attempt.without_progress:
         where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
         return Verdict("failed", f"it was stopped {where}", _NAME_FILES)
+    if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
+        restarts = counted(len(attempt.reached), "restart")
+        detail = f"it failed after {restarts} in place, and slurmddp saw no newer checkpoint of the program"
+        return Verdict("failed", detail, _FROM_THE_BEGINNING)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"
