@@ -201,13 +201,16 @@ class Attempt:
             str(end.get("outcome")), str(end.get("next")), int(end.get("exit_code") or 0)
         )
 
-    def decide(self, code: int, fate: str, has_progressed: bool) -> requeue_policy.Outcome:
+    def decide(
+        self, code: int, fate: str, has_progressed: bool, *, near_limit: bool = False
+    ) -> requeue_policy.Outcome:
         """Return what the end of this attempt means.
 
         Args:
             code: the exit code of the attempt.
             fate: the job's state for SLURM.
             has_progressed: whether the run has saved anything new since the start.
+            near_limit: whether SLURM had sent the signal for the time limit.
         """
         # A preemption may come while the training starts. The time limit has to leave the start enough time.
         at_limit = fate in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
@@ -219,6 +222,7 @@ class Attempt:
             trained=self.settings.saves_at_stop and (at_limit or bool(self._events("first_step"))),
             cancelled=self.folder.cancelled_file.exists(),
             stop_asked=self.folder.stop_file.exists(),
+            near_limit=near_limit,
         )
         return requeue_policy.decide(
             end, requeue_policy.count_all(events_of(self.folder)), self.settings.policy
@@ -244,6 +248,8 @@ class Attempt:
         if is_revised:
             facts["requeued"] = False  # Should SLURM start the job again after all, the run goes on.
         facts["next"] = decision.next
+        if decision.reason:
+            facts["reason"] = decision.reason
         if decision.stalled_at is not None:
             facts["stalled_at"] = decision.stalled_at
         if decision.without_progress:

@@ -126,7 +126,8 @@ class AttemptEnd:
             )
             return requeue_policy.Outcome("superseded", "none", EXIT_NO_PROGRESS)
         recorded = attempt.recorded_end()  # By the batch script, before it was killed.
-        decision = recorded or attempt.decide(code, job.fate, has_progressed)
+        near_limit = job.is_near_limit(attempt.settings.signal_lead_s)
+        decision = recorded or attempt.decide(code, job.fate, has_progressed, near_limit=near_limit)
         if decision.next == "requeue" and (job.facts.get("Requeue") == "0" or not may_requeue):
             decision = decision._replace(next="resubmit")
         if decision.advice:

@@ -59,6 +59,8 @@ class End(NamedTuple):
     cancelled: bool = False
     stop_asked: bool = False
     """Whether a person asked for the stop."""
+    near_limit: bool = False
+    """Whether the job had come so near its time limit that SLURM had sent the signal for it."""
 
 
 class Outcome(NamedTuple):
@@ -73,6 +75,8 @@ class Outcome(NamedTuple):
     stalled_at: str | None = None
     """The checkpoint that the attempt started from and did not get past."""
     advice: str = ""
+    reason: str = ""
+    """Why the attempt stopped: `on request`, `preempted`, `time limit`; empty if that is not known."""
 
 
 def count(before: Counts, event: Mapping[str, Any]) -> Counts:
@@ -142,12 +146,20 @@ def decide(end: End, before: Counts, policy: Policy) -> Outcome:
         return Outcome("cancelled", "none", end.code)
     again = policy.requeue and not end.stop_asked
     if end.code == EXIT_STOPPED or end.fate in _BY_SLURM:
-        return _stopped(end, before, policy, again)
+        return _stopped(end, before, policy, again)._replace(reason=_reason(end))
     # After 76 the next attempt gets other nodes. A run that had progressed may have met a bad node, so that
     # its first failure without progress is tried again.
     hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
     again = again and hopeful and before.failures < policy.max_restarts
     return Outcome("failed", "requeue" if again else "none", end.code)
+
+
+def _reason(end: End) -> str:
+    if end.stop_asked:
+        return "on request"
+    if end.fate == PREEMPTED:
+        return "preempted"
+    return "time limit" if end.fate == TIMEOUT or (end.fate == RUNNING and end.near_limit) else ""
 
 
 def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:

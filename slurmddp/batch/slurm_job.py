@@ -18,6 +18,8 @@ from slurmddp.slurm.job_script import may_be_of, script_of
 
 TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
 _CONNECT_S = 5.0
+_EARLY_S = 60
+"""SLURM may send the signal of `--signal` so many seconds early (sbatch(1))."""
 _PATIENCE = 40
 """Number of questions to a controller that is away; with the waits, they take a quarter of an hour."""
 _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
@@ -142,6 +144,11 @@ class SlurmJob:
         """Whether SLURM says that the batch script of the job was killed, alone or with its node."""
         return self.facts.get("Reason", "").startswith(_SCRIPT_KILLED)
 
+    def is_near_limit(self, lead_s: float) -> bool:
+        """Return whether SLURM may have sent the signal that comes `lead_s` before the time limit."""
+        limit, ran = _limit_and_run_time(self.facts)
+        return limit is not None and ran >= limit - lead_s - _EARLY_S
+
     def poll(self) -> Answer:
         """Ask SLURM about this job once and keep the facts, none without an answer."""
         answer = self.scontrol("-o", "show", "job", self.id)
@@ -243,8 +250,6 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
         restart_count: the number of requeues at this start of the job.
         preemption_requeues: tells whether SLURM requeues a preempted job of this partition by itself.
     """
-    from slurmddp.slurm.units import parse_seconds  # `begin` has no use for it.
-
     restarts = facts.get("Restarts", "")
     if restarts.isdigit() and int(restarts) > restart_count:
         return requeue_policy.REQUEUED
@@ -266,8 +271,15 @@ def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: C
     # While a job is being ended, its state is COMPLETING and no longer says why.
     if state.startswith("NODE_FAIL") or facts.get("Reason", "").startswith(("NodeDown", *_SCRIPT_KILLED)):
         return requeue_policy.NODE_FAIL
-    limit = parse_seconds(facts.get("TimeLimit", "").lower())
-    ran = parse_seconds(facts.get("RunTime", "").lower()) or 0
+    limit, ran = _limit_and_run_time(facts)
     if state.startswith("TIMEOUT") or (limit is not None and ran >= limit):
         return requeue_policy.TIMEOUT
     return requeue_policy.CANCELLED
+
+
+def _limit_and_run_time(facts: Mapping[str, str]) -> tuple[float | None, float]:
+    """Return the time limit of a job and the time that it has run, in seconds; None for no limit."""
+    from slurmddp.slurm.units import parse_seconds  # `begin` has no use for it.
+
+    limit, ran = (parse_seconds(facts.get(key, "").lower()) for key in ("TimeLimit", "RunTime"))
+    return limit, ran or 0

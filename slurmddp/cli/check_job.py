@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
+from slurmddp.slurm.limits.nodes import listed_nodes
 from slurmddp.slurm.limits.site import Site, check
 
 if TYPE_CHECKING:
@@ -76,11 +78,16 @@ def test(group: Sequence[Job], slurm: SlurmClient, found: list[Finding]) -> str:
     from slurmddp.launchers.submit import array, sbatch
     from slurmddp.slurm.script import render_array
 
+    listed = listed_nodes(group[0])
+    if listed:  # `sbatch --test-only` refuses such a job, though SLURM starts it.
+        group = [replace(job, resources=replace(job.resources, nodes=listed, spare_nodes=0)) for job in group]
     job = group[0]
     try:
         if len(group) > 1:
-            return slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
-        return slurm.test(sbatch.build(job.submitter, slurm).script(job))
+            start = slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
+        else:
+            start = slurm.test(sbatch.build(job.submitter, slurm).script(job))
+        return "" if listed else start  # Fewer nodes may start earlier.
     except SlurmError as error:
         if error.may_be_queued:  # No answer, so no refusal.
             raise

@@ -120,12 +120,10 @@ def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, lines: Mapping[
                 raise
             return [messages.report(error)]  # A failed training does not end the sweep.
     with ArrayStart(sweep) as array:
-        codes = []
-        for job in sorted(
-            group, key=lambda job: job.run_name
-        ):  # Two sweeps never wait for each other's locks.
+        for job in group:
             print(lines[job.run_name], flush=True)
-            codes.append(begin(job, array=array))
+        # Two sweeps never wait for each other's locks.
+        codes = [begin(job, array=array) for job in sorted(group, key=lambda job: job.run_name)]
         array.submit([job.run_name for job in group])
         return codes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import json
 import logging
 import os
@@ -15,6 +16,9 @@ from slurmddp.errors import RunNotFoundError
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
+
+SWEEP_SUFFIX = ".sweep"
+"""The end of the name of a file that lists the runs of a sweep."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +72,19 @@ def parents() -> list[Path]:
         known = []
     folders = {os.path.dirname(path): None for path in known}  # noqa: PTH120
     return list(dict.fromkeys([Path.cwd() / "runs", *map(Path, folders)]))
+
+
+def sweep_files(name: str | None) -> list[Path]:
+    """Return the file of the sweep with this name, else of sweeps whose names begin so.
+
+    Empty if a run may be meant: the beginning of a sweep's name includes the word `sweep`.
+    """
+    if not name or "/" in name:
+        return []
+    pattern = f"{glob.escape(name)}*{SWEEP_SUFFIX}"
+    files = [file for parent in parents() for file in sorted(parent.glob(pattern))]
+    exact = [file for file in files if file.name == f"{name}{SWEEP_SUFFIX}"]
+    return exact or (files if "sweep" in name else [])
 
 
 def find(name: str | None, start: Path | None = None) -> RunFolder:
@@ -169,6 +186,12 @@ def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
+    if files := sweep_files(name):
+        sweep = files[0].name.removesuffix(SWEEP_SUFFIX)
+        return RunNotFoundError(
+            f"{name!r} is a sweep, and this command takes one run.",
+            hint=f"`slurmddp list {sweep}` shows its runs.",
+        )
     if not runs:
         what = f"There is no run named {name!r}" if name else "There is no run yet"
         return RunNotFoundError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import index
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
-
-_SUFFIX = ".sweep"
+from slurmddp.runs.index import SWEEP_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        return self.file.name.removesuffix(_SUFFIX)
+        return self.file.name.removesuffix(SWEEP_SUFFIX)
 
     @property
     def report_file(self) -> Path:
@@ -51,7 +49,7 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], 
         runs: the name of each run, and its settings as typed.
         best: the metric of a search and which values are best, such as "max accuracy".
     """
-    file = runs_dir / f"{name}{_SUFFIX}"
+    file = runs_dir / f"{name}{SWEEP_SUFFIX}"
     runs_dir.mkdir(parents=True, exist_ok=True)
     further = {"best": best} if best else {}
     records = [{"run": run, "settings": list(typed), **further} for run, typed in runs]
@@ -78,8 +76,8 @@ def _read(file: Path) -> Sweep:
 
 def names() -> list[str]:
     """Return the names of all sweeps beside known runs."""
-    files = {file for parent in index.parents() for file in parent.glob(f"*{_SUFFIX}")}
-    return sorted(file.name.removesuffix(_SUFFIX) for file in files)
+    files = {file for parent in index.parents() for file in parent.glob(f"*{SWEEP_SUFFIX}")}
+    return sorted(file.name.removesuffix(SWEEP_SUFFIX) for file in files)
 
 
 def find(name: str | None) -> Sweep | None:
@@ -88,14 +86,7 @@ def find(name: str | None) -> Sweep | None:
     Raises:
         RunNotFoundError: several sweeps have names that begin so.
     """
-    if not name or "/" in name:
-        return None
-    pattern = f"{glob.escape(name)}*{_SUFFIX}"
-    files = [file for parent in index.parents() for file in sorted(parent.glob(pattern))]
-    exact = [file for file in files if file.name == f"{name}{_SUFFIX}"]
-    if not exact and "sweep" not in name:
-        return None
-    found = exact or files
+    found = index.sweep_files(name)
     if len(found) > 1:
         listed = ", ".join(str(file.with_suffix("")) for file in found[:5])
         raise RunNotFoundError(f"{name!r} fits {len(found)} sweeps: {listed}.", hint="Give more of the name.")

@@ -171,6 +171,29 @@ def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
     assert seen == ["requeue"]
 
 
+@pytest.mark.parametrize(
+    ("job", "step", "reason"),
+    [
+        (RUNNING.replace("00:05:00", "00:57:00"), STOP, "time limit"),
+        (RUNNING, STOP, None),
+        (JOB_OF["timeout"], SAVE + STOP, "time limit"),
+        (JOB_OF["preempted"], STOP, "preempted"),
+        (RUNNING.replace("00:05:00", "00:57:00"), STOP_ASKED + STOP, "on request"),
+        (RUNNING.replace("00:05:00", "00:57:00"), SAVE + exits(1), None),
+    ],
+    ids=["near its limit", "by itself", "at its limit", "preempted", "asked", "failed"],
+)
+def test_the_end_of_a_stopped_attempt_names_the_reason(
+    tmp_path: Path, job: str, step: Step, reason: str | None
+) -> None:
+    """A plain script records no signal, so that only the batch step can say why it stopped."""
+    run = Run(tmp_path, requeue=False)
+    run.slurm.job = job
+    run.start(step)
+    (ended,) = run.events("ended")
+    assert ended.get("reason") == reason
+
+
 @pytest.mark.parametrize("step", [STOP, SAVE + exits(1)], ids=["stopped", "failed"])
 def test_a_run_that_a_person_stopped_is_not_requeued(run: Run, step: Step) -> None:
     run.start(STOP_ASKED + step)

@@ -105,6 +105,24 @@ def test_a_checked_job_is_neither_queued_nor_written(site, project, capsys):
     assert site.calls("sbatch") == 0 and not (project / "runs").exists()
 
 
+def test_a_job_with_more_nodes_than_its_nodelist_is_noted_and_not_refused(site, project, capsys):
+    """SLURM adds nodes of its choice, but `sbatch --test-only` refuses the job."""
+    site.write(
+        "test-only",
+        'for script; do :; done; if grep -q -e "--nodes=2" "$script"; then echo "allocation failure: '
+        f'Requested node configuration is not available" >&2; exit 1; fi; echo "{START}" >&2',
+    )
+    asked = ["+cluster=small", "nodes=2", "+cluster.sbatch.nodelist=n1", "--check"]
+    assert main(["train", *asked]) == 0
+    shown, told = capsys.readouterr()
+    assert "This SLURM would start" in shown and "2026-11-25" not in shown
+    assert "nodelist=n1 names 1 of the job's 2 nodes; SLURM chooses the others. Use nodes=1" in told
+    asked[2] = "+cluster.sbatch.nodelist='n[1-2]'"
+    assert main(["train", *asked]) == EXIT_CONFIG, "a refusal of a job whose list is long enough counts"
+    shown, told = capsys.readouterr()
+    assert "Requested node configuration is not available" in shown and "names" not in told
+
+
 def test_a_checked_job_for_a_partition_that_is_down_waits_for_it(site, project, capsys):
     asked = ["+cluster=small", "partition=old", "nodes=1", "cpus_per_node=8", "time_limit=30"]
     assert main(["train", *asked, "--check"]) == 0

@@ -23,6 +23,27 @@ def test_a_stop_is_called_one_at_a_checkpoint_only_if_there_is_one(make_run, slu
     assert ("at a checkpoint" in capsys.readouterr().out) == saved
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("time limit", "its time limit came, it stopped and"),
+        ("preempted", "it was preempted, it stopped and"),
+    ],
+)
+def test_a_run_that_nothing_starts_again_says_why_it_stopped(make_run, slurm, capsys, reason, told):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    end(folder, "stopped", code=75, reason=reason)
+    assert main(["status", "gpt"]) == 0
+    assert f"stopped: {told} nothing will start it again" in capsys.readouterr().out
+    assert main(["list"]) == 0
+    assert f" stopped ({reason}) " in capsys.readouterr().out
+    folder.stop_file.touch()
+    assert main(["list"]) == 0
+    assert " stopped (on request) " in capsys.readouterr().out
+
+
 def test_stop_leaves_a_file_and_says_what_will_happen(make_run, slurm, capsys):
     folder = make_run()
     submit(folder)

@@ -138,6 +138,46 @@ def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, caps
     assert "but job 1_0, 2_0, 1_2, 2_1, 1_3 and 4 others may still be there" in told
 
 
+def test_the_points_of_an_array_are_printed_in_the_order_of_the_sweep(project, cluster, capsys):
+    main(["train", *BIG, "-m", "seed=range(1,8)"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("point")]
+    assert [line.split()[4] for line in lines] == [run.name for run in sweep_of(project).runs]
+
+
+def test_a_stop_marks_all_runs_of_a_sweep_and_then_asks_slurm_once(project, cluster, capsys, monkeypatch):
+    """An element that starts in the place of another one finds its mark, and the queue is asked for all."""
+    monkeypatch.setattr("slurmddp.cli.commands.stop.SlurmClient", lambda: cluster)
+    main(["train", *BIG, "-m", "seed=range(1,6)"])
+    sweep, asked = sweep_of(project), []
+    start(sweep.runs[0], job_id="1_0")
+    cluster.set_state("1_0", "RUNNING")
+    start(sweep.runs[1], job_id="1_1")
+    end(sweep.runs[1], "finished", job_id="1_1")
+    cluster.set_state("1_1", "COMPLETED")
+
+    def counting(name):
+        really = getattr(cluster, name)
+
+        def call(*given):
+            marked = [run.stop_file.exists() for run in sweep.runs]
+            asked.append((name, given if name == "cancel" else (), marked))
+            return really(*given)
+
+        monkeypatch.setattr(cluster, name, call)
+
+    for name in ("jobs", "jobs_of_each", "cancel"):
+        counting(name)
+    capsys.readouterr()
+    assert main(["stop", sweep.name]) == EXIT_FINISHED
+    shown = capsys.readouterr().out
+    assert shown.count("was taken out of the queue") == 3 and shown.count("was asked to stop") == 1
+    assert shown.count("has nothing to stop: it is finished") == 1
+    assert shown.endswith(f"follow  slurmddp list {sweep.name}\nresume  slurmddp resume {sweep.name}\n")
+    assert shown.count("follow") == 1 and len(asked) <= 5
+    assert asked[-1] == ("cancel", ("1_2", "1_3", "1_4"), [True, False, True, True, True])
+    assert cluster.states["1_0"].state == "RUNNING"
+
+
 def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     project, cluster, capsys, monkeypatch
 ):
@@ -234,6 +274,34 @@ def test_rm_removes_a_sweep_its_runs_and_their_arrays_but_no_active_run(project,
     assert main(["rm", sweep.name, "--yes"]) == EXIT_FINISHED
     assert not sweep.file.exists() and not [*runs_dir.glob(f".{sweep.name}.*")]
     assert len([*runs_dir.iterdir()]) == 4, "the two runs of the other sweep, its file and its array"
+
+
+def test_rm_asks_slurm_once_for_all_runs_of_a_sweep_while_their_locks_are_held(
+    project, cluster, capsys, monkeypatch
+):
+    main(["train", *BIG, "-m", "seed=range(1,6)"])
+    sweep, asked = sweep_of(project), []
+    for index in range(4):
+        cluster.set_state(f"1_{index}", "FAILED")
+    runs = sweep.runs
+
+    def counting(name):
+        really = getattr(cluster, name)
+
+        def call(*given):
+            asked.append((name, [RunLock(run).acquire() for run in runs]))
+            return really(*given)
+
+        monkeypatch.setattr(cluster, name, call)
+
+    counting("jobs")
+    counting("jobs_of_each")
+    capsys.readouterr()
+    assert main(["rm", sweep.name, "--yes"]) == EXIT_RUN_STATE
+    assert asked == [("jobs", [False] * 5), ("jobs_of_each", [False] * 5)]
+    shown, told = capsys.readouterr()
+    assert shown.count(" is removed (") == 4 and f"slurmddp: {runs[4].name} is queued" in told
+    assert [run.path.exists() for run in runs] == [False] * 4 + [True]
 
 
 def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsys):
@@ -342,6 +410,15 @@ def test_the_settings_of_a_script_are_swept_and_its_arguments_stay(project, here
     (project / "fit.py").write_text("")
     assert main(["run", "--multirun", "seed=1,2", "fit.py", "--lr", "1,2", "-m"]) == EXIT_FINISHED
     assert [run.config()["program"]["args"] for run in sweep_of(project).runs] == [["--lr", "1,2", "-m"]] * 2
+
+
+@pytest.mark.parametrize("command", ["explain", "logs", "rerun", "checkpoints", "export"])
+def test_a_command_that_takes_one_run_says_that_it_got_a_sweep(project, here, capsys, command):
+    main(["train", *SEEDS])
+    sweep = sweep_of(project).name
+    assert main([command, sweep[:-2]]) == EXIT_NO_RUN
+    told = capsys.readouterr().err
+    assert "is a sweep, and this command takes one run" in told and f"`slurmddp list {sweep}`" in told
 
 
 def test_a_name_that_is_no_sweep_is_told_with_near_ones(project, here, capsys):

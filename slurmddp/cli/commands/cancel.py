@@ -17,7 +17,7 @@ from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.alive import is_alive, is_here
-from slurmddp.runs.status.run_status import statuses
+from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
@@ -33,18 +33,33 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         refuse_foreign(folder.path, READ_ONLY)
     slurm = SlurmClient()
+    wanted = [RunFolder(one.path) for one in with_jobs(folders, slurm, "cancel")]
+    for sentence in cancel(wanted, slurm):
+        print(sentence)
+    return 0
+
+
+def with_jobs(
+    folders: Sequence[RunFolder], slurm: SlurmClient, verb: str, *, leave: str = ""
+) -> list[RunStatus]:
+    """Return the states of the runs that have, or may have, a job or process; SLURM is asked once for all.
+
+    Args:
+        folders: the runs.
+        slurm: the SLURM to ask.
+        verb: the command, for the sentence about each other run, which is printed.
+        leave: runs in this state are left alone.
+    """
     found = statuses(folders, slurm)
     over = [RunFolder(one.path) for one in found if not one.active]
     left = {folder.path for folder, jobs in zip(over, leftovers_of_each(over, slurm), strict=True) if jobs}
     wanted = []
-    for folder, one in zip(folders, found, strict=True):
-        if one.active or folder.path in left:
-            wanted.append(folder)
+    for one in found:
+        if (one.active or one.path in left) and one.state != leave:
+            wanted.append(one)
         else:
-            print(f"{folder.name} has nothing to cancel: it is {one.state} ({one.detail}).")
-    for sentence in cancel(wanted, slurm):
-        print(sentence)
-    return 0
+            print(f"{one.name} has nothing to {verb}: it is {one.state} ({one.detail}).")
+    return wanted
 
 
 def cancel(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:

@@ -153,7 +153,7 @@ def _rows(found: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str
     rows = [
         (
             one.name,
-            one.state,
+            f"{one.state} ({one.stop_reason})" if one.stop_reason else one.state,
             steps(one),
             number(one.loss),
             one.job_id or "-",

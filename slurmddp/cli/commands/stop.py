@@ -9,17 +9,18 @@ signal. The job of a queued run leaves the queue.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
-from slurmddp.cli.commands.cancel import cancel_jobs
-from slurmddp.cli.each_run import for_each_run
+from slurmddp.cli.commands.cancel import cancel_jobs, with_jobs
+from slurmddp.cli.each_run import runs_of
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.sbatch import leftovers
-from slurmddp.runs import index
+from slurmddp.runs import sweeps
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
-from slurmddp.runs.status.run_status import RunStatus, status
+from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm.client import SlurmClient
 
 
@@ -29,22 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask one run, or each run of a sweep to stop, and print what happens next."""
-    return for_each_run(args, _run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    folder, slurm = index.find(args.run), SlurmClient()
-    refuse_foreign(folder.path, READ_ONLY)
-    found = status(folder, slurm)
-    waits = found.state in ("queued", "stopped") and found.launcher != "local"
-    if found.state == "cancelled" or not (found.active or leftovers(folder, slurm)):
-        print(f"{folder.name} has nothing to stop: it is {found.state} ({found.detail}).")
-        return 0
-    write_atomic(folder.stop_file, "stop, by `slurmddp stop`; `slurmddp resume` removes this\n")
-    print(leave_queue(folder, slurm) if waits or not found.active else promise(found))
-    print(f"follow  slurmddp status {folder.name}\nresume  slurmddp resume {folder.name}")
+    """Ask one run, or the runs of a sweep, to stop, and print what happens next."""
+    folders, sweep = runs_of(args.run), sweeps.find(args.run)
+    for folder in folders:
+        refuse_foreign(folder.path, READ_ONLY)
+    slurm = SlurmClient()
+    wanted = with_jobs(folders, slurm, "stop", leave="cancelled")
+    # The mark comes first: an element of an array that starts in place of another one ends at once.
+    for one in wanted:
+        mark = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
+        write_atomic(RunFolder(one.path).stop_file, mark)
+    told = _leave_queue([RunFolder(one.path) for one in wanted if _waits(one)], slurm)
+    for one in wanted:
+        print(told.get(one.path) or promise(one))
+    if wanted:
+        follow = f"list {sweep.name}" if sweep else f"status {folders[0].name}"
+        print(
+            f"follow  slurmddp {follow}\nresume  slurmddp resume {sweep.name if sweep else folders[0].name}"
+        )
     return 0
+
+
+def _waits(found: RunStatus) -> bool:
+    """Return whether the jobs of a run hold no nodes, or belong to a run that is over."""
+    return not found.active or (found.state in ("queued", "stopped") and found.launcher != "local")
 
 
 def promise(found: RunStatus) -> str:
@@ -62,16 +71,24 @@ def promise(found: RunStatus) -> str:
     return f"{found.name} was asked to stop: within seconds it {then}.{more}"
 
 
-def leave_queue(folder: RunFolder, slurm: SlurmClient) -> str:
-    """Cancel the queued jobs of a run; return the message about them."""
-    history = read_history(folder)
-    saved = any(attempt.saved_step is not None for attempt in history.attempts)
-    stays = f"{folder.name} has saved and stays stopped" if saved else f"{folder.name} stays stopped"
+def _leave_queue(folders: Sequence[RunFolder], slurm: SlurmClient) -> dict[Path, str]:
+    """Cancel the queued jobs of runs, with one request for all; return the message about each run."""
+    if not folders:
+        return {}
+    histories = {folder: read_history(folder) for folder in folders}
+    told = {}
+    for folder, history in histories.items():
+        saved = any(attempt.saved_step is not None for attempt in history.attempts)
+        told[folder.path] = f"{folder.name} {'has saved and ' if saved else ''}stays stopped"
     try:
-        (jobs,) = cancel_jobs([(folder, history.open_jobs)], slurm)
+        jobs = cancel_jobs([(folder, history.open_jobs) for folder, history in histories.items()], slurm)
     except SlurmError as error:
-        return (
-            f"{stays}, but job {', '.join(history.open_jobs)} may still be in the queue: {error.message} "
-            "If SLURM starts it, it ends at once."
-        )
-    return f"{stays}: job {', '.join(jobs)} was taken out of the queue." if jobs else f"{stays}."
+        return {
+            folder.path: f"{told[folder.path]}, but job {', '.join(history.open_jobs)} may still be in the "
+            f"queue: {error.message} If SLURM starts it, it ends at once."
+            for folder, history in histories.items()
+        }
+    return {
+        path: f"{stays}: job {', '.join(ids)} was taken out of the queue." if ids else f"{stays}."
+        for (path, stays), ids in zip(told.items(), jobs, strict=True)
+    }

@@ -119,6 +119,7 @@ def jobs_of(
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
     from slurmddp.config.variants import Variants
+    from slurmddp.slurm.limits.nodes import beyond_nodelist
 
     project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
     notes: list[str] = []
@@ -135,6 +136,7 @@ def jobs_of(
                 variants.add(words, job)
             notes += unread(composed, project_dir, sources)
             notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
+            notes += beyond_nodelist(job)
         check(job)
         jobs.append(job)
     for note in dict.fromkeys(notes):

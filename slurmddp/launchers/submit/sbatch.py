@@ -91,13 +91,11 @@ def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
     return {job_id: job for job_id, job in found.items() if job.state in live}
 
 
-def leftovers(folder: RunFolder, slurm: SlurmClient) -> list[str]:
-    """Return the jobs of a run that is over and that SLURM may still start; empty without an answer."""
-    return leftovers_of_each([folder], slurm)[0]
-
-
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
-    """Return what `leftovers` returns for each run, with one query to SLURM for all."""
+    """Return the jobs of runs that are over and that SLURM may still start; empty without an answer.
+
+    SLURM is asked once for all runs.
+    """
     try:
         found = live_jobs(folders, slurm) if folders else []
     except SlurmError:

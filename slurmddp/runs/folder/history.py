@@ -49,6 +49,10 @@ class Attempt:
     exit_code: int | None = None
     outcome: str | None = None
     next: str | None = None
+    progressed: bool = False
+    """Whether the batch step has seen a newer checkpoint at the end than at the start."""
+    reason: str | None = None
+    """Why the batch step says that the attempt stopped."""
     setup_failure: str = ""
     """The first setup line that failed, and its exit code; the ranks started all the same."""
     without_progress: int | None = None
@@ -76,6 +80,8 @@ def stop_reason(signal: str | None) -> str:
 
 def why_stopped(attempt: Attempt) -> str:
     """Return the reason why an attempt stopped: `preempted`; empty if no event says."""
+    if attempt.reason:
+        return attempt.reason
     reason = stop_reason(attempt.signal)
     if reason == "SIGTERM" and attempt.launcher == "slurm":
         return "preempted" if attempt.next in AGAIN or attempt.is_open else reason
@@ -213,8 +219,9 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         job_id = None if event.get("job_id") is None else str(event["job_id"])
         return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
     if kind == "ended":
-        names = ("exit_code", "outcome", "next", "without_progress")
-        return {"ended": time, **{name: event.get(name) for name in names}}
+        names = ("exit_code", "outcome", "next", "reason", "without_progress")
+        progressed = event.get("progressed") is True
+        return {"ended": time, "progressed": progressed, **{name: event.get(name) for name in names}}
     if kind == "saved":
         return {"saved_step": step, "saved": time}
     if kind == "restarted":

@@ -14,7 +14,7 @@ from typing import Any
 from slurmddp.errors import SlurmddpError, SlurmError, plain
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
-from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history
+from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.metrics import Latest, latest
@@ -35,6 +35,8 @@ class RunStatus:
     detail: str
     """Why, in words."""
     advice: str = ""
+    stop_reason: str = ""
+    """Why a stopped run stopped: on request, preempted, time limit; empty if that is not known."""
     job_id: str | None = None
     launcher: str | None = None
     attempts: int = 0
@@ -186,6 +188,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         state=verdict.state,
         detail=_detail(verdict, failure, newest, step, read.total_steps),
         advice=verdict.advice,
+        stop_reason=_stop_reason(folder, verdict, newest),
         active=verdict.active,
         job_id=history.job_id,
         launcher=newest.launcher,
@@ -214,6 +217,12 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         log=_log(folder, newest, failure),
         report=folder.report_file if folder.report_file.exists() else None,
     )
+
+
+def _stop_reason(folder: RunFolder, verdict: Verdict, newest: Attempt) -> str:
+    if verdict.state != "stopped":
+        return ""
+    return why_stopped(newest) if verdict.active or not folder.stop_file.exists() else "on request"
 
 
 def _detail(

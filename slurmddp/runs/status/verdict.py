@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurmddp.runs.folder.history import AGAIN, UNANSWERED, Attempt, History, how_ended, stop_reason
+from slurmddp.runs.folder.history import (
+    AGAIN,
+    UNANSWERED,
+    Attempt,
+    History,
+    how_ended,
+    stop_reason,
+    why_stopped,
+)
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
@@ -16,6 +25,10 @@ _NAME_FILES = (
     "Resume it with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
     "program saves, or raise policy.max_requeues_without_progress."
 )
+_FROM_THE_BEGINNING = (
+    _LOGS + " A program that started from its beginning each time has to load its newest checkpoint. Then: "
+    "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
+)
 _CORRECT = (
     _LOGS
     + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
@@ -23,12 +36,13 @@ _CORRECT = (
 ALL_STEPS = "all steps are done"
 _ENDS = {
     "finished": ("finished", ALL_STEPS, ""),
-    "stopped": ("stopped", "it stopped at a checkpoint and nothing will start it again", _RESUME),
     "failed": ("failed", "it failed and is not tried again", _FIX),
     "config": ("failed", "its configuration is wrong", _CORRECT),
     "no_progress": ("failed", "its last two attempts made no progress", _FIX),
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
+_CAME = {"time limit": "its time limit came, ", "preempted": "it was preempted, "}
+"""The reasons of a stop that no person asked for, as clauses."""
 
 _UNANSWERED = (
     "unknown",
@@ -125,12 +139,19 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
         outcome = "cancelled"
-    if outcome == "stopped" and attempt.saved_step is None and attempt.resumed_step is None:
-        # The run stopped before its first checkpoint, or its program records no checkpoints.
-        return Verdict("stopped", "it stopped and nothing will start it again", _RESUME)
+    if outcome == "stopped":
+        # A run may stop before its first checkpoint, and a program may record no checkpoints.
+        saved = attempt.saved_step is not None or attempt.resumed_step is not None
+        came = _CAME.get(why_stopped(attempt), "")
+        detail = f"{came}it stopped{' at a checkpoint' * saved} and nothing will start it again"
+        return Verdict("stopped", detail, _RESUME)
     if outcome == "no_progress" and attempt.without_progress:
         where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
         return Verdict("failed", f"it was stopped {where}", _NAME_FILES)
+    if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
+        restarts = counted(len(attempt.reached), "restart")
+        detail = f"it failed after {restarts} in place, and slurmddp saw no newer checkpoint of the program"
+        return Verdict("failed", detail, _FROM_THE_BEGINNING)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"

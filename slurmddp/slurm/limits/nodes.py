@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from slurmddp.environments.hostlist import expand
 from slurmddp.errors import near_matches
 from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 from slurmddp.spec import Job
@@ -172,6 +173,25 @@ def _sizes(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Fin
             site=f"the nodes of partition {partition!r} have at most {gib(most_mb)} GiB ({most_mb} MB)",
             remedy=f"Use mem_gb={gib(most_mb)} or less; 0 asks for all of a node.",
         )
+
+
+def listed_nodes(job: Job) -> int | None:
+    """Return how many nodes `nodelist` names if the job has more, so that SLURM adds nodes of its choice."""
+    given = str(job.cluster.sbatch.get("nodelist") or "")
+    if not given or "/" in given:  # With a slash it is the name of a file with nodes.
+        return None
+    listed = len({*expand(given)})
+    return listed if listed < job.resources.all_nodes else None
+
+
+def beyond_nodelist(job: Job) -> list[str]:
+    """Return a note about a job that has more nodes than `nodelist` names."""
+    if (listed := listed_nodes(job)) is None:
+        return []
+    return [
+        f"cluster.sbatch.nodelist={job.cluster.sbatch['nodelist']} names {listed} of the job's "
+        f"{job.resources.all_nodes} nodes; SLURM chooses the others. Use nodes={listed} to stay on the list."
+    ]
 
 
 def gib(megabytes: int) -> str:

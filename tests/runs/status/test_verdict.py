@@ -39,6 +39,29 @@ def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, co
 
 
 @pytest.mark.parametrize(
+    ("restarts", "further", "told"),
+    [
+        (2, {}, True),
+        (2, {"progressed": True}, False),
+        (0, {}, False),
+    ],
+    ids=["from the beginning each time", "with a newer checkpoint", "without a restart"],
+)
+def test_a_program_that_used_its_restarts_without_a_newer_checkpoint_is_told_so(
+    make_run, slurm, restarts, further, told
+):
+    run = make_run()
+    again = [
+        {"event": "restarted", "attempt": 0, "generation": one + 1, "step": -1} for one in range(restarts)
+    ]
+    write(run, SUBMITTED, started(), *again, {**ended("failed", code=1), **further})
+    found = status(run, slurm)
+    assert found.state == "failed"
+    assert ("after 2 restarts in place, and slurmddp saw no newer checkpoint" in found.detail) == told
+    assert (f"slurmddp resume {run.name} program.checkpoints=PATH" in found.advice) == told
+
+
+@pytest.mark.parametrize(
     ("events", "state"),
     [
         ([], "preparing"),

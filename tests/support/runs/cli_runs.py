@@ -44,5 +44,6 @@ def local_process(folder):
         process.wait()
 
 
-def end(folder, outcome, attempt=0, code=0, next_="none", job_id="7"):
-    folder.add_event("ended", attempt=attempt, job_id=job_id, exit_code=code, outcome=outcome, next=next_)
+def end(folder, outcome, attempt=0, code=0, next_="none", job_id="7", **facts):
+    facts = {"exit_code": code, "outcome": outcome, "next": next_, **facts}
+    folder.add_event("ended", attempt=attempt, job_id=job_id, **facts)
