@@ -43,7 +43,7 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
-from slurmddp.training.checkpointing.training_state import merged, require_step
+from slurmddp.training.checkpointing.training_state import merged, required_step
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
@@ -844,7 +844,7 @@ class Distributon:
             d.save(step, model=model, metrics={"eval_loss": 0.31}, keep_best=("eval_loss", "min"))
         """
         named = merged(state, objects, "save(step, {...}, root=folder)")
-        require_step(step, "save")
+        step = required_step(step, "save")
         if keep_best is not None:
             check_best(keep_best)
         keep = Keep(keep_last, keep_best)
@@ -947,7 +947,7 @@ class Distributon:
                 d.memory_save(step, model=model, optimizer=optimizer)
         """
         named = merged(state, objects, "memory_save(step, {...}, root=folder)")
-        require_step(step, "memory_save")
+        step = required_step(step, "memory_save")
         self._checkpointer.copy_to_memory(self._root(root), step, named)
         self._session.stop.exclude_pause()
 

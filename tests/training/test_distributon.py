@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -610,6 +611,11 @@ def test_the_loggers_of_the_configuration_see_no_secrets_and_a_failure_is_record
     assert (run_folder.loggers_dir / "metrics.csv").read_text() == "step,loss\n3,0.5\n"
     [event] = run_folder.events()
     assert (event["event"], event["about"]) == ("warned", "logger") and "no route" in event["text"]
+
+
+def test_a_step_may_be_an_integer_of_numpy(alone: Distributon, tmp_path: Path) -> None:
+    alone.save(numpy.int64(3), root=tmp_path, progress={})
+    assert alone.load(root=tmp_path, progress={}) == 3
 
 
 def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -> None:
