@@ -1,4 +1,4 @@
-"""Train over MPI: mpiexec -genv SLURMDDP_LAUNCH_ID $(uuidgen) -n 2 python over_mpi.py"""
+"""Train over MPI: mpiexec -n 2 python over_mpi.py"""
 
 import sys
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.environments.names import LAUNCH_ID_VARIABLE, MASTER_ADDR_VARIABLE
+from slurmddp.environments.names import LAUNCH_ID_VARIABLE, MASTER_ADDR_VARIABLE, MPIEXEC_VARIABLE
 from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
 
-_LAUNCH_IDS = (LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID")
+PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+"""Variables that the mpiexec of MPICH and Intel MPI gives each rank; none of them names the launch."""
+_LAUNCH_IDS = (
+    *(LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID"),
+    MPIEXEC_VARIABLE,
+)
 
 
 def started_by_mpirun(environ: Mapping[str, str]) -> bool:
     """Return whether the variables of an MPI launcher are set."""
     return "OMPI_COMM_WORLD_SIZE" in environ or ("PMI_SIZE" in environ and "PMI_RANK" in environ)
+
+
+def is_on_one_node(environ: Mapping[str, str]) -> bool:
+    """Return whether the mpiexec of MPICH or Intel MPI has started all of its ranks on this node."""
+    return "PMI_SIZE" in environ and environ["PMI_SIZE"] == environ.get("MPI_LOCALNRANKS")
 
 
 def refuse_inside_step(environ: Mapping[str, str]) -> None:

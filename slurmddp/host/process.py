@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,6 +60,29 @@ def start_time(pid: int) -> str | None:
     except OSError:
         return None
     return f"{boot} {fields[19]}" if fields else None
+
+
+def starter(environ: Mapping[str, str], names: Collection[str]) -> int | None:
+    """Return the pid of the launcher that has set variables for this process; None if it can't be seen.
+
+    The launcher is the nearest ancestor that was started with other values. So a shell around this process,
+    which has inherited its variables, is not taken for the launcher.
+
+    Args:
+        environ: the variables of this process.
+        names: the variables that the launcher sets.
+    """
+    own, pid = {name: environ.get(name) for name in names}, os.getppid()
+    while (fields := stat(pid)) is not None:
+        try:
+            started_with = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return None
+        found = dict(pair.split("=", 1) for pair in started_with if "=" in pair)
+        if {name: found.get(name) for name in names} != own:
+            return pid
+        pid = int(fields[1])
+    return None
 
 
 _PR_SET_PDEATHSIG = 1

@@ -43,7 +43,7 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
-from slurmddp.training.checkpointing.training_state import merged, require_step
+from slurmddp.training.checkpointing.training_state import merged, required_step
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
@@ -177,7 +177,8 @@ class Distributon:
         is used and stays open after `close`.
 
         With a `function`, such a process starts its ranks for this call alone and continues after it. That
-        works in a notebook too. The ranks are new processes, which get the function by value.
+        works in a notebook too. The ranks are new processes, which get the function by value. Ranks that run
+        already, and a single process, call the function and close this object after it.
 
         Args:
             function: called on each rank with a launched Distributon of that rank, `args` and `kwargs`.
@@ -215,8 +216,9 @@ class Distributon:
                 return call_on_ranks(
                     partial(_as_rank, self._settings, function, args, kwargs), ranks, self._session.launcher
                 )
-            self.launch()
-            return function(self, *args, **kwargs)
+            with self:
+                self.launch()
+                return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._group_settings)
         if self._dtype is torch.float16:
             self._scaler = LossScaler(self.device)
@@ -331,16 +333,23 @@ class Distributon:
             more: further modules.
 
         Returns:
-            The module to call in training; a tuple of them for several models.
+            The module to call in training; a tuple of them for several models. On several ranks it may be a
+            wrapper without the attributes and methods of the model (see `unwrap`).
 
         Raises:
-            ConfigError: the strategy refuses a model.
+            ConfigError: the strategy refuses a model, or a model is set up already.
 
         Example:
             generator, critic = d.setup_model(generator, critic)
         """
         context = self._session.context
         _require("setup_model", nn.Module, "Give modules of torch, one argument each.", model, *more)
+        known = {id(_uncompiled(one)) for one in (*self._models, *self._wrapped)}
+        if any(id(_uncompiled(one)) in known for one in (model, *more)):
+            raise ConfigError(
+                "setup_model was given a model that is set up already.",
+                hint="Set each model up once, before the loop, and use the result.",
+            )
         wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
         for one in (model, *more):
             autocast(one, context.device, self._dtype)
@@ -353,7 +362,10 @@ class Distributon:
         return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was given to `setup_model`, which runs without the other ranks.
+        """Return the module that was given to `setup_model`, with its own attributes and methods.
+
+        It runs without the other ranks; only a module that fsdp has sharded needs them all. Don't compute a
+        training loss with it, because the ranks average gradients after calls of `setup_model`'s result only.
 
         Args:
             model: a result of `setup_model`, or `torch.compile` of it.
@@ -362,6 +374,7 @@ class Distributon:
             The module itself, whose state has no names of a wrapper.
 
         Example:
+            width = d.unwrap(model).in_features  # model.in_features works on one rank only
             if d.is_global_zero:
                 torch.save(d.unwrap(model).state_dict(), "weights.pt")
         """
@@ -837,7 +850,7 @@ class Distributon:
             d.save(step, model=model, metrics={"eval_loss": 0.31}, keep_best=("eval_loss", "min"))
         """
         named = merged(state, objects, "save(step, {...}, root=folder)")
-        require_step(step, "save")
+        step = required_step(step, "save")
         if keep_best is not None:
             check_best(keep_best)
         keep = Keep(keep_last, keep_best)
@@ -940,7 +953,7 @@ class Distributon:
                 d.memory_save(step, model=model, optimizer=optimizer)
         """
         named = merged(state, objects, "memory_save(step, {...}, root=folder)")
-        require_step(step, "memory_save")
+        step = required_step(step, "memory_save")
         self._checkpointer.copy_to_memory(self._root(root), step, named)
         self._session.stop.exclude_pause()
 
@@ -1081,5 +1094,4 @@ def _as_rank(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call a function on this rank, which `Distributon.launch(function)` has started."""
-    with Distributon(**settings) as distributon:
-        return distributon.launch(function, *args, **kwargs)
+    return Distributon(**settings).launch(function, *args, **kwargs)

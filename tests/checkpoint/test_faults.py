@@ -222,7 +222,7 @@ def test_a_check_finds_errors_of_this_save_and_of_larger_ones(tmp_path, monkeypa
     assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
     with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, and 10\.0 MB are free"):
         checkpoint.check_can_write(tmp_path, state, growth=8_000_000)
-    with pytest.raises(CheckpointError, match=r"holds a builtins\.set at w"):
+    with pytest.raises(CheckpointError, match=r"value at w is a builtins\.set"):
         checkpoint.check_can_write(tmp_path, {"w": {1}})
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"test save to .* failed"):

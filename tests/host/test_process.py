@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +18,14 @@ from slurmddp.host import process
 def refuse(*words: object) -> int:
     ctypes.set_errno(errno.EPERM)
     return -1
+
+
+def test_the_starter_is_seen_through_a_shell_with_the_same_variables() -> None:
+    program = "import os; from slurmddp.host.process import starter; print(starter(os.environ, ['PMI_RANK']))"
+    shell = ["sh", "-c", f'{sys.executable} -c "{program}"; exit $?']
+    environ = {**os.environ, "PMI_RANK": "1"}
+    found = subprocess.run(shell, env=environ, stdout=subprocess.PIPE, check=True, timeout=400)
+    assert int(found.stdout) == os.getpid()
 
 
 @pytest.mark.parametrize("ask", [lambda: process.die_with_parent(signal.SIGTERM), process.adopt_orphans])

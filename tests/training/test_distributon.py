@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.errors import CheckpointError, ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.runs.status.metrics import latest
@@ -215,11 +216,16 @@ def test_a_function_runs_on_ranks_of_its_own_and_gives_rank_zeros_result() -> No
         return d.world_size, d.all_reduce(torch.tensor(float(d.rank)), "sum").item(), f"{lr} {scale}"
 
     assert Distributon(2).launch(train, 0.5, scale=3) == (2, 1.0, "0.5 3")
-    with Distributon(1) as alone:
-        assert alone.launch(train, 0.5, scale=3) == (1, 0.0, "0.5 3")
-        assert alone.rank == 0, "without other ranks, this process is the rank"
+    alone = Distributon(1)
+    assert alone.launch(train, 0.5, scale=3) == (1, 0.0, "0.5 3")
+    with pytest.raises(SlurmddpError, match="closed already"):
+        alone.barrier()
     with pytest.raises(SlurmddpError, match=r"Rank \d failed: ConfigError"):
         Distributon(2).launch(lambda d: d.setup_dataloader(data_loader(), accumulate=0))
+
+
+def test_ranks_of_a_launcher_call_one_function_after_the_other() -> None:
+    assert run_ranks(rank_jobs.two_functions, 2) == [[1, "second"], [1, "second"]]
 
 
 # On one process it is plain PyTorch.
@@ -261,6 +267,11 @@ def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
     alone.setup_model(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="2 of the 2 parameters of this SGD"):
         alone.setup_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+def test_a_model_is_set_up_once() -> None:
+    """On several ranks, two wrappers would average the gradients twice."""
+    assert run_ranks(rank_jobs.set_up_again, 2) == [["refused"] * 3] * 2
 
 
 @pytest.mark.parametrize(
@@ -465,6 +476,9 @@ def test_values_of_one_rank_come_back(alone: Distributon) -> None:
         assert torch.equal(reduced, given) and reduced is not given and not reduced.requires_grad
     assert alone.all_gather("x") == ["x"]
     assert alone.broadcast({"a": 1}) == {"a": 1}
+    for share in (alone.all_gather, alone.broadcast):
+        with pytest.raises(CheckpointError, match=r"value at value/a is a builtins\.set"):
+            share({"a": {1}})  # Several ranks could not send it.
     with alone.rank_zero_first():
         pass
 
@@ -597,6 +611,11 @@ def test_the_loggers_of_the_configuration_see_no_secrets_and_a_failure_is_record
     assert (run_folder.loggers_dir / "metrics.csv").read_text() == "step,loss\n3,0.5\n"
     [event] = run_folder.events()
     assert (event["event"], event["about"]) == ("warned", "logger") and "no route" in event["text"]
+
+
+def test_a_step_may_be_an_integer_of_numpy(alone: Distributon, tmp_path: Path) -> None:
+    alone.save(numpy.int64(3), root=tmp_path, progress={})
+    assert alone.load(root=tmp_path, progress={}) == 3
 
 
 def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -> None:

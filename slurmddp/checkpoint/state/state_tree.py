@@ -189,15 +189,17 @@ def _check_plain(tensor: torch.Tensor, path: str) -> None:
     else:
         return
     raise CheckpointError(
-        f"The state holds {found} at {path or _TOP}.", hint="Store an ordinary dense tensor in its place."
+        f"The value at {path or _TOP} is {found}, which can't be stored or sent.",
+        hint="Give an ordinary dense tensor in its place.",
     )
 
 
 def _unsupported(value: Any, path: str) -> CheckpointError:
     kind = type(value)
     return CheckpointError(
-        f"The state holds a {kind.__module__}.{kind.__qualname__} at {path or _TOP}.",
-        hint="Store tensors, int, float, str, bool, None, and dict, list or tuple of them; "
+        f"The value at {path or _TOP} is a {kind.__module__}.{kind.__qualname__}, "
+        "which can't be stored or sent.",
+        hint="Give tensors, int, float, str, bool, None, and dict, list or tuple of them; "
         "convert NumPy values with float(), int() or torch.from_numpy().",
     )
 

@@ -80,10 +80,12 @@ def rerun_command(
     orig_argv: Sequence[str], argv0: str, main_file: str | None, interactive: bool
 ) -> list[str]:
     """Return the command that starts the running program again, arguments and interpreter options intact."""
-    if interactive or (main_file is None and "-c" not in orig_argv):
+    # Python calls the file of a program on the standard input "<stdin>". Its ranks could not read it again.
+    if interactive or (main_file in (None, "<stdin>") and "-c" not in orig_argv):
         raise ConfigError(
-            "launch() has to start this program again, but it was typed into an interpreter or a notebook.",
-            hint="Put it into a file and run that, or use num_devices=1 here.",
+            "launch() has to start this program again, but it was typed into an interpreter, a notebook or "
+            "the standard input.",
+            hint="Put it into a file and run that, use launch(function), or num_devices=1 here.",
         )
     command = [sys.executable, *orig_argv[1:]]
     # A script given by a relative path is another file, or none, once the program has changed its folder.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -44,13 +45,14 @@ def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: st
     return {**named, **objects}
 
 
-def require_step(step: Any, method: str) -> None:
-    """Raise ConfigError unless `step` is a number of steps."""
-    if not isinstance(step, int) or isinstance(step, bool):
+def required_step(step: Any, method: str) -> int:
+    """Return `step`, an integer of Python or NumPy, as an int; raise ConfigError for another value."""
+    if not isinstance(step, Integral) or isinstance(step, bool):
         raise ConfigError(
             f"{method}() was given step={step!r}.",
             hint=f"The step comes first, the folder is a keyword: {method}(step, model=model, root=folder).",
         )
+    return int(step)
 
 
 def of_this_rank(loaders: Loaders) -> dict[str, Any]:

@@ -47,21 +47,23 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
     """Return every rank's `value`, in the order of ranks, on every rank.
 
     Args:
-        value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint.
+        value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint. A single rank
+            refuses other values too.
         error: an error of this rank. If any rank has one, every rank raises: a rank with an error raises its
             error, another rank the error of the lowest rank that has one.
     """
     if error is None and world_size() == 1:
+        flatten({"value": value})
         return [value]
     packed, error = _packed(value, error)
-    sent = packed if error is None else pack([None, _describe(error)])
+    sent = packed if error is None else pack({"error": _describe(error)})
     gathered = [unpack(received) for received in _all_gather(sent)] if world_size() > 1 else []
     if error is not None:
         raise error
-    failure = next((failure for _, failure in gathered if failure is not None), None)
-    if failure is not None:
-        raise _rebuild(failure)
-    return [value for value, _ in gathered]
+    for one in gathered:
+        if "error" in one:
+            raise _rebuild(one["error"])
+    return [one["value"] for one in gathered]
 
 
 def gather_to_zero(value: T) -> list[T] | None:
@@ -75,18 +77,19 @@ def gather_to_zero(value: T) -> list[T] | None:
     distributed.gather(own, parts, dst=0)
     if parts is None:
         return None
-    return [unpack(_as_bytes(part, size))[0] for part, size in zip(parts, sizes, strict=True)]
+    return [unpack(_as_bytes(part, size))["value"] for part, size in zip(parts, sizes, strict=True)]
 
 
 def from_zero(value: T) -> T:
     """Return rank 0's `value` (see `gather`) on every rank."""
     if world_size() == 1:
+        flatten({"value": value})
         return value
     packed, error = _packed(value) if rank() == 0 else (b"", None)
     size = _agreed_sizes(packed, error)[0]
     received = _as_tensor(packed, size)
     distributed.broadcast(received, src=0)
-    shared: T = unpack(_as_bytes(received, size))[0]
+    shared: T = unpack(_as_bytes(received, size))["value"]
     return shared
 
 
@@ -135,7 +138,7 @@ def unpack(packed: bytes) -> Any:
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
     """Return the bytes of a value, and this rank's error: `error`, or why the value can't be sent."""
     try:
-        return (pack([value, None]) if error is None else b""), error
+        return (pack({"value": value}) if error is None else b""), error
     except SlurmddpError as caught:
         return b"", caught
 

@@ -24,8 +24,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from slurmddp.environments import mpi
+from slurmddp.environments.names import MPIEXEC_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero, master_name
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
@@ -123,11 +126,15 @@ class _Notice:
 
 
 def environment_with(environ: Mapping[str, str], init_method: str | None) -> Mapping[str, str]:
-    """Return `environ` with the address of rank 0 that an `init_method` replaces.
+    """Return `environ` with the address of rank 0 that an `init_method` replaces, and the id of the launch.
+
+    Ranks of one mpiexec on one node have one ancestor, whose pid and start time give their id.
 
     Raises:
         ConfigError: the method is not `env://`, `tcp://host:port` or `file:///path`.
     """
+    if mpi.is_on_one_node(environ) and (launcher := process.starter(environ, mpi.PMI_VARIABLES)):
+        environ = {**environ, MPIEXEC_VARIABLE: f"{launcher} {process.start_time(launcher)}"}
     if init_method in (None, "env://"):
         return environ
     found = urlsplit(str(init_method))

@@ -315,7 +315,12 @@ def test_d5_ranks_die_with_the_first_process(program: Path) -> None:
 
 @pytest.mark.parametrize(
     ("orig_argv", "main_file", "interactive"),
-    [(["python"], None, True), (["python", "-i", "x.py"], "x.py", True), (["python", "-"], None, False)],
+    [
+        (["python"], None, True),
+        (["python", "-i", "x.py"], "x.py", True),
+        (["python", "-"], None, False),
+        (["python", "-"], "<stdin>", False),
+    ],
 )
 def test_what_was_typed_into_an_interpreter_is_refused(
     orig_argv: list[str], main_file: str | None, interactive: bool

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.training.distributon import Distributon
 
 
@@ -65,6 +65,26 @@ def samples_seen(
         seen = [[batch[0].tolist() for batch in loader] for _ in range(epochs)]
         assert len(seen[0]) == len(loader)
         return seen
+
+
+def set_up_again() -> list[str]:
+    with Distributon() as d:
+        given = Net()
+        made = d.launch().setup_model(given)
+        answers = []
+        for model in (given, made, torch.compile(made)):
+            try:
+                d.setup_model(model)
+            except ConfigError as error:
+                answers.append("refused" if "set up already" in str(error) else str(error))
+        return answers
+
+
+def two_functions() -> list[Any]:
+    return [
+        Distributon(2).launch(lambda d, value: d.broadcast(value), 1),
+        Distributon(2).launch(lambda d: d.broadcast("second")),
+    ]
 
 
 def errors_of_save_and_load(root: str) -> dict[str, str]:
