@@ -25,6 +25,11 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
         distributed.all_gather_object(states, _on_cpu(self.optim.state_dict()))
         self._all_state_dicts = states
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a whole state."""
+        self.optim.state.clear()  # torch would keep the state of a parameter that has none in `state_dict`.
+        super().load_state_dict(state_dict)
+
     def step(self, *args: Any, **options: Any) -> float | None:  # type: ignore[override]
         # A state that was gathered before the step must never be saved after it.
         self._all_state_dicts = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from slurmddp.collectives import ALGORITHMS, CountedLink, ThreadLink, all_reduce
+from slurmddp.collectives import ALGORITHMS, CountedLink, Link, ThreadLink, all_reduce, operations
 from slurmddp.collectives.chunks import chunks
 from slurmddp.collectives.cost_model import WORK, Machine, bus_bandwidth
 from slurmddp.errors import ConfigError
@@ -48,6 +49,51 @@ def test_c1_the_sum_for_any_length_and_dtype_with_equal_bits(algorithm: str, ran
                 assert torch.equal(result, results[0]) and result.dtype == dtype and result.shape == shape
                 torch.testing.assert_close(result, whole, rtol=0 if exact else 0.1, atol=0 if exact else 2.0)
             assert all(map(torch.equal, tensors, before)), "the input does not change"
+
+
+class WatchedLink(CountedLink):
+    """Watches the memory of each message until its sender has waited for it."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self.unfinished = 0
+
+    def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
+        done, sent = super().send(tensor, to), tensor.clone()
+        self.unfinished += 1
+
+        def wait() -> None:
+            assert torch.equal(tensor, sent), "the memory of a message changed before the message had left"
+            self.unfinished -= 1
+            done()
+
+        return wait
+
+
+def whole_parts(link: Link) -> list[torch.Tensor]:
+    return [torch.full((3,), 10.0 * link.rank + part) for part in range(link.world_size)]
+
+
+COLLECTIVES: dict[str, Callable[[Link], object]] = {
+    **{name: lambda link, run=run: run(torch.arange(7.0), link) for name, run in ALGORITHMS.items()},
+    "broadcast": lambda link: operations.broadcast(torch.ones(3), link, 0),
+    "reduce": lambda link: operations.reduce(torch.ones(3), link, 0, torch.Tensor.add_),
+    "all_to_all": lambda link: operations.all_to_all(whole_parts(link), whole_parts(link), link),
+    "gather": lambda link: operations.gather(whole_parts(link), torch.ones(3), link, 0),
+    "scatter": lambda link: operations.scatter(torch.ones(3), whole_parts(link), link, 0),
+    "barrier": operations.barrier,
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_c1_a_rank_waits_for_each_message_before_it_changes_its_memory_or_returns(
+    name: str, ranks: int
+) -> None:
+    links = [WatchedLink(one) for one in ThreadLink.of_threads(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        list(threads.map(COLLECTIVES[name], links))
+    assert [link.unfinished for link in links] == [0] * ranks
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -71,6 +71,22 @@ def test_one_optimizer_of_two_models_averages_both_and_resumes_both(options, tmp
     assert found == [{"averaged": True, "apart": True, "repeated": True}] * 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"comm_hook": "powersgd", "hook_start_step": 2, "powersgd_rank": 2},
+        {**LOCAL, "average_every": 2},
+        {"zero_optimizer": True},
+        {"name": "local_sgd", "every": 2},
+        {"name": "diloco", "every": 2},
+        {"name": "parameter_server"},
+    ],
+    ids=["powersgd", "post_local_sgd", "zero", "local_sgd", "diloco", "parameter_server"],
+)
+def test_a_load_of_the_state_before_the_first_step_forgets_all_later_steps(options, tmp_path):
+    assert run_ranks(strategy_jobs.repeated_after_a_load, 2, options, str(tmp_path)) == [True] * 2
+
+
 def test_gradients_that_the_ranks_do_not_average_are_refused():
     for errors in run_ranks(strategy_jobs.gradients_that_nobody_averages, 2):
         assert all("don't average the gradients of 1 parameters" in error for error in errors), errors

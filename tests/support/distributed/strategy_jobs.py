@@ -364,6 +364,22 @@ def one_optimizer_of_two_models(options: dict[str, Any], root: str) -> dict[str,
         }
 
 
+def repeated_after_a_load(options: dict[str, Any], root: str) -> bool:
+    """Save before the first step, train, load, and train again; tell whether all weights are the same."""
+    with Distributon(strategy=_built(options), seed=3) as d:
+        d.launch()
+        model = d.setup_model(Net(width=12))
+        optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        found = []
+        d.save(0, model=model, optimizer=optimizer, root=root)
+        for _ in range(2):
+            d.load(model=model, optimizer=optimizer, root=root, step=0)
+            for step in range(5):
+                step_on(model, optimizer, *batch_of(10 * step + d.rank))
+            found.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+        return torch.equal(*found)
+
+
 def gradients_that_nobody_averages() -> list[str]:
     """Add a parameter to a wrapped model, then unfreeze one; return the errors of the two steps."""
     errors = []

@@ -124,6 +124,19 @@ def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(
     assert ("Stateless is read again" in caplog.text) == (data is Stateless)
 
 
+def test_a_rank_resumes_in_its_own_epoch_when_rank_zero_has_begun_the_next_one() -> None:
+    first, second, resumed = (make(Placed, 0, rank, 2) for rank in (0, 1, 1))
+    list(first)
+    expected = shown(list(make(Placed, 0, 1, 2)))
+    walk = iter(second)
+    before = shown([next(walk) for _ in range(3)])
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.epoch == 1
+    resumed.load_rank_state(second.rank_state())
+    assert resumed.epoch == 0
+    assert before + shown(list(resumed)) == expected
+
+
 @pytest.mark.parametrize("data", [Placed, Live])
 def test_batches_after_a_rollback_come_again(data: type) -> None:
     loader, other = make(data, 0), make(data, 0)
