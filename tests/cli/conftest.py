@@ -15,6 +15,7 @@ from slurmddp.errors import EXIT_FAILED, RankFailure
 from slurmddp.launchers.local import run as local
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.report import figures
 from slurmddp.slurm import client
 from support.runs.projects import make_project
 from support.slurm.slurm_in_memory import FakeSlurm
@@ -80,4 +81,7 @@ class FakeLocal:
 def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeLocal]:
     fake = type("OneLocal", (FakeLocal,), {"started": 0})
     monkeypatch.setattr(local, "LocalRun", fake)
+    # The reports are written without pictures, which take more time than all the rest.
+    monkeypatch.setattr(figures, "write_png", lambda *picture: None)
+    monkeypatch.setattr(figures, "figure_svg", lambda name, draw: "")
     return fake

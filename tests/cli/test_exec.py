@@ -107,9 +107,9 @@ def test_a_crash_in_compiled_code_shows_its_place(tmp_path):
 
 
 @pytest.mark.distributed
-def test_plain_torch_and_distributon_find_each_other(tmp_path):
+def test_plain_torch_and_distributon_find_each_other(tmp_path, forked_python):
     (tmp_path / "reduce.py").write_text(REDUCE)
-    done = run("-n", "4", "--nodes", "2", sys.executable, str(tmp_path / "reduce.py"))
+    done = run("-n", "4", "--nodes", "2", forked_python, str(tmp_path / "reduce.py"))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[rank {r}] 10 {r} 4 {r % 2} 1" for r in range(4)]
 

@@ -57,12 +57,11 @@ def one(project: Path, command: tuple[str, ...]) -> tuple[int, str]:
         os.chdir(before)
 
 
-def at_once(project: Path, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
+def at_once(project: Path, python: str, *commands: tuple[str, ...]) -> list[tuple[int, str]]:
     """Run commands in processes of their own, all at the same time; return exit codes and outputs."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     begun = [
-        subprocess.Popen([sys.executable, "-m", "slurmddp", *command], cwd=project, **pipes)
-        for command in commands
+        subprocess.Popen([python, "-m", "slurmddp", *command], cwd=project, **pipes) for command in commands
     ]
     outputs = [process.communicate(timeout=120)[0] for process in begun]
     return [(process.returncode, output) for process, output in zip(begun, outputs, strict=True)]
@@ -80,12 +79,12 @@ def submitted(folder: RunFolder) -> list[str]:
 
 
 @pytest.mark.parametrize("folder_exists", [False, True])
-def test_the_same_command_four_times_at_once_gives_one_job(project, programs, folder_exists):
+def test_the_same_command_four_times_at_once_gives_one_job(project, programs, forked_python, folder_exists):
     if folder_exists:
         assert one(project, COMMAND)[0] == 0
         assert one(project, ("cancel", str(only_run(project).path)))[0] == 0
     before = programs.calls("sbatch")
-    ends = at_once(project, *[COMMAND] * 4)
+    ends = at_once(project, forked_python, *[COMMAND] * 4)
     assert [code for code, _ in ends] == [0] * 4, ends
     assert programs.calls("sbatch") == before + 1
     job_id = submitted(only_run(project))[-1]
@@ -93,11 +92,11 @@ def test_the_same_command_four_times_at_once_gives_one_job(project, programs, fo
     assert sum(f"is queued already: job {job_id}" in output for _, output in ends) == 3
 
 
-def test_three_resumes_at_once_give_one_job(project, run, programs):
+def test_three_resumes_at_once_give_one_job(project, run, programs, forked_python):
     start(run, job_id="1")
     end(run, "stopped", code=75, job_id="1")
     programs.write("jobs/1", "COMPLETED|||\n")
-    ends = at_once(project, *[("resume", "first")] * 3)
+    ends = at_once(project, forked_python, *[("resume", "first")] * 3)
     assert [code for code, _ in ends] == [0] * 3, ends
     assert programs.calls("sbatch") == 2 and submitted(run) == ["1", "2"]
 

@@ -29,7 +29,7 @@ ARGUMENTS = ["--text", 'it\'s "so"  $HOME `x` \\n', "", "--name", "\u00fcber\u6f
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginNode]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str) -> Iterator[LoginNode]:
     """Start a login node, and go to a project of the laptop that names it."""
     project = tmp_path / "laptop" / "project"
     (project / "conf" / "cluster").mkdir(parents=True)
@@ -42,7 +42,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginNode]
     (project / ".env").write_text("TOKEN=secret")
     subprocess.run(["git", "init", "--quiet", "."], cwd=project, check=True)
     monkeypatch.chdir(project)
-    with login_node(tmp_path / "cluster") as node:
+    with login_node(tmp_path / "cluster", python=forked_python) as node:
         monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
         yield node
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 
 import pytest
 
@@ -37,10 +36,10 @@ sys.exit(int(sys.argv[1]))
 OWN = "import os\n\ndef rank():\n    return int(os.environ['RANK'])\n"
 
 
-def test_the_script_runs_once_beside_rank_0_and_gives_the_exit_code(tmp_path):
+def test_the_script_runs_once_beside_rank_0_and_gives_the_exit_code(tmp_path, forked_python):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "own.py").write_text(OWN)
-    command = [sys.executable, "-m", "slurmddp", "controller", "-n", "2", "--", "script.py", "3", "a b"]
+    command = [forked_python, "-m", "slurmddp", "controller", "-n", "2", "--", "script.py", "3", "a b"]
     environ = {**scrub(os.environ), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 3, done.stdout + done.stderr

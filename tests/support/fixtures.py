@@ -138,6 +138,15 @@ def forked_agents(rank_server, monkeypatch):
     monkeypatch.setattr(process, "start_bound", forked_agents.start)
 
 
+@pytest.fixture(scope="session")
+def forked_python(rank_server):
+    """The path of a program that does what `sys.executable` does, in forks of a server that has torch."""
+    from support.distributed.forked_python import python_server
+
+    with python_server() as python:
+        yield python
+
+
 @pytest.fixture
 def store_host(rank_server):
     """A process that hosts a store of torch, which the test may kill, and a connection to the store."""

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -211,7 +212,11 @@ def test_another_number_of_ranks_than_asked_for(monkeypatch: pytest.MonkeyPatch,
     assert flag in caught.value.hint
 
 
-def test_a_function_runs_on_ranks_of_its_own_and_gives_rank_zeros_result() -> None:
+def test_a_function_runs_on_ranks_of_its_own_and_gives_rank_zeros_result(
+    forked_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", forked_python)
+
     def train(d: Distributon, lr: float, *, scale: int) -> tuple[int, float, str]:
         return d.world_size, d.all_reduce(torch.tensor(float(d.rank)), "sum").item(), f"{lr} {scale}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,8 +50,8 @@ os._exit(0)  # The other rank never comes.
     [(SAVES, "step-0000000001 step-0000000002"), (AGREES, "0")],
     ids=["reads no answer of the writer", "takes no part in the agreement on a stop"],
 )
-def test_a_child_of_a_rank(tmp_path: Path, program: str, found: str) -> None:
+def test_a_child_of_a_rank(tmp_path: Path, program: str, found: str, forked_python: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program, str(tmp_path / "store")]
+    command = [forked_python, "-c", program, str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from slurmddp.cli.main import main
 from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import WITH, WITHOUT, loop_with_a_stop
 from support.distributed.ranks import Program, run_programs
@@ -82,23 +81,28 @@ dist.destroy_process_group()
 """
 
 
-def train(folder: Path, text: str, *more: str, **environ: str) -> None:
-    (folder / "script.py").write_text(text)
-    command = [sys.executable, "-m", "slurmddp", "train", "program.script=script.py", "name=script", *more]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run(
-        command, cwd=folder, env=scrub(environment) | environ, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_agents: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return tmp_path
 
 
-def test_launch_uses_the_process_group_of_the_program_and_the_threads_of_the_person(tmp_path: Path) -> None:
-    train(tmp_path, ADOPTS, OMP_NUM_THREADS="2")
-    assert [(tmp_path / f"found-{rank}").read_text() for rank in range(2)] == ["2 1.5 2", "2 1.5 2"]
+def train(project: Path, text: str) -> None:
+    (project / "script.py").write_text(text)
+    assert main(["train", "program.script=script.py", "name=script"]) == 0
 
 
-def test_ranks_of_a_script_share_the_cores(tmp_path: Path) -> None:
+def test_launch_uses_the_process_group_of_the_program_and_the_threads_of_the_person(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    train(project, ADOPTS)
+    assert [(project / f"found-{rank}").read_text() for rank in range(2)] == ["2 1.5 2", "2 1.5 2"]
+
+
+def test_ranks_of_a_script_share_the_cores(project: Path) -> None:
     text = "import os, torch\nopen('threads-' + os.environ['RANK'], 'w').write(str(torch.get_num_threads()))"
-    train(tmp_path, text)
+    train(project, text)
     most = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert all(int((tmp_path / f"threads-{rank}").read_text()) <= most for rank in range(2))
+    assert all(int((project / f"threads-{rank}").read_text()) <= most for rank in range(2))

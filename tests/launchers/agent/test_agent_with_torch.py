@@ -20,9 +20,7 @@ pytestmark = pytest.mark.distributed
 AGENT = """
 import os, sys
 from slurmddp.launchers.agent.agent import run
-from slurmddp.launchers.agent.preload import PRELOAD
-*preload, run_dir = sys.argv[1:]
-code = run(run_dir, entry="rank_program:main", preload=preload or PRELOAD)
+code = run(sys.argv[1], entry="rank_program:main")
 sys.stdout.flush()
 os._exit(code)
 """
@@ -55,7 +53,6 @@ def prepare():
 
 
 def test_forked_ranks_take_a_ddp_step_without_importing_more(tmp_path: Path) -> None:
-    nodes, ranks_per_node = 2, 2
     program = STEP + (
         "def main(run_dir):\n"
         "    before = set(sys.modules)\n"
@@ -66,17 +63,15 @@ def test_forked_ranks_take_a_ddp_step_without_importing_more(tmp_path: Path) -> 
         "    bootstrap.finish(place)\n"
         "    return 0\n"
     )
-    folder = make_run(tmp_path, program, nodes=nodes, ranks_per_node=ranks_per_node)
-    with agents_of(folder, nodes, program=AGENT) as agents:
-        assert codes_of(agents) == [0] * nodes, logs(folder)
-    found = [
-        json.loads(folder.rank_log(0, rank).read_text().splitlines()[-1])
-        for rank in range(nodes * ranks_per_node)
-    ]
+    folder = make_run(tmp_path, program)
+    with agents_of(folder, 1, program=AGENT) as agents:
+        assert codes_of(agents) == [0], logs(folder)
+    found = [json.loads(folder.rank_log(0, rank).read_text().splitlines()[-1]) for rank in range(2)]
     assert len({weight for weight, _ in found}) == 1, "all ranks hold the same weights"
     assert all(more == [] for _, more in found), "the agent has imported it all before the fork"
 
 
+@pytest.mark.usefixtures("rank_server")
 def test_ranks_of_an_agent_that_cannot_be_forked_train_as_well(tmp_path: Path) -> None:
     program = STEP + (
         "def main(run_dir):\n"
@@ -89,8 +84,9 @@ def test_ranks_of_an_agent_that_cannot_be_forked_train_as_well(tmp_path: Path) -
     folder = make_run(tmp_path, program)
     thread = "threading.Thread(target=threading.Event().wait, name='monitor', daemon=True)"
     (tmp_path / "project" / "monitored.py").write_text(f"import threading\n{thread}.start()\n")
-    with agents_of(folder, 1, program=AGENT, words=["monitored"]) as agents:
-        assert codes_of(agents) == [0], logs(folder)
+    options = {"entry": "rank_program:main", "preload": ["monitored"]}
+    with forked_agents.agents_of(folder, 1, **options) as agents:
+        assert agents[0].wait() == 0, logs(folder)
     said = (folder.log_dir(0) / "node-0.log").read_text()
     assert "importing monitored has started a thread (monitor), so ranks are not forked" in said
     found = [folder.rank_log(0, rank).read_text().splitlines()[-1] for rank in range(2)]

@@ -95,7 +95,11 @@ def test_d11_a_launcher_passes_signals_on_and_leaves_no_rank(tmp_path: Path, lau
     wait_until(lambda: all_gone(ranks), "the ranks end")
 
 
-def test_d11_launch_uses_the_launcher_that_is_given(capfd: pytest.CaptureFixture[str]) -> None:
+def test_d11_launch_uses_the_launcher_that_is_given(
+    forked_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", forked_python)
+
     def nice(d: Distributon) -> tuple[int, int]:
         return os.nice(0), d.world_size
 
@@ -108,7 +112,7 @@ def test_d11_launch_uses_the_launcher_that_is_given(capfd: pytest.CaptureFixture
         "import os\nos.write(1, f'rank {d.rank} of {d.world_size} at {os.nice(0)}\\n'.encode())\n"
     )
     environ = {**scrub(os.environ), "PYTHONPATH": str(TESTS)}
-    command = [sys.executable, "-c", program]
+    command = [forked_python, "-c", program]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 at {expected}" for rank in (0, 1)]

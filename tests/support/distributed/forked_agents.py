@@ -19,6 +19,7 @@ from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.scrub import scrub
 from slurmddp.host import process
 from slurmddp.launchers.agent.agent import WORKER, run
+from slurmddp.launchers.agent.preload import PRELOAD
 from slurmddp.launchers.coordinator import coordinator
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed.ranks import CONTEXT
@@ -106,6 +107,7 @@ def be_agent(
     passed: Sequence[Descriptor],
     *,
     entry: str = WORKER,
+    preload: Sequence[str] = PRELOAD,
     cause_wait_s: float = coordinator.CAUSE_WAIT_S,
 ) -> None:
     """Do what `python -m slurmddp.launchers.agent RUN_DIR` does, in a session of its own."""
@@ -121,7 +123,7 @@ def be_agent(
     multiprocessing.set_start_method("fork", force=True)
     if threads := environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # The server has imported torch without this variable.
-    code = run(run_dir, entry=entry)
+    code = run(run_dir, entry=entry, preload=preload)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -126,26 +126,31 @@ class Program:
         with output.open("wb") as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
-        import torch
-
-        # As a fresh torch does. The handlers at exit of the server are not the program's.
-        torch.set_num_threads(int(self.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-        atexit._clear()
         sys.argv = list(self.command)
         sys.path.insert(0, str(Path(self.command[0]).parent))
-        code = 0
-        try:
-            runpy.run_path(self.command[0], run_name="__main__")
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException as error:
-            sys.last_type = type(error)  # as the interpreter does before the handlers at exit
-            traceback.print_exc()
-            code = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return code
+        return as_program(lambda: runpy.run_path(self.command[0], run_name="__main__"))
+
+
+def as_program(main: Callable[[], object]) -> int:
+    """Run the `main` of a program in this forked process, with its handlers at exit; return the exit code."""
+    import torch
+
+    # As a fresh torch does. The handlers at exit of the server are not the program's.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    atexit._clear()
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        sys.last_type = type(error)  # as the interpreter does before the handlers at exit
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 def run_programs(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[int, str]]:

@@ -14,9 +14,9 @@ from support.runs import restarting_runs
 
 
 def agents_of(
-    folder: RunFolder, nodes: int, *, program: str = "", words: Sequence[str] = (), **options: Any
+    folder: RunFolder, nodes: int, *, program: str = "", **options: Any
 ) -> AbstractContextManager[list[subprocess.Popen[bytes]]]:
-    """Start the agents of all nodes, by a Python `program` with these `words` where one is given.
+    """Start the agents of all nodes, by a Python `program` where one is given.
 
     The ranks can import from the tests.
     """
@@ -25,7 +25,7 @@ def agents_of(
     if program:
         script = folder.path / "start_agent.py"
         script.write_text(program)
-        command = [sys.executable, str(script), *words]
+        command = [sys.executable, str(script)]
     return restarting_runs.agents_of(folder, nodes, commands=dict.fromkeys(range(nodes), command), **options)
 
 

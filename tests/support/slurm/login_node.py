@@ -28,8 +28,8 @@ class LoginNode:
     slurm: FakePrograms
     programs: Path
     """A folder for the PATH of the laptop: an ssh with the keys and hosts of the test."""
-
-    working = f'exec {sys.executable} -m slurmddp "$@"'
+    working: str
+    """The program `slurmddp` of the login node, as lines of shell."""
 
     def slurmddp(self, text: str) -> None:
         """Replace the program `slurmddp` of the login node."""
@@ -49,12 +49,17 @@ def _key(path: Path) -> str:
 
 
 @contextmanager
-def login_node(folder: Path, slurm: Mapping[str, str] | None = None) -> Iterator[LoginNode]:
+def login_node(
+    folder: Path,
+    slurm: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Iterator[LoginNode]:
     """Start sshd, and end it with all its sessions.
 
     Args:
         folder: for its files.
         slurm: variables of the SLURM behind it; None: a SLURM of fake programs.
+        python: the interpreter of the program `slurmddp` there.
     """
     folder.mkdir()
     home, programs = folder / "home", folder / "programs"
@@ -74,7 +79,7 @@ def login_node(folder: Path, slurm: Mapping[str, str] | None = None) -> Iterator
     )
     (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
     (programs / "ssh").chmod(0o755)
-    node = LoginNode(home, FakePrograms(folder / "slurm"), programs)
+    node = LoginNode(home, FakePrograms(folder / "slurm"), programs, f'exec {python} -m slurmddp "$@"')
     exports = {"PATH": os.environ["PATH"], **(slurm or node.slurm.environ), "PYTHONDONTWRITEBYTECODE": "1"}
     exports["PATH"] = f"{home}/bin:{exports['PATH']}"
     # A profile may greet: the greeting must not be taken for an answer.

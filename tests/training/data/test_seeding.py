@@ -119,14 +119,14 @@ class Opened(Augmented):
         return torch.tensor([index, self.opened_by if self.opened_by is not None else -1])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_users_worker_init_fn_sees_the_data_set(context: str) -> None:
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+def test_a_users_worker_init_fn_sees_the_data_set(context: str, workers: int) -> None:
     loader = make(
         Opened(6),
         batch_size=3,
-        num_workers=2,
+        num_workers=workers,
         worker_init_fn=open_in_worker,
         multiprocessing_context=context,
     )
-    assert [[sample[1] for sample in batch] for batch in read(loader)] == [[0.0] * 3, [1.0] * 3]
+    assert [[sample[1] for sample in batch] for batch in read(loader)] == [[0.0] * 3, [workers - 1.0] * 3]
     assert isinstance(loader.dataset, Opened)

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -159,7 +158,7 @@ def test_a_single_rank_stops_at_the_next_step_after_a_signal():
         assert watchers() == []
 
 
-def test_an_open_agreement_does_not_keep_the_process_alive(store_host):
+def test_an_open_agreement_does_not_keep_the_process_alive(store_host, forked_python):
     program = (
         "import sys, torch.distributed as dist\n"
         "from slurmddp.training.stopping.agreement import StopAgreement\n"
@@ -167,6 +166,6 @@ def test_an_open_agreement_does_not_keep_the_process_alive(store_host):
         "agreement = StopAgreement(store, 0, 2, poll_s=0.0)\n"
         "print(agreement.should_stop())\n"
     )
-    command = [sys.executable, "-c", program, str(store_host[1].port)]
+    command = [forked_python, "-c", program, str(store_host[1].port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
