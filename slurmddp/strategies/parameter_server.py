@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
-from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero
+from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero, collective_timeout
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +141,7 @@ class ServedOptimizer(Optimizer):
         self._parameters = [one for group in self.param_groups for one in group["params"]]
         self._format = MessageFormat(self._parameters)
         self.staleness = Counter[int]()
-        store: Any = distributed.distributed_c10d._get_default_store()
-        timeout: timedelta = store.timeout
+        timeout = collective_timeout()
         self._timeout_s = timeout.total_seconds()
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
         # A group of its own: the program's collectives may run at the same time as the server's messages.
