@@ -71,9 +71,13 @@ class LocalSgd(Replicas):
         return {"replicas": [replica.state_dict() for replica in self._replicas]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
-        for replica, saved in zip(self._replicas, state["replicas"], strict=True):
-            replica.load_state_dict(saved)
+        """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
+
+        The state of another strategy is ignored.
+        """
+        if "replicas" in state:
+            for replica, saved in zip(self._replicas, state["replicas"], strict=True):
+                replica.load_state_dict(saved)
 
 
 class DiLoCo(LocalSgd):

@@ -105,10 +105,11 @@ class ParameterServer(Replicas):
         return {"staleness": [_as_list(one.staleness) for one in self._served]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts of this rank's result of `state_dict`."""
-        for served, counts in zip(self._served, state["staleness"], strict=True):
-            served.staleness.clear()
-            served.staleness.update(dict(enumerate(counts)))
+        """Restore the counts of this rank's result of `state_dict`; ignore the state of another strategy."""
+        if "staleness" in state:
+            for served, counts in zip(self._served, state["staleness"], strict=True):
+                served.staleness.clear()
+                served.staleness.update(dict(enumerate(counts)))
 
     def close(self) -> None:
         """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""

@@ -81,6 +81,15 @@ def test_a_model_that_the_strategy_can_not_train_is_refused(strategy: str, train
 
 
 @pytest.mark.parametrize(
+    ("before", "after"), [("parameter_server", "local_sgd"), ("diloco", "parameter_server")]
+)
+def test_a_checkpoint_of_another_strategy_loads(before: str, after: str, tmp_path) -> None:
+    run_ranks(strategy_jobs.trained_with, 2, {"name": before}, str(tmp_path))
+    for found in run_ranks(strategy_jobs.resumed_with, 2, {"name": after}, str(tmp_path)):
+        assert all(one.isfinite().all() for one in found.values())
+
+
+@pytest.mark.parametrize(
     "options", [{"name": "ring"}, {"name": "fsdp"}, {"comm_hook": "post_local_sgd"}], ids=str
 )
 def test_groups_of_a_strategy_have_the_time_out_of_collectives(options) -> None:
