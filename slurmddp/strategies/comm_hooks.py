@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from slurmddp.strategies.replicas import average
+from slurmddp.strategies.replicas import average, collective_timeout
 
 State = dict[str, Any]
 
@@ -158,5 +158,7 @@ def _own_group(group_ranks: int | None) -> distributed.ProcessGroup:
     distributed.all_gather_object(names, socket.gethostname())
     keys = names if group_ranks is None else [rank // group_ranks for rank in range(len(names))]
     blocks = [[rank for rank, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
-    group, _ = distributed.new_subgroups_by_enumeration(blocks)  # type: ignore[no-untyped-call]
+    group, _ = distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+        blocks, timeout=collective_timeout()
+    )
     return group  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies.replicas import require_trainable, trains
+from slurmddp.strategies.replicas import refuse_sparse, require_trainable, trains
 
 if TYPE_CHECKING:  # Their imports take time, which only a training with these options spends.
     from slurmddp.strategies.comm_hooks import CommHook
@@ -27,16 +27,25 @@ if TYPE_CHECKING:  # Their imports take time, which only a training with these o
 
 
 class _Touch(nn.Module):
-    """A module that uses each trainable parameter once, in the order of registration."""
+    """A module that uses each trainable parameter once, in the order of registration.
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    Args:
+        parameters: all of them.
+        sparse: whether torch expects a sparse gradient of each.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], sparse: Sequence[bool]) -> None:
         super().__init__()
-        self._uses = tuple(parameters)
+        self._uses = tuple(zip(parameters, sparse, strict=True))
 
     def forward(self) -> torch.Tensor:
-        total = torch.zeros((), device=self._uses[0].device)
-        for parameter in self._uses:
-            real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        total = torch.zeros((), device=self._uses[0][0].device)
+        for parameter, is_sparse in self._uses:
+            if is_sparse:
+                none = torch.empty(0, dtype=torch.long, device=parameter.device)
+                real = nn.functional.embedding(none, parameter, sparse=True)
+            else:
+                real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
             total = total + real.sum() * 0
         return total
 
@@ -49,9 +58,9 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
     of autograd's graph do run.
     """
     wrapped, broadcasts = model.module, model.broadcast_buffers
-    trainable = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    trainable, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
     # _Touch replaces the model, not only its forward method, so that no hook of the model runs.
-    model.module = _Touch(trainable)
+    model.module = _Touch(trainable, sparse)
     model.broadcast_buffers = False
     try:
         with torch.enable_grad(), _without_hooks(trainable):
@@ -223,6 +232,8 @@ class Ddp:
         if not distributed.is_initialized():
             return model
         require_trainable(model)
+        if self._comm_hook is not None:
+            refuse_sparse(model, f"strategy.comm_hook={self._comm_hook}")
         devices = [device] if device.type == "cuda" else None
         is_static = self._options["static_graph"]
         kind = _StaticGraph if is_static else DistributedDataParallel

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.strategies.replicas import broadcast_from_rank_zero, require_trainable
+from slurmddp.strategies.replicas import broadcast_from_rank_zero, refuse_sparse, require_trainable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,11 +68,18 @@ class Fsdp:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         require_trainable(model)
+        refuse_sparse(model, "strategy=fsdp")
         broadcast_from_rank_zero(model)
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
         for module in (*units, model):
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
+            try:
+                fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
+            except (ValueError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"strategy=fsdp can't shard {type(module).__name__}: {error}",
+                    hint="Change this parameter, or use strategy=ddp.",
+                ) from error
         return model
 
     @contextmanager

@@ -50,15 +50,14 @@ class LocalSgd(Replicas):
             optimizer: the optimizer of parameters of `model`, and perhaps of other models.
             model: the result of `wrap`.
         """
-        trained = nn.ModuleList(one for one in self._models if trains(optimizer, one))
-        replica = self._replica_of(optimizer, trained)
+        replica = self._replica_of(optimizer)
         self._replicas.append(replica)
         optimizer.register_step_pre_hook(lambda *_: replica.begin())
         optimizer.register_step_post_hook(lambda *_: self._step_taken(replica))
         return optimizer
 
-    def _replica_of(self, optimizer: Optimizer, models: nn.ModuleList) -> _Replica:
-        return _Replica(optimizer, models)
+    def _replica_of(self, optimizer: Optimizer) -> _Replica:
+        return _Replica(optimizer, self._models)
 
     def _step_taken(self, replica: _Replica) -> None:
         replica.steps += 1
@@ -72,9 +71,13 @@ class LocalSgd(Replicas):
         return {"replicas": [replica.state_dict() for replica in self._replicas]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
-        for replica, saved in zip(self._replicas, state["replicas"], strict=True):
-            replica.load_state_dict(saved)
+        """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
+
+        The state of another strategy is ignored.
+        """
+        if "replicas" in state:
+            for replica, saved in zip(self._replicas, state["replicas"], strict=True):
+                replica.load_state_dict(saved)
 
 
 class DiLoCo(LocalSgd):
@@ -102,18 +105,33 @@ class DiLoCo(LocalSgd):
             )
         self._outer = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_momentum > 0}
 
-    def _replica_of(self, optimizer: Optimizer, models: nn.ModuleList) -> _Replica:
-        return _OuterReplica(optimizer, models, self._outer)
+    def _replica_of(self, optimizer: Optimizer) -> _Replica:
+        return _OuterReplica(optimizer, self._models, self._outer)
 
 
 class _Replica:
-    """The weights of all models that one optimizer of this rank trains, and the number of its steps."""
+    """The weights of all models that one optimizer of this rank trains, and the number of its steps.
 
-    def __init__(self, optimizer: Optimizer, models: nn.ModuleList) -> None:
+    Args:
+        optimizer: may get further groups of parameters later.
+        models: all models of the training.
+    """
+
+    def __init__(self, optimizer: Optimizer, models: Sequence[nn.Module]) -> None:
         self.steps, self.is_apart = 0, False
-        self._optimizer, self._models = optimizer, models
-        self._weights = [one for group in optimizer.param_groups for one in group["params"]]
-        self._buffers = [one for one in models.buffers() if one.is_floating_point()]
+        self._optimizer, self._all_models = optimizer, models
+
+    @property
+    def _models(self) -> nn.ModuleList:
+        return nn.ModuleList(one for one in self._all_models if trains(self._optimizer, one))
+
+    @property
+    def _weights(self) -> list[torch.Tensor]:
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    @property
+    def _buffers(self) -> list[torch.Tensor]:
+        return [one for one in self._models.buffers() if one.is_floating_point()]
 
     def begin(self) -> None:
         """Take note of the weights before a step."""
@@ -142,7 +160,7 @@ class _Replica:
 class _OuterReplica(_Replica):
     """A replica whose weights follow an outer optimizer."""
 
-    def __init__(self, optimizer: Optimizer, models: nn.ModuleList, outer: dict[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, models: Sequence[nn.Module], outer: dict[str, Any]) -> None:
         super().__init__(optimizer, models)
         self._settings = outer
         self._outer: SGD | None = None
@@ -153,6 +171,10 @@ class _OuterReplica(_Replica):
     def begin(self) -> None:
         if self._outer is None:
             self._start_outer([one.detach().clone() for one in self._weights])
+        elif added := self._weights[len(self._agreed) :]:
+            new = [one.detach().clone().requires_grad_() for one in added]
+            self._agreed += new
+            self._outer.add_param_group({"params": new})
 
     def _start_outer(self, agreed: Sequence[torch.Tensor]) -> SGD:
         self._agreed = [one.requires_grad_() for one in agreed]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
-from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero
+from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero, collective_timeout
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +105,11 @@ class ParameterServer(Replicas):
         return {"staleness": [_as_list(one.staleness) for one in self._served]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts of this rank's result of `state_dict`."""
-        for served, counts in zip(self._served, state["staleness"], strict=True):
-            served.staleness.clear()
-            served.staleness.update(dict(enumerate(counts)))
+        """Restore the counts of this rank's result of `state_dict`; ignore the state of another strategy."""
+        if "staleness" in state:
+            for served, counts in zip(self._served, state["staleness"], strict=True):
+                served.staleness.clear()
+                served.staleness.update(dict(enumerate(counts)))
 
     def close(self) -> None:
         """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""
@@ -141,8 +142,7 @@ class ServedOptimizer(Optimizer):
         self._parameters = [one for group in self.param_groups for one in group["params"]]
         self._format = MessageFormat(self._parameters)
         self.staleness = Counter[int]()
-        store: Any = distributed.distributed_c10d._get_default_store()
-        timeout: timedelta = store.timeout
+        timeout = collective_timeout()
         self._timeout_s = timeout.total_seconds()
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
         # A group of its own: the program's collectives may run at the same time as the server's messages.

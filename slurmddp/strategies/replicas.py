@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -18,6 +20,15 @@ def require_trainable(model: nn.Module) -> None:
         raise ConfigError(
             f"{type(model).__name__} has no parameter that requires a gradient.",
             hint="Call it directly, without setup_model, if it is not meant to be trained.",
+        )
+
+
+def refuse_sparse(model: nn.Module, setting: str) -> None:
+    """Raise ConfigError if an embedding of a model has sparse gradients."""
+    if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in model.modules()):
+        raise ConfigError(
+            f"{setting} can't exchange the sparse gradients of an embedding of {type(model).__name__}.",
+            hint="Build the embedding with sparse=False, or use strategy=ddp without a comm_hook.",
         )
 
 
@@ -44,6 +55,13 @@ def average(tensors: Sequence[torch.Tensor]) -> None:
         means = torch.split(flat, [one.numel() for one in group])
         for one, mean in zip(group, means, strict=True):
             one.copy_(mean.view_as(one))
+
+
+def collective_timeout() -> timedelta:
+    """Return the longest wait in a collective. torch gives it to the default group only."""
+    store: Any = distributed.distributed_c10d._get_default_store()
+    timeout: timedelta = store.timeout
+    return timeout
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:

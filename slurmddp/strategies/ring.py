@@ -20,6 +20,7 @@ from slurmddp.collectives import ALGORITHMS, all_reduce
 from slurmddp.collectives.link import GroupLink, Link
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.strategies.ddp import Ddp
+from slurmddp.strategies.replicas import collective_timeout, refuse_sparse
 from slurmddp.transports.operation_queue import Operation, OperationQueue
 
 Averaged = torch.futures.Future[torch.Tensor]
@@ -96,9 +97,12 @@ class Ring(Ddp):
         """The hook of all models, once there is one: `launch(function)` can't send its queue to the ranks."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if distributed.is_initialized():
+            refuse_sparse(model, "strategy=ring")
         wrapped = super().wrap(model, device)
         if isinstance(wrapped, DistributedDataParallel):
             self._average = self._average or ddp_hook(self._algorithm)
             # A group of its own: the program's collectives may run at the same time as the thread's messages.
-            wrapped.register_comm_hook(GroupLink(distributed.new_group()), self._average)
+            group = distributed.new_group(timeout=collective_timeout())
+            wrapped.register_comm_hook(GroupLink(group), self._average)
         return wrapped

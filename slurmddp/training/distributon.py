@@ -351,6 +351,8 @@ class Distributon:
                 hint="Set each model up once, before the loop, and use the result.",
             )
         wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
+        if bad := [one for one in wrapped if not isinstance(one, nn.Module)]:
+            raise self._wrong_result("wrap", bad[0], "the module to call in training")
         for one in (model, *more):
             autocast(one, context.device, self._dtype)
         self._models += [model, *more]
@@ -408,6 +410,12 @@ class Distributon:
         self._session.heartbeat.follow(made[0])
         return made if more else made[0]
 
+    def _wrong_result(self, method: str, found: object, wanted: str) -> ConfigError:
+        return ConfigError(
+            f"{type(self._strategy).__name__}.{method} returned a {type(found).__name__}.",
+            hint=f"It must return {wanted}; see slurmddp.strategies.Strategy.",
+        )
+
     def _checked_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer that the strategy makes of `optimizer`, whose parameters must be set up."""
         if not hasattr(optimizer, "param_groups"):
@@ -424,6 +432,8 @@ class Distributon:
         setup = getattr(self._strategy, "setup_optimizer", None)
         if setup is not None:
             optimizer = setup(optimizer, self._wrapped[owners[id(given[0])]])
+            if not hasattr(optimizer, "param_groups"):
+                raise self._wrong_result("setup_optimizer", optimizer, "the optimizer to step")
         if self._scaler is not None:
             if has_shards(optimizer):
                 raise ConfigError(

@@ -8,6 +8,7 @@ The module gives torch what it needs of a group; `operations`, `ring` and `halvi
 # mypy: disable-error-code="override"
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -86,6 +87,9 @@ class LinkGroup(NamedGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> distributed.Work:
         def run() -> None:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    self._all_reduce_sparse(tensor, opts)
+                    continue
                 with _Flat(tensor) as flat:
                     self._all_reduce(flat, opts)
 
@@ -225,10 +229,13 @@ class LinkGroup(NamedGroup):
     # --- from one rank to another
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
+        self._refuse(tag)
         flat = _flat(tensors[0])
         return self._later("send", lambda: self._link.send(flat, to), tensors)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> distributed.Work:
+        self._refuse(tag)
+
         def run() -> None:
             with _Flat(tensors[0]) as flat:
                 self._link.recv(flat, source)
@@ -237,6 +244,12 @@ class LinkGroup(NamedGroup):
         operation = Operation(label, run, tensors, self._timeout, self._put_receives)
         self._receives.append(operation)
         return operation
+
+    def _refuse(self, tag: int) -> None:
+        if tag:
+            raise NotImplementedError(
+                f"{self.getBackendName()} sends messages in their order, without tags: leave `tag={tag}` out."
+            )
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> distributed.Work:
         raise NotImplementedError(
@@ -305,6 +318,29 @@ class LinkGroup(NamedGroup):
         else:
             _combine(opts)
         self._averaged(flat, opts)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> None:
+        """Gather the elements of all ranks, because each rank has elements of its own."""
+        if _reduction(opts) != ReduceOp.SUM:
+            raise NotImplementedError("Of sparse tensors, only sums and averages are supported.")
+        own = tensor.detach().coalesce()
+        counts = torch.zeros(self.size(), dtype=torch.long)
+        counts[self._link.rank] = own._nnz()
+        operations.all_gather(torch.split(counts, 1), self._link)
+        indices = self._all_rows(own.indices().t(), counts.tolist()).t()
+        values = self._all_rows(own.values(), counts.tolist())
+        total = torch.sparse_coo_tensor(indices, values, own.shape).coalesce()
+        self._averaged(total.values(), opts)
+        with torch.no_grad():  # A detached sparse tensor has elements of its own.
+            tensor.copy_(total)
+
+    def _all_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Return the rows of all ranks, of which each has the given number."""
+        every = rows.new_empty((sum(counts), *rows.shape[1:]))
+        parts = _pieces(every.view(-1), [count * math.prod(rows.shape[1:]) for count in counts])
+        parts[self._link.rank].copy_(_flat(rows))
+        operations.all_gather(parts, self._link)
+        return every
 
     def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> None:
         operations.reduce_scatter(parts, self._link, _combine(opts))

@@ -25,6 +25,8 @@ from slurmddp.errors import ConfigError, RankFailure
 LINE_BYTES = 128
 """The distance between words of different ranks: two cache lines, because processors fetch them in pairs."""
 _LINE_WORDS = LINE_BYTES // 8
+_CALLS = 8
+"""Events whose calls a rank's line keeps, behind the rank's word; no rank is that far ahead of another."""
 _SPINS = 300
 """Looks at a word before the processor is offered to others; about 10 us."""
 _YIELDING_S = 200e-6
@@ -74,6 +76,8 @@ class NodeMemory:
             self.data = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
             self._gone = {other: _death_of(pid) for other, pid in processes.items() if other != rank}
             self._event = 0
+            self.call = 0
+            """A number for the collective that this rank is in; the other ranks must be in the same one."""
             self.reach(self.publish())  # Now all ranks have mapped the memory.
         finally:
             if rank == 0:
@@ -85,16 +89,25 @@ class NodeMemory:
         All ranks publish the same sequence of events.
         """
         self._event += 1
+        self.words[self._own + 1 + self._event % _CALLS] = self.call
         self.set(self._own, self._event)
         return self._event
 
     def reach(self, event: int) -> None:
-        """Wait until every rank has published `event`."""
+        """Wait until every rank has published `event`; raise RankFailure if one is in another collective."""
         words = self.words
         for other, place in self._places.items():
             if words[place] < event:
                 self.wait(place, event, other)
         self._fence()
+        call = 1 + event % _CALLS
+        for other, place in self._places.items():
+            if words[place + call] != words[self._own + call]:
+                raise RankFailure(
+                    f"Rank {self.rank} and rank {other} called different collectives.",
+                    hint="All ranks must call the same collectives in the same order, with tensors of equal "
+                    "length and dtype.",
+                )
 
     def set(self, place: int, value: int) -> None:
         """Write a word after all earlier writes of this rank."""

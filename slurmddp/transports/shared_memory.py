@@ -9,6 +9,7 @@ rank enters a round only after it has left the round before.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +21,7 @@ from torch.distributed import ReduceOp
 
 from slurmddp.collectives.chunks import chunks
 from slurmddp.collectives.operations import Combine
+from slurmddp.errors import RankFailure
 from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.node_memory import LINE_BYTES, NodeMemory
 
@@ -36,7 +38,7 @@ _PAGE_BYTES = 4096
 _PARTS = 2
 _WORDS = LINE_BYTES // 8
 _VIEWS = 256
-"""Most lengths whose views are kept: a training uses few."""
+"""Most lengths whose views and numbers are kept: a training uses few."""
 
 
 class SharedMemoryLink:
@@ -76,6 +78,8 @@ class SharedMemoryLink:
         self._parts = data[sets:].view(world_size, world_size, _PARTS, MESSAGE_BYTES)
         self._round = 0
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
+        self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
+        """The numbers by which the ranks compare their operations."""
         self._outgoing: dict[int, deque[_Message]] = {}
         self._pushing = threading.Lock()
 
@@ -102,6 +106,7 @@ class SharedMemoryLink:
         combine = COMBINE.get(op)
         if combine is None:
             return NotImplemented
+        self._begin(combine, flat)
         if flat.numel() * flat.element_size() * self.world_size <= WHOLE_BYTES:
             self._reduce_whole(flat, combine)
         else:
@@ -111,6 +116,7 @@ class SharedMemoryLink:
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
         """Fill a contiguous tensor of one dimension with the tensor of rank `source`."""
         memory = self._memory
+        self._begin(f"broadcast {source}", flat)
         for piece in self._pieces(flat):
             slots, _ = self._next_slots(piece)
             if self.rank == source:
@@ -122,6 +128,7 @@ class SharedMemoryLink:
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         """Fill `out`, of N times the length of `flat`, with the tensors of all ranks in their order."""
         memory = self._memory
+        self._begin("all_gather", flat)
         rows = [self._pieces(row) for row in out.view(self.world_size, -1)]
         for number, piece in enumerate(self._pieces(flat)):
             slots, _ = self._next_slots(piece)
@@ -132,11 +139,23 @@ class SharedMemoryLink:
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""
+        self._memory.call = 0
         self._memory.reach(self._memory.publish())
 
     def close(self) -> None:
         """Release what the link holds; the ranks need not call it together."""
         self._memory.close()
+
+    def _begin(self, operation: Combine | str, flat: torch.Tensor) -> None:
+        """Let the ranks notice if they are in different operations, or have different tensors."""
+        key = (operation, flat.dtype, flat.numel())
+        call = self._calls.get(key)
+        if call is None:
+            name = operation if isinstance(operation, str) else list(COMBINE.values()).index(operation)
+            if len(self._calls) >= _VIEWS:
+                self._calls.clear()
+            call = self._calls[key] = zlib.crc32(f"{name} {flat.dtype} {flat.numel()}".encode())
+        self._memory.call = call
 
     def _reduce_whole(self, flat: torch.Tensor, combine: Combine) -> None:
         memory, (slots, _) = self._memory, self._next_slots(flat)
@@ -196,9 +215,16 @@ class SharedMemoryLink:
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Fill a contiguous tensor, of the sent shape and dtype, with the next message of `source`."""
         sent, taken = self._words(source, self.rank)
-        for part in _parts_of(tensor):
-            count = self._memory.words[taken] + 1
+        message, words = _Message(tensor), self._memory.words
+        for part in message.parts:
+            count = words[taken] + 1
             self._memory.wait(sent, count, source, self._push)
+            if (found := words[sent + 1 + count % _PARTS]) != message.bytes:
+                raise RankFailure(
+                    f"Rank {source} sent {found} bytes, and rank {self.rank} expected {message.bytes}.",
+                    hint="All ranks must call the same collectives in the same order, with tensors of equal "
+                    "length and dtype.",
+                )
             part.copy_(self._parts[source, self.rank, count % _PARTS, : len(part)])
             self._memory.set(taken, count)
 
@@ -217,6 +243,7 @@ class SharedMemoryLink:
                 while messages and self._memory.words[sent] - self._memory.words[taken] < _PARTS:
                     count = self._memory.words[sent] + 1
                     part = messages[0].parts.popleft()
+                    self._memory.words[sent + 1 + count % _PARTS] = messages[0].bytes
                     self._parts[self.rank, to, count % _PARTS, : len(part)].copy_(part)
                     self._memory.set(sent, count)
                     moved = True
@@ -225,17 +252,17 @@ class SharedMemoryLink:
         return moved
 
     def _words(self, source: int, to: int) -> tuple[int, int]:
-        """Return the places of the words that count the parts sent from `source` to `to`, and taken."""
+        """Return the places of the words that count the parts sent from `source` to `to`, and taken.
+
+        The size of the message of each part in the memory follows the first word.
+        """
         first = self._memory.first_word + 2 * (source * self.world_size + to) * _WORDS
         return first, first + _WORDS
 
 
 class _Message:
-    """A tensor on its way: the parts that are not in the memory yet."""
+    """A tensor on its way: its size, and the parts that are not in the memory yet."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.parts = deque(_parts_of(tensor))
-
-
-def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.split(tensor.detach().view(-1).view(torch.uint8), MESSAGE_BYTES)
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        self.bytes, self.parts = len(flat), deque(torch.split(flat, MESSAGE_BYTES))

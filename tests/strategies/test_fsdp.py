@@ -11,10 +11,16 @@ from torch import nn
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import build
 from slurmddp.strategies.fsdp import units_of
-from support.distributed import fsdp_jobs
+from support.distributed import fsdp_jobs, strategy_jobs
 from support.distributed.ranks import run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+
+
+@pytest.mark.parametrize("parameter", [torch.ones(()), torch.ones(3, 2).t()], ids=["scalar", "transposed"])
+def test_a_parameter_that_torch_can_not_shard_is_refused(parameter: torch.Tensor) -> None:
+    for error in run_ranks(strategy_jobs.error_of_a_parameter, 2, parameter):
+        assert "can't shard ParameterDict" in error and "strategy=ddp" in error
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,10 @@ class TestOnRanks:
         found = run_ranks(strategy_jobs.loss_scales, 2, str(tmp_path))
         assert found == [[high, low, high], [low, low, low]]
 
+    @pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+    def test_groups_that_an_optimizer_gets_later_are_averaged_too(self, name: str) -> None:
+        assert run_ranks(strategy_jobs.groups_added_later, 2, {"name": name, "every": 2}) == [True, True]
+
     def test_averages_of_every_step_are_the_training_of_one_process(self, tmp_path) -> None:
         ranks = run_ranks(strategy_jobs.local_steps, 2, {"name": "local_sgd", "every": 1}, 5, WIDTH)
         own = torch.tensor(ranks[0]["weights"][0])

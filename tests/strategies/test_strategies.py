@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 import torch
@@ -77,6 +78,48 @@ def test_a_bucket_size_of_zero_is_refused(size: float) -> None:
 def test_a_model_that_the_strategy_can_not_train_is_refused(strategy: str, trains: bool, said: str) -> None:
     for error in run_ranks(strategy_jobs.error_of_setup, 2, strategy, trains):
         assert re.search(said, error, re.DOTALL), error
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("parameter_server", "local_sgd"), ("diloco", "parameter_server")]
+)
+def test_a_checkpoint_of_another_strategy_loads(before: str, after: str, tmp_path) -> None:
+    run_ranks(strategy_jobs.trained_with, 2, {"name": before}, str(tmp_path))
+    for found in run_ranks(strategy_jobs.resumed_with, 2, {"name": after}, str(tmp_path)):
+        assert all(one.isfinite().all() for one in found.values())
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "ring"}, {"name": "fsdp"}, {"comm_hook": "post_local_sgd"}], ids=str
+)
+def test_groups_of_a_strategy_have_the_time_out_of_collectives(options) -> None:
+    for found in run_ranks(strategy_jobs.timeouts_of_groups, 2, options):
+        assert found == {timedelta(seconds=777)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"name": "local_sgd", "every": 1}],
+    ids=str,
+)
+def test_an_embedding_with_sparse_gradients_trains_the_weights_of_one_process(options) -> None:
+    whole = run_ranks(strategy_jobs.sparse_gradients, 1, {"name": "single"})[0]
+    for found in run_ranks(strategy_jobs.sparse_gradients, 2, options):
+        for name, value in whole.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"name": "ring"}, "strategy=ring can't exchange the sparse gradients"),
+        ({"name": "fsdp"}, "strategy=fsdp can't exchange the sparse gradients"),
+        ({"comm_hook": "bf16"}, "strategy.comm_hook=bf16 can't exchange the sparse gradients"),
+    ],
+)
+def test_sparse_gradients_that_a_strategy_can_not_exchange_are_refused(options, said: str) -> None:
+    for error in run_ranks(strategy_jobs.sparse_gradients, 2, options):
+        assert error.startswith(said) and "sparse=False" in error
 
 
 def test_an_unknown_option_is_refused() -> None:

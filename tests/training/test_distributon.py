@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
@@ -175,6 +176,36 @@ def test_d3_a_launched_child_without_its_variables_starts_no_more_ranks(
     monkeypatch.setenv("SLURMDDP_ENVIRONMENT", "single")
     with pytest.raises(SlurmddpError, match="SLURMDDP_ENVIRONMENT"):
         Distributon(2).launch()
+
+
+class Forgetful:
+    """A strategy without return statements."""
+
+    def __init__(self, wraps: bool) -> None:
+        self.wraps = wraps
+
+    def wrap(self, model, device):
+        return model if self.wraps else None
+
+    def unwrap(self, model):
+        return model
+
+    def no_sync(self, model):
+        return nullcontext()
+
+    def setup_optimizer(self, optimizer, model):
+        pass
+
+
+def test_d11_a_strategy_that_returns_nothing_is_refused_by_the_methods_name() -> None:
+    with Distributon(strategy=Forgetful(wraps=False)) as d:
+        d.launch()
+        with pytest.raises(ConfigError, match=r"Forgetful\.wrap returned a NoneType.*the module to call"):
+            d.setup_model(nn.Linear(1, 1))
+    with Distributon(strategy=Forgetful(wraps=True)) as d:
+        model = d.launch().setup_model(nn.Linear(1, 1))
+        with pytest.raises(ConfigError, match=r"Forgetful\.setup_optimizer returned a NoneType.*to step"):
+            d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_d11_ranks_find_their_numbers_by_an_environment_of_ones_own(tmp_path: Path) -> None:

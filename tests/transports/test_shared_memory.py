@@ -121,6 +121,44 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert re.match(r"Rank 0 waited \d+ s for rank 1 in a collective. All ranks must call the same", told)
 
 
+FOUR = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("all_reduce", (FOUR,), (torch.ones(5),)),
+        ("all_reduce", (FOUR,), (FOUR.int(),)),
+        ("all_reduce", (FOUR,), (FOUR, ReduceOp.MAX)),
+        ("all_reduce", (torch.ones(10**6),), (torch.ones(10**6 + 1),)),
+        ("broadcast", (FOUR, 0), (FOUR, 1)),
+        ("all_gather", (torch.ones(8), FOUR), None),
+    ],
+    ids=["length", "type", "reduction", "pieces", "source", "barrier"],
+)
+def test_ranks_that_call_different_collectives_are_told(name: str, first, second) -> None:
+    def call(link: SharedMemoryLink) -> None:
+        with pytest.raises(RankFailure, match=rf"Rank {link.rank} and rank {1 - link.rank} called different"):
+            if link.rank and second is None:
+                link.barrier()
+            else:
+                getattr(link, name)(*(second if link.rank else first))
+
+    on_threads(call, 2)
+
+
+@pytest.mark.parametrize("length", [1, 3, MESSAGE_BYTES])
+def test_a_message_of_another_length_is_refused(length: int) -> None:
+    def exchange(link: SharedMemoryLink) -> None:
+        if link.rank == 0:
+            link.send(torch.ones(length), 1)
+        else:
+            with pytest.raises(RankFailure, match=f"Rank 0 sent {4 * length} bytes, and rank 1 expected 8"):
+                link.recv(torch.ones(2), 0)
+
+    on_threads(exchange, 2)
+
+
 def test_ranks_of_different_hosts_are_refused() -> None:
     store = HashStore()
     store.set("shm/1", "another-boot/pid:[1] 5 -1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +30,14 @@ def uneven(tensor: torch.Tensor) -> torch.Tensor:
     wide = tensor.new_empty((*tensor.shape, 2))
     wide[..., 0] = tensor
     return wide[..., 0]
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    """Return a sparse matrix: without elements on rank 0, else with a row that is given twice."""
+    rows = [4, *range(rank), 4] if rank else []
+    return torch.sparse_coo_tensor(
+        torch.tensor([rows], dtype=torch.long), torch.ones(len(rows), 3) + rank, (9, 3)
+    )
 
 
 def every_collective(backend: str) -> str:
@@ -91,6 +100,9 @@ def _reductions(group: dist.ProcessGroup, ranks: list[int]) -> None:
         reduced = tensor_of(dist.get_rank(), (9,), torch.int64)
         dist.all_reduce(reduced, op, group)
         _same(reduced, whole, op)
+    found = rows_of(me)
+    dist.all_reduce(found, group=group)
+    _same(found.to_dense(), sum(rows_of(rank).to_dense() for rank in range(size)), "sparse")
     for own, stacked, _ in _inputs(ranks):
         for root in range(size):
             reduced = own.contiguous().clone()
@@ -172,6 +184,10 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
     totals = [torch.full((3,), float(number)) for number in range(3)]
     for work in works:
         work.wait()
+    if dist.get_backend(group) not in ("gloo", "undefined"):
+        for call in (dist.isend, dist.irecv):
+            with pytest.raises(NotImplementedError, match="in their order, without tags: leave `tag=1` out"):
+                call(received.clone(), ranks[(me + 1) % size], group, tag=1)
     works = [dist.all_reduce(total, group=group, async_op=True) for total in totals]
     for work in reversed(works):
         work.wait()

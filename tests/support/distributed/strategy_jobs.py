@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.errors import ConfigError, SlurmddpError
@@ -399,6 +401,72 @@ def gradients_that_nobody_averages() -> list[str]:
                 optimizer.step()
             errors.append(str(refused.value))
     return errors
+
+
+def groups_added_later(options: dict[str, Any]) -> bool:
+    """Unfreeze a second model after two steps, by a group of its own; return whether the replicas agree."""
+    with Distributon(strategy=_built(options), seed=3) as d:
+        d.launch()
+        first, second = d.setup_model(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+        optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": list(second.parameters())})
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
+            second(first(x)).square().mean().backward()
+            optimizer.step()
+            first.zero_grad()
+            second.zero_grad()
+        kept = [*first.state_dict().values(), *second.state_dict().values()]
+        return all(torch.equal(one, other) for one in kept for other in d.all_gather(one))
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(10, 5, sparse=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.words(x).mean(1))
+        return logits
+
+
+def sparse_gradients(options: dict[str, Any], backend: str = "gloo") -> dict[str, torch.Tensor] | str:
+    """Train `Words` on this rank's part of common batches; return the weights, or the error of a strategy."""
+    with Distributon(strategy=_built(options), seed=3, backend=backend) as d:
+        d.launch()
+        net = Words()
+        try:
+            model = d.setup_model(net)
+        except ConfigError as error:
+            return str(error)
+        optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(3):
+            x = torch.randint(10, (8, 4), generator=torch.Generator().manual_seed(step))
+            model(x.chunk(d.world_size)[d.rank]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(net)
+
+
+def timeouts_of_groups(options: dict[str, Any]) -> set[timedelta]:
+    """Return the time-outs of all process groups under a strategy."""
+    with Distributon(strategy=_built(options), collective_timeout_s=777) as d:
+        d.launch()
+        d.setup_model(Net())
+        groups = [one._get_backend(torch.device("cpu")) for one in distributed_c10d._world.pg_map]
+        return {one.options._timeout for one in groups}
+
+
+def error_of_a_parameter(parameter: torch.Tensor) -> str:
+    """Return the error of strategy fsdp for a model with this parameter."""
+    with Distributon(strategy="fsdp") as d:
+        d.launch()
+        with pytest.raises(ConfigError) as refused:
+            d.setup_model(nn.ParameterDict({"one": nn.Parameter(parameter)}))
+        return str(refused.value)
 
 
 def loss_scales(root: str) -> list[float]:
