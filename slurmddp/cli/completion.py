@@ -16,6 +16,11 @@ from slurmddp.runs import index
 from slurmddp.runs.ssh_runs import ssh_runs
 
 SHELLS = ("bash", "zsh", "fish")
+SEARCH = (
+    "hydra/sweeper=optuna",
+    *(f"hydra.sweeper.{key}=" for key in ("n_trials", "n_jobs", "metric", "direction", "sampler.seed")),
+)
+"""The settings of a search with `train -m`."""
 
 
 def script(shell: str) -> str:
@@ -95,10 +100,13 @@ def _settings(prefix: str) -> Iterator[str]:
         signs = typed.removesuffix(name)
         for key in every_key():
             yield f"{signs}{key}="
+        yield from SEARCH
         return
     if name in GROUPS:
         for choice in _choices(name):
             yield f"{typed}={choice}"
+    elif name == "hydra/sweeper":
+        yield SEARCH[0]
     elif name in every_key():
         for kind in every_key()[name].types:
             values = ("true", "false") if kind is bool else get_args(kind)

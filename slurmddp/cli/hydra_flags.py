@@ -57,7 +57,8 @@ def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
         *short,
         "--multirun",
         action="store_true",
-        help="a sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4",
+        help="a sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4; "
+        "with hydra/sweeper=optuna a search: Optuna chooses the values by the results so far",
     )
 
 

@@ -26,7 +26,7 @@ def of_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
         from slurmddp.config.composition.sweep import points
 
         if search_space.is_search(words):
-            first = search_space.read(words, Path.cwd(), sources).first_point()
+            first = search_space.read(words, Path.cwd(), sources).edges()[0]
             if keys := login_node(first, Path.cwd(), sources):
                 raise ConfigError(
                     f"A search waits for its results, so it can't go through ssh={keys['ssh']}.",

@@ -1,12 +1,13 @@
 """Search with Optuna: start some trials, wait for their results, and choose the next ones by them.
 
-A trial is a run, and the runs are the memory of the search: the same command line suggests the same trials,
-reads the results of the runs that are finished, and goes on with the others. Source of the sampler: Bergstra
-et al., Algorithms for Hyper-Parameter Optimization (2011), as Optuna implements it.
+A trial is a run. The file of the sweep lists the trials, and their run folders hold the results. The same
+command takes the listed trials first, starts those that are not finished, and then chooses new ones.
+Source of the sampler: Bergstra et al., Algorithms for Hyper-Parameter Optimization (2011), as in Optuna.
 """
 
 from __future__ import annotations
 
+import random
 import shlex
 import sys
 import time
@@ -19,8 +20,8 @@ from slurmddp.cli import start_run, start_sweep
 from slurmddp.config.composition.search_space import Choices, Interval, Search
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import (
-    EXIT_FAILED,
     EXIT_FINISHED,
+    EXIT_STOPPED,
     ConfigError,
     SlurmddpError,
     combine_exit_codes,
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 """Seconds between two looks at a run folder; SLURM is asked at most twice a minute."""
 _MOST_FAILED = 3
-"""After so many trials a search ends if none of them has finished."""
+"""After so many trials a search ends if none of them has a result."""
+_KEPT = "Finished trials are not run again."
 JobsOf = Callable[[Sequence[Sequence[str]]], Sequence["Job"]]
 """Makes the job of each command line."""
 
@@ -56,15 +58,28 @@ class Sampler:
             raise ConfigError("hydra/sweeper=optuna needs the package optuna.", hint=hint) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search = search
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # Trials that are not told yet count as bad ones, so that those of one batch differ.
-            sampler = optuna.samplers.TPESampler(seed=search.seed, constant_liar=True)
-        self._study = optuna.create_study(sampler=sampler)
+        self._study = optuna.create_study()
+        self._sampler = optuna.samplers.TPESampler
         self._asked: list[Any] = []
 
-    def suggest(self, count: int) -> list[list[str]]:
-        """Return the command lines of the next trials."""
+    def suggest(self, count: int, known: Sequence[Sequence[str]] = ()) -> list[list[str]]:
+        """Return the command lines of the next trials.
+
+        Args:
+            count: how many.
+            known: the command lines of the first of them, if an earlier search has chosen them.
+        """
+        for point in known:
+            chosen = self._search.chosen(point)
+            self._study.enqueue_trial(
+                {word: _value(chosen[word], values) for word, values in self._search.parameters.items()}
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `constant_liar` is experimental.
+            # Each batch has a seed of its own, so that known trials don't change the choice of later ones.
+            seed = random.Random(f"{self._search.seed} {len(self._study.trials)}").getrandbits(32)
+            # Trials that are not told yet count as bad ones, so that those of one batch differ.
+            self._study.sampler = self._sampler(seed=seed, constant_liar=True)
         self._asked = [self._study.ask() for _ in range(count)]
         return [
             self._search.point({
@@ -91,10 +106,22 @@ def _choose(trial: Any, word: str, values: Choices | Interval) -> str:
     return chosen
 
 
-def first_jobs(search: Search, jobs_of: JobsOf) -> list[Job]:
-    """Return the jobs of the first trials, which start together."""
+def _value(setting: str, values: Choices | Interval) -> Any:
+    """Return the value that `_choose` has made a setting of."""
+    if isinstance(values, Interval):
+        return type(values.low)(setting.partition("=")[2])
+    return values.settings.index(setting) if values.is_ordered else setting
+
+
+def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
+    """Return the jobs of the first trials, which start together, and the name of their sweep."""
+    edges = jobs_of(search.edges())
     jobs = jobs_of(Sampler(search).suggest(min(search.at_once, search.trials)))
-    return list({job.run_name: job for job in jobs}.values())
+    return list({job.run_name: job for job in jobs}.values()), _name(search, edges)
+
+
+def _name(search: Search, edges: Sequence[Job]) -> str:
+    return sweeps.name_of(start_sweep.common_name(edges), [*search.words, f"seed {search.seed}"])
 
 
 def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: bool = False) -> int:
@@ -108,11 +135,15 @@ def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: b
 
     Raises:
         ConfigError: Optuna is missing, a trial can't be started, or nothing says which value is best.
-        SlurmddpError: a trial has finished and has not logged the metric, or the first trials have failed.
+        SlurmddpError: the first trials have failed, or have not logged the metric.
     """
-    sampler, results, tried = Sampler(search), Results(search), 0
+    sampler, tried = Sampler(search), 0
+    edges = jobs_of(search.edges())
+    start_sweep.refuse_misfits(edges)
+    results = Results(search, edges)
     while tried < search.trials:
-        jobs = jobs_of(sampler.suggest(min(search.trials - tried, search.at_once)))
+        count = min(search.trials - tried, search.at_once)
+        jobs = jobs_of(sampler.suggest(count, results.known(tried)[:count]))
         start_sweep.refuse_misfits(jobs)
         fresh = results.add(jobs)
         if not tried:
@@ -123,46 +154,60 @@ def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: b
         }
         left = [job for job in fresh if again or not _is_finished(job)]
         codes = start_sweep.start_points(left, begin, results.sweep, lines)
+        if start_sweep.GIVEN_UP.isdisjoint(codes):
+            if any(job.launcher == "slurm" for job in left):
+                print("The search waits for these runs. Ctrl-C ends the search, not the runs.", flush=True)
+            losses = [results.loss(job) for job in jobs]
+            if left and all(_state(job) in ("stopped", "cancelled") for job in left):
+                codes = [EXIT_STOPPED]  # A person has ended all of them, and with them the search.
         if not start_sweep.GIVEN_UP.isdisjoint(codes):
             print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
             return combine_exit_codes(codes)
-        if any(job.launcher == "slurm" for job in left):
-            print("The search waits for these runs. After Ctrl-C the same command continues it.", flush=True)
-        sampler.tell([results.loss(job) for job in jobs])
+        sampler.tell(losses)
         tried += len(jobs)
         results.refuse_failures(tried)
     return results.show()
 
 
 def _is_finished(job: Job) -> bool:
+    return _state(job) == "finished"
+
+
+def _state(job: Job) -> str:
     folder = RunFolder(job.run_dir)
-    return folder.path.exists() and start_run.status_of(folder).state == "finished"
+    return start_run.status_of(folder).state if folder.path.exists() else "removed"
 
 
 class Results:
-    """The runs of a search and their values of the compared metric."""
+    """The trials of a search and their values of the compared metric."""
 
-    def __init__(self, search: Search) -> None:
-        self.sweep = ""
+    def __init__(self, search: Search, edges: Sequence[Job]) -> None:
+        """Find the trials of a search; `edges` are jobs that hold each of its choices."""
+        self.sweep = _name(search, edges)
+        self._runs_dir = edges[0].run_dir.parent
         self._search = search
+        self._trials: list[tuple[str, Sequence[str]]] = []
         self._jobs: dict[str, Job] = {}
         self._values: dict[str, float | None] = {}
         self._metric: ComparedMetric | None = None
 
+    def known(self, tried: int) -> list[Sequence[str]]:
+        """Return the command lines of the trials after the first `tried` that the file of the sweep lists."""
+        return [settings for _, settings in sweeps.read(self._runs_dir, self.sweep).points[tried:]]
+
     def add(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add the runs of trials to the sweep; return the new ones: two trials may be the same run."""
+        """Add trials to the sweep; return the new runs: two trials may be the same run."""
         fresh = {job.run_name: job for job in jobs if job.run_name not in self._jobs}
         self._jobs |= fresh
-        if not self.sweep:
-            parts = [*self._search.words, f"seed {self._search.seed}"]
-            self.sweep = sweeps.name_of(start_sweep.common_name(jobs), parts)
+        self._trials += [(job.run_name, job.overrides) for job in jobs]
         self._write()
         return list(fresh.values())
 
     def _write(self) -> None:
-        runs = [(job.run_name, job.overrides) for job in self._jobs.values()]
-        best = f"{self._metric.mode} {self._metric.name}" if self._metric else ""
-        sweeps.write(next(iter(self._jobs.values())).run_dir.parent, self.sweep, runs, best)
+        before = sweeps.read(self._runs_dir, self.sweep)
+        best = f"{self._metric.mode} {self._metric.name}" if self._metric else before.best
+        points = [*self._trials, *before.points[len(self._trials) :]]
+        sweeps.write(self._runs_dir, self.sweep, points, best)
 
     def line(self, job: Job) -> str:
         """Return the name of the run and the settings that the search has chosen."""
@@ -170,60 +215,65 @@ class Results:
         return f"{job.run_name}  {shlex.join(as_typed(own))}"
 
     def loss(self, job: Job) -> float | None:
-        """Wait for the end of a run, and return its value so that less is better; None if it has failed."""
+        """Wait for the end of a run, and return its value so that less is better; None without a value."""
         if job.run_name not in self._values:
             folder = RunFolder(job.run_dir)
             has_ended = end_of(folder, client.SlurmClient())
-            while not has_ended():
+            while folder.path.exists() and not has_ended():
                 time.sleep(_POLL_S)
-            state = start_run.status_of(folder).state
-            value = self._value(folder, read(folder)) if state == "finished" else None
+            shown = _state(job)
+            value = self._value(folder, read(folder)) if shown == "finished" else None
             self._values[job.run_name] = value
-            shown = state if self._metric is None or value is None else f"{self._metric.name} {number(value)}"
+            if shown == "finished" and self._metric is not None:
+                shown = f"{self._metric.name} {number(value)}"
             print(f"result  {job.run_name}  {shown}", flush=True)
         value = self._values[job.run_name]
         return -value if value is not None and self._metric and self._metric.mode == "max" else value
 
-    def _value(self, folder: RunFolder, metrics: Metrics) -> float:
+    def _value(self, folder: RunFolder, metrics: Metrics) -> float | None:
         if self._metric is None:
             self._metric = self._choose_metric(folder, metrics)
             self._write()
-        value = self._metric.value(metrics)
-        if value is None:
-            logged = {"loss": metrics.train, "eval_loss": metrics.held_out, **metrics.own}
-            near = near_matches(
-                self._metric.name,
-                [name for name, curve in logged.items() if curve],
-                prefix="hydra.sweeper.metric=",
-            )
-            raise SlurmddpError(f"{folder.name} has finished and logged no {self._metric.name}.", hint=near)
-        return value
+        return self._metric.value(metrics)
 
     def _choose_metric(self, folder: RunFolder, metrics: Metrics) -> ComparedMetric:
+        """Return the metric of the search, by the first run that has finished."""
         named = self._search.metric
-        found = ComparedMetric(named, named, "") if named else compared_metric([folder], [metrics])
+        found = compared_metric([folder], [metrics])
+        if named and (found is None or found.name != named):
+            found = ComparedMetric(named, named, "min" if named in ("loss", "eval_loss") else "")
         if found is None:
             hint = "Log one: distributon.log_metrics({'NAME': value}, step)."
             raise SlurmddpError(f"{folder.name} has finished and logged no metric.", hint=hint)
+        if not len(found.curve(metrics)):
+            logged = {"loss": metrics.train, "eval_loss": metrics.held_out, **metrics.own}
+            near = near_matches(
+                found.name, [name for name, curve in logged.items() if curve], prefix="hydra.sweeper.metric="
+            )
+            raise SlurmddpError(f"{folder.name} has finished and logged no {found.name}.", hint=near)
+        if not named and not found.mode and len(metrics.own) > 1:
+            raise ConfigError(
+                f"{folder.name} has logged several metrics: {', '.join(metrics.own)}.",
+                hint=f"Say which one counts: hydra.sweeper.metric={found.name}. {_KEPT}",
+            )
         if not (mode := self._search.mode or found.mode):
             raise ConfigError(
                 f"Nothing says whether more or less of {found.name} is better.",
-                hint="Add hydra.sweeper.direction=maximize or minimize; finished trials are not run again.",
+                hint=f"Add hydra.sweeper.direction=maximize or minimize. {_KEPT}",
             )
         return replace(found, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
-        """Raise SlurmddpError if no trial has finished, because the others would fail as well."""
-        if tried >= _MOST_FAILED and set(self._values.values()) == {None}:
-            hint = f"`slurmddp list {self.sweep}` shows them. The same command starts them again."
-            raise SlurmddpError(f"None of the first {counted(tried, 'trial')} has finished.", hint=hint)
+        """Raise SlurmddpError if no trial has a value, because the others would have none as well."""
+        if tried >= min(_MOST_FAILED, self._search.trials) and set(self._values.values()) == {None}:
+            hint = f"`slurmddp list {self.sweep}` shows them. The same command starts failed ones again."
+            raise SlurmddpError(f"None of the first {counted(tried, 'trial')} has a result.", hint=hint)
 
     def show(self) -> int:
-        """Print the best run and return the exit code: a failure if no trial has finished."""
+        """Print the best run, and return the exit code."""
         known = {run: value for run, value in self._values.items() if value is not None}
-        if self._metric is None:
-            return EXIT_FAILED
-        best = (max if self._metric.mode == "max" else min)(known, key=lambda run: known[run])
-        print(f"\nbest    {self.line(self._jobs[best])}  {self._metric.name} {number(known[best])}")
+        if self._metric is not None:
+            best = (max if self._metric.mode == "max" else min)(known, key=lambda run: known[run])
+            print(f"\nbest    {self.line(self._jobs[best])}  {self._metric.name} {number(known[best])}")
         print(f"sweep   slurmddp report {self.sweep}")
         return EXIT_FINISHED

@@ -43,7 +43,7 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
 
     runs_dir = _refuse_alike(jobs)
     refuse_misfits(jobs)
-    name = sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
+    name = name_of(jobs)
     sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
     print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
     codes = start_points(jobs, begin, name)
@@ -89,6 +89,13 @@ def start_points(
     return codes
 
 
+def name_of(jobs: Sequence[Job]) -> str:
+    """Return the name of the sweep of these jobs."""
+    from slurmddp.runs import sweeps
+
+    return sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
+
+
 def common_name(jobs: Sequence[Job]) -> str:
     """Return the name that all jobs have; empty if they differ."""
     names = {job.name for job in jobs}
@@ -128,16 +135,14 @@ def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, lines: Mapping[
         return codes
 
 
-def show(jobs: Sequence[Job], show_one: Callable[[Job], int]) -> int:
+def show(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
     """Print the points of a sweep, its arrays, and the script of the first point; start nothing."""
     from slurmddp.launchers.submit import array
-    from slurmddp.runs import sweeps
     from slurmddp.slurm.script import render_array
 
     runs_dir = _refuse_alike(jobs)
     rows = [(f"# {number}", job.run_name, own) for number, job, own in numbered(jobs)]
     print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
-    name = sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
     for group in groups(jobs):
         if len(group) > 1:
             print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")

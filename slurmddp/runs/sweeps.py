@@ -22,7 +22,9 @@ class Sweep:
 
     file: Path
     runs: tuple[RunFolder, ...]
-    best: str = ""
+    points: tuple[tuple[str, list[str]], ...]
+    """The run of each point and its settings as typed; two trials of a search may be the same run."""
+    best: str
     """The metric of a search, such as "max accuracy"; empty: the report chooses one."""
 
     @property
@@ -54,7 +56,7 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], 
     further = {"best": best} if best else {}
     records = [{"run": run, "settings": list(typed), **further} for run, typed in runs]
     write_atomic(file, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
-    return _read(file)
+    return read(runs_dir, name)
 
 
 def name_of(name: str, parts: Sequence[str]) -> str:
@@ -68,10 +70,13 @@ def name_of(name: str, parts: Sequence[str]) -> str:
     return f"{name}{name and '-'}sweep-{digits}"
 
 
-def _read(file: Path) -> Sweep:
-    records = list(read_lines(file))
-    runs = tuple(RunFolder(file.parent / record["run"]) for record in records)
-    return Sweep(file, runs, best=records[0].get("best", "") if records else "")
+def read(runs_dir: Path, name: str) -> Sweep:
+    """Return the sweep with this name in a folder of runs; without points if it has no file."""
+    file = runs_dir / f"{name}{SWEEP_SUFFIX}"
+    records = list(read_lines(file)) if file.exists() else []
+    points = tuple((record["run"], record["settings"]) for record in records)
+    runs = tuple(RunFolder(runs_dir / run) for run in dict.fromkeys(run for run, _ in points))
+    return Sweep(file, runs, points, best=records[0].get("best", "") if records else "")
 
 
 def names() -> list[str]:
@@ -90,4 +95,4 @@ def find(name: str | None) -> Sweep | None:
     if len(found) > 1:
         listed = ", ".join(str(file.with_suffix("")) for file in found[:5])
         raise RunNotFoundError(f"{name!r} fits {len(found)} sweeps: {listed}.", hint="Give more of the name.")
-    return _read(found[0]) if found else None
+    return read(found[0].parent, found[0].name.removesuffix(SWEEP_SUFFIX)) if found else None

@@ -83,7 +83,7 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     for words in known:
         settings = [word for word in words if not word.startswith("-")]
         if is_search(settings):
-            settings = read(settings, tmp_path, DEFAULT).first_point()
+            settings = read(settings, tmp_path, DEFAULT).edges()[0]
         for overrides in points(settings, tmp_path, DEFAULT) if "-m" in words else [settings]:
             build_job(compose(overrides, tmp_path), project_dir=tmp_path, overrides=overrides)
     assert len(known) >= 3, "the docs show how to train"

@@ -55,22 +55,24 @@ class FakeLocal:
 
     def start(self) -> None:
         type(self).started += 1
-        attempt = self.folder.claim_attempt()
+        self.attempt = self.folder.claim_attempt()
         self.folder.add_event(
-            "started", attempt=attempt, job_id="local-1", restart_count=0, nodes="here", launcher="local"
+            "started", attempt=self.attempt, job_id="local-1", restart_count=0, nodes="here", launcher="local"
         )
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return the metrics that the run logs."""
+        return [{"step": 0, "eval_loss": 4.5}, {"step": self.steps, "eval_loss": 2.25}]
+
     def wait(self, on_tick: Callable[[], None]) -> int:
-        for step, value in ((0, 4.5), (self.steps, 2.25)):
-            append_line(
-                self.folder.metrics_file, {"step": step, "attempt": 0, "time": 1.0, "eval_loss": value}
-            )
+        for record in self.records():
+            append_line(self.folder.metrics_file, {"attempt": self.attempt, "time": 1.0, **record})
         on_tick()
         code = type(self).ends()
         outcome = {0: "finished", 75: "stopped"}.get(code, "failed")
-        self.folder.add_event("saved", attempt=0, step=40, seconds=0.1)
+        self.folder.add_event("saved", attempt=self.attempt, step=40, seconds=0.1)
         self.folder.add_event(
-            "ended", attempt=0, job_id="local-1", exit_code=code, outcome=outcome, next="none"
+            "ended", attempt=self.attempt, job_id="local-1", exit_code=code, outcome=outcome, next="none"
         )
         if code == EXIT_FAILED:
             raise RankFailure("A rank failed.")

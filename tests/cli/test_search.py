@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from slurmddp.cli import start_search
 from slurmddp.cli.main import main
 from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.cli.start_search import Sampler
@@ -16,9 +17,9 @@ from slurmddp.config.composition.sources import DEFAULT
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.launchers.local import run as local
 from slurmddp.runs import sweeps
-from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.report import html
 from slurmddp.slurm import client
+from support.runs.train_runs import BIG
 
 LR = "optimizer.lr=tag(log,interval(1e-8,1e-1))"
 SEARCH = ["train", "-m", "name=gpt", "hydra/sweeper=optuna", LR]
@@ -35,15 +36,16 @@ def trials(here, monkeypatch):
     """Let a local run finish with a loss that depends on its learning rate alone."""
 
     class Trial(here):
+        @staticmethod
+        def values(lr):
+            return {"eval_loss": distance(lr) / 9, "accuracy": 9 - distance(lr)}
+
         def __init__(self, job, *rest, **options):
             super().__init__(job, *rest, **options)
             self.lr = job.program.config["optimizer"]["lr"]
 
-        def wait(self, on_tick):
-            record = {"step": 1, "attempt": 0, "time": 1.0}
-            record |= {"eval_loss": distance(self.lr) / 9, "accuracy": 9 - distance(self.lr)}
-            append_line(self.folder.metrics_file, record)
-            return super().wait(on_tick)
+        def records(self):
+            return [{"step": self.steps, **self.values(self.lr)}]
 
     monkeypatch.setattr(local, "LocalRun", Trial)
     monkeypatch.setattr(html, "write_report", lambda folder, found: folder.report_file)
@@ -137,7 +139,7 @@ def test_a_failed_trial_has_no_result_and_three_end_the_search(project, trials, 
     )
     trials.ends = staticmethod(lambda: EXIT_FAILED)
     assert search("hydra.sweeper.sampler.seed=7", jobs=9) == EXIT_FAILED
-    assert trials.started == 7 and "None of the first 3 trials has finished" in capsys.readouterr().err
+    assert trials.started == 7 and "None of the first 3 trials has a result" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("last", [EXIT_STOPPED, EXIT_INTERRUPTED])
@@ -151,6 +153,61 @@ def test_a_person_ends_the_search_and_the_same_command_goes_on(project, trials, 
     assert trials.started == 2 + 4, "the interrupted trial starts again"
 
 
+def test_a_failed_trial_that_runs_again_and_another_batch_keep_the_later_trials(project, trials):
+    codes = iter([0, 0, EXIT_FAILED, 0, 0])
+    trials.ends = staticmethod(lambda: next(codes))
+    assert search() == EXIT_FINISHED
+    found = rates(project)
+    trials.ends = staticmethod(lambda: 0)
+    assert search("hydra.sweeper.n_jobs=3") == EXIT_FINISHED
+    assert trials.started == 5 + 1 and rates(project) == found, "only the failed one runs again"
+    assert main([*SEARCH[:2], LR, *SEARCH[2:4], "hydra.sweeper.n_trials=6"]) == EXIT_FINISHED
+    assert trials.started == 5 + 1 + 1, "the order of the words does not count"
+
+
+def test_fewer_trials_take_none_out_of_the_sweep(project, trials):
+    assert search(jobs=4) == EXIT_FINISHED
+    found = rates(project)
+    assert search(jobs=2) == EXIT_FINISHED
+    assert rates(project) == found
+    assert search("--again", jobs=2) == EXIT_FINISHED
+    assert trials.started == 4 + 2 and rates(project) == found
+
+
+def test_a_trial_without_a_finite_value_is_one_without_a_result(project, trials, capsys):
+    rows = iter([{"eval_loss": 0.5}, {"eval_loss": math.nan}, {}, {"eval_loss": 0.25}])
+    trials.values = staticmethod(lambda lr: next(rows))
+    assert search(jobs=4) == EXIT_FINISHED
+    shown = capsys.readouterr().out
+    assert re.findall(r"^result .*loss (\S+)$", shown, flags=re.M) == ["0.5000", "-", "-", "0.2500"]
+    assert re.search(r"^best .*eval_loss 0.2500$", shown, flags=re.M)
+    trials.values = staticmethod(lambda lr: {"eval_loss": math.inf})
+    assert search("hydra.sweeper.sampler.seed=1", jobs=2) == EXIT_FAILED
+    assert "None of the first 2 trials has a result" in capsys.readouterr().err
+
+
+def test_one_of_several_metrics_is_named_and_a_loss_has_a_direction(project, trials, capsys):
+    trials.values = staticmethod(lambda lr: {"a": lr, "b": -lr})
+    assert search("hydra.sweeper.direction=minimize", jobs=1) == EXIT_CONFIG
+    assert "has logged several metrics: a, b. Say which one counts" in capsys.readouterr().err
+    trials.values = staticmethod(lambda lr: {"loss": 2.0, "eval_loss": 1.0})
+    assert search("seed=1", "hydra.sweeper.metric=loss", jobs=1) == EXIT_FINISHED
+    assert re.search(r"^best .*  loss 2.0000$", capsys.readouterr().out, flags=re.M)
+
+
+def test_a_trial_whose_folder_is_removed_has_ended(project, trials, monkeypatch, capsys):
+    """`slurmddp rm` may remove a run for which the search waits."""
+
+    def removed(folder, slurm):
+        if not (project / "removed").exists():
+            folder.path.rename(project / "removed")
+        return lambda: folder.path.exists()
+
+    monkeypatch.setattr(start_search, "end_of", removed)
+    assert search(jobs=2) == EXIT_FINISHED
+    assert re.search(r"^result  gpt-\w+  removed$", capsys.readouterr().out, flags=re.M)
+
+
 def test_two_equal_trials_are_one_run(project, trials):
     words = ["train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=4"]
     assert main([*words, "seed=1,2"]) == EXIT_FINISHED
@@ -158,6 +215,39 @@ def test_two_equal_trials_are_one_run(project, trials):
         [1, 2],
         [2, 1],
     )
+
+
+def test_a_search_ends_when_a_person_cancels_all_runs_that_it_waits_for(
+    project, cluster, monkeypatch, capsys
+):
+    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+
+    def cancelled(folder, slurm):
+        assert main(["cancel", folder.name if is_one else sweep_of(project).name]) == EXIT_FINISHED
+        return lambda: True
+
+    monkeypatch.setattr(start_search, "end_of", cancelled)
+    words = [*BIG, "hydra.sweeper.n_jobs=2"]
+    is_one = False
+    assert search(*words) == EXIT_STOPPED
+    shown = capsys.readouterr()
+    assert "The search waits for these runs" in shown.out and shown.out.count("  cancelled\n") == 2
+    assert "the same command continues it" in shown.err
+    assert len(cluster.submissions) == 1 and len(sweep_of(project).runs) == 2
+    assert search(*words) == EXIT_STOPPED
+    assert len(cluster.submissions) == 2 and len(sweep_of(project).runs) == 2, "the same trials again"
+
+
+def test_the_script_that_is_shown_has_the_name_of_the_sweep_and_a_note_is_printed_once(
+    project, cluster, monkeypatch, capsys
+):
+    words = [*BIG, "hydra.searchpath=[file://conf]", "+cluster.env.NCCL_DEBGU=INFO", "hydra.sweeper.n_jobs=2"]
+    assert search("--dry-run", *words) == EXIT_FINISHED
+    shown = capsys.readouterr()
+    assert shown.err.count("note: NCCL_DEBGU") == 1
+    monkeypatch.setattr(start_search, "end_of", lambda folder, slurm: lambda: True)
+    search(*words)
+    assert f"--job-name={sweep_of(project).name}.1\n" in shown.out
 
 
 def test_the_first_trials_are_shown_and_nothing_starts(project, trials, capsys):
@@ -171,7 +261,13 @@ def test_the_first_trials_are_shown_and_nothing_starts(project, trials, capsys):
 
 REFUSED = {
     "seed=1": "no setting has several values",
-    "seed=1,2 seed=3,4": "seed is searched twice",
+    "seed=1,2 seed=3,4": "seed is given twice",
+    "seed=1,2 +seed=3": "seed is given twice",
+    "seed=1,2 strategy=ddp,nope": "There is no strategy 'nope'",
+    "seed=1,interval(2,3)": "has a sweep among its values",
+    "seed=1,2 hydra/sweeper/sampler=random": "no setting of a search",
+    "+hydra.sweeper.params.seed=range(1,4)": "no setting of a search",
+    "seed=1,2 hydra.sweeper.n_trials=[1": "not a whole number from 1 on",
     "seed=interval(1,5)": "must be a whole number",
     "optimizer.lr=interval(5,1)": "interval.LOW,HIGH",
     "optimizer.lr=tag(log,interval(0,1))": "a logarithm needs more than 0",

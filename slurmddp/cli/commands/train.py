@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     from slurmddp.config.composition import search_space
     from slurmddp.config.composition.sweep import points
 
-    jobs_of_points = partial(jobs_of, sources=sources, check=check)
+    jobs_of_points = partial(jobs_of, sources=sources, check=check, printed=set())
     begin_each = partial(begin, again=args.again)
     if search_space.is_search(args.overrides):
         from slurmddp.cli import start_search  # Optuna is optional.
@@ -89,13 +89,14 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         search = search_space.read(args.overrides, project_dir, sources)
         if not (args.cfg or args.dry_run or args.check):
             return start_search.start(search, jobs_of_points, begin_each, again=args.again)
-        jobs = start_search.first_jobs(search, jobs_of_points)
+        jobs, name = start_search.first_jobs(search, jobs_of_points)
     else:
         jobs = jobs_of_points(points(args.overrides, project_dir, sources))
+        name = start_sweep.name_of(jobs)
     if args.cfg:
         return max(hydra_flags.show_config(args, job, sources, many=True) for job in jobs)
     if args.dry_run:
-        return start_sweep.show(jobs, _show_script)
+        return start_sweep.show(jobs, name, _show_script)
     if args.check:
         return check_job.show(start_sweep.groups(jobs))
     return start_sweep.start(jobs, begin_each)
@@ -105,6 +106,7 @@ def jobs_of(
     points: Iterable[Sequence[str]],
     sources: Sources | None = None,
     check: Callable[[Job], object] = lambda job: None,
+    printed: set[str] | None = None,
 ) -> list[Job]:
     """Return the job of each command line, and print notes about settings without effect.
 
@@ -112,6 +114,7 @@ def jobs_of(
         points: the settings of each job.
         sources: the flags that name other places of files.
         check: raises ConfigError if a job can't be started.
+        printed: notes that were printed before; new ones are added.
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
@@ -139,8 +142,11 @@ def jobs_of(
             notes += beyond_nodelist(job)
         check(job)
         jobs.append(job)
+    printed = set() if printed is None else printed
     for note in dict.fromkeys(notes):
-        print(f"slurmddp: note: {note}", file=sys.stderr)
+        if note not in printed:
+            print(f"slurmddp: note: {note}", file=sys.stderr)
+    printed.update(notes)
     return jobs
 
 

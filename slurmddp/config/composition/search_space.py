@@ -7,12 +7,12 @@ The words are those of Hydra's sweeper for Optuna (https://hydra.cc/docs/plugins
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 from hydra.errors import HydraException
@@ -24,6 +24,7 @@ from slurmddp.errors import ConfigError, near_matches
 
 SWEEPER = "hydra/sweeper=optuna"
 _PREFIX = "hydra.sweeper."
+_PREFIXES = (_PREFIX, "hydra/sweeper/")
 _DIRECTIONS = {"minimize": "min", "maximize": "max"}
 
 
@@ -35,9 +36,9 @@ class Choices:
     is_ordered: bool
 
     @property
-    def first(self) -> str:
-        """The first setting."""
-        return self.settings[0]
+    def edges(self) -> tuple[str, ...]:
+        """The ends of a range, else all settings."""
+        return (self.settings[0], self.settings[-1]) if self.is_ordered else self.settings
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Interval:
     is_log: bool
 
     @property
-    def first(self) -> str:
-        """The setting of the lowest number."""
-        return self.setting(self.low)
+    def edges(self) -> tuple[str, ...]:
+        """The settings of the lowest and the highest number."""
+        return self.setting(self.low), self.setting(self.high)
 
     def setting(self, value: float) -> str:
         """Return the setting of one number."""
@@ -89,9 +90,18 @@ class Search:
         """
         return [chosen.get(word, word) for word in self.words]
 
-    def first_point(self) -> list[str]:
-        """Return the command line that has the first value of each parameter."""
-        return self.point({word: values.first for word, values in self.parameters.items()})
+    def edges(self) -> list[list[str]]:
+        """Return command lines that hold each choice, and the ends of each range, at least once."""
+        first = {word: values.edges[0] for word, values in self.parameters.items()}
+        others = [
+            first | {word: edge} for word, values in self.parameters.items() for edge in values.edges[1:]
+        ]
+        return [self.point(chosen) for chosen in (first, *others)]
+
+    def chosen(self, point: Sequence[str]) -> dict[str, str]:
+        """Return the setting of each word in `parameters`, taken from the command line of a trial."""
+        settings = {_key(one): one for one in point}
+        return {word: settings[_key(word)] for word in self.parameters}
 
 
 def is_search(words: Sequence[str]) -> bool:
@@ -110,18 +120,23 @@ def read(words: Sequence[str], project_dir: Path, sources: Sources) -> Search:
     Raises:
         ConfigError: a setting of the sweeper is unknown or wrong, or no key has several values.
     """
-    own = [word for word in words if word != SWEEPER and word.lstrip("+").startswith(_PREFIX)]
+    own = [word for word in words if word != SWEEPER and word.lstrip("+").startswith(_PREFIXES)]
     kept = [word for word in words if word != SWEEPER and word not in own]
+    settings = _settings(own)
     parameters = {word: found for word in kept if (found := _parameter(word, project_dir, sources))}
     if not parameters:
         raise ConfigError(
             f"{SWEEPER} searches, and no setting has several values.",
             hint="For example optimizer.lr=tag(log,interval(1e-5,1e-2)) or train.batch_size=32,64.",
         )
-    keys = [take_apart(word).key for word in parameters]
-    if twice := {key for key in keys if keys.count(key) > 1}:
-        raise ConfigError(f"{', '.join(sorted(twice))} is searched twice.", hint="Give it once.")
-    return Search(tuple(kept), parameters, **_settings(own))
+    keys = [_key(word) for word in kept]
+    if twice := {key for word in parameters if keys.count(key := _key(word)) > 1}:
+        raise ConfigError(f"{', '.join(sorted(twice))} is given twice.", hint="Give it once.")
+    return Search(tuple(kept), parameters, **settings)
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
@@ -131,10 +146,9 @@ def _settings(words: Sequence[str]) -> dict[str, Any]:
         key, _, text = word.lstrip("+").removeprefix(_PREFIX).partition("=")
         if key in _WHOLE:
             field, least = _WHOLE[key]
-            value = yaml.safe_load(text)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
                 raise ConfigError(f"{word!r} is not a whole number from {least} on.")
-            found[field] = value
+            found[field] = int(text)
         elif key == "direction":
             if text not in _DIRECTIONS:
                 raise ConfigError(f"{word!r} is not a direction.", hint="Say minimize or maximize.")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
+from hydra.core.override_parser.types import Glob, Sweep
 from hydra.errors import HydraException
 
 from slurmddp.config.composition.compose import make_plan
@@ -63,6 +63,8 @@ def alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
             hint=f"Say {given.key}=range(START,STOP,STEP), or add hydra/sweeper=optuna.",
         )
     found = override.value()
+    if any(isinstance(one, Sweep) for one in getattr(found, "list", ())):
+        raise ConfigError(f"{word!r} has a sweep among its values.", hint="Give values alone, or one sweep.")
     if isinstance(found, Glob):
         roots = make_plan([], project_dir, sources).roots
         values = found.filter(list(options(roots, given.key)))

@@ -35,10 +35,10 @@ class Axis:
 
 
 def setting_axis(label: str, values: Sequence[Any]) -> Axis:
-    """Return the axis of a setting: few values stand at equal distances, many numbers on a scale."""
+    """Return the axis of a setting: few values stand at equal distances, many or long numbers on a scale."""
     distinct = list({as_text(value): value for value in values}.values())
     if all(map(_is_number, distinct)):
-        if len(distinct) > _MOST_NAMED:
+        if len(distinct) > _MOST_NAMED or any(len(as_text(value)) > _LABEL_CHARS for value in distinct):
             return number_axis(label, values)
         distinct.sort()
     texts = [as_text(value) for value in distinct]

@@ -17,11 +17,12 @@ from slurmddp.runs.report.parallel import number_axis, setting_axis
         ([3, 3], (0.5, 0.5), ["3"]),
         ([1, 1.5, "auto"], (0, 0.5, 1), ["1", "1.5", "auto"]),
         (["a" * 30, "b"], (0, 1), ["a" * 15 + "...", "b"]),
+        ([0.0, 0.05488135039273248, 0.0137203375981831], (0, 1, 0.25), ["0", "0.0274", "0.0549"]),
     ],
 )
 def test_few_values_stand_at_equal_distances_numbers_in_their_order(values, places, ticks):
     axis = setting_axis("lr", values)
-    assert axis.places == places
+    assert axis.places == pytest.approx(places)
     assert [text for _, text in axis.ticks] == ticks
 
 
