@@ -18,18 +18,17 @@ _FENCED = re.compile(r"^( *)(```+|~~~+) *(\S*)[^\n]*\n(.*?)^ *\2 *$", re.DOTALL 
 
 # The first attempt takes its time, and creates a file once its loop has taken several steps.
 SLOW_FIRST_ATTEMPT = """
-import os, pathlib, time
-from torch.utils.data import TensorDataset as Plain
+import os, pathlib, time, torch
 
-def slow(self, index, count=[0], fetch=Plain.__getitem__):
+def slow(self, *args, count=[0], backward=torch.Tensor.backward, **options):
     count[0] += 1
     if os.environ.get("SLURMDDP_ATTEMPT") == "0":
-        time.sleep(0.001)
-        if count[0] == 500:
+        time.sleep(0.03)
+        if count[0] == 16:
             pathlib.Path("begun").touch()
-    return fetch(self, index)
+    return backward(self, *args, **options)
 
-Plain.__getitem__ = slow
+torch.Tensor.backward = slow
 """
 
 
@@ -56,7 +55,7 @@ def _calls(statement: ast.stmt) -> bool:
 
 
 def readme_program(folder: Path) -> Path:
-    """Write the README's program, which has no line of a test, below lines that slow down its data."""
+    """Write the README's program, which has no line of a test, below lines that slow down its steps."""
     block = python_blocks(ROOT / "README.md")[0]
     script = folder / "readme.py"
     script.write_text(SLOW_FIRST_ATTEMPT + block)
