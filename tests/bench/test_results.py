@@ -24,7 +24,7 @@ def test_c8_a_result_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": 1, "x": 2}', '{"format": 2}', "null"])
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bench.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"no result|format 2"):
+    with pytest.raises(ConfigError, match=r"not a result|format 2"):
         read(tmp_path)
 
 

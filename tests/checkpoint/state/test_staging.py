@@ -75,7 +75,7 @@ def test_a_growing_state_is_copied(buffers: StagingBuffers) -> None:
 def test_a_tensor_without_its_storage_is_refused_by_name() -> None:
     tensor = torch.zeros(10)
     tensor.untyped_storage().resize_(0)
-    with pytest.raises(CheckpointError, match="whose storage was freed at model/weight"):
+    with pytest.raises(CheckpointError, match="at model/weight is a tensor whose storage was freed"):
         flatten({"model": {"weight": tensor}})
 
 

@@ -126,8 +126,8 @@ class Local:
         ({"a": {True: 3}}, "True"),
         ({"a": torch.eye(2).to_sparse()}, "at a"),
         ({"a": torch.empty(2, device="meta")}, "meta device"),
-        ({"a": torch.ones(2).numpy()}, "numpy.ndarray at a"),
-        ({"a": torch.ones(2).numpy()[0]}, "numpy.float32 at a"),
+        ({"a": torch.ones(2).numpy()}, "at a is a numpy.ndarray"),
+        ({"a": torch.ones(2).numpy()[0]}, "at a is a numpy.float32"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
