@@ -110,11 +110,12 @@ class RemoteTensor(torch.Tensor):
         """Convert dtype or device as torch does; the tensor stays on its worker."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
-        anew = kwargs.pop("copy", False)
+        must_copy = kwargs.pop("copy", False)
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         found = self if device is None else self._to_device(device)
-        as_torch: Any = {"copy": anew and found is self, "memory_format": memory_format}
-        return torch.Tensor.to(found, dtype=dtype or self.dtype, **as_torch)
+        # A tensor that has moved is a copy already.
+        options: Any = {"copy": must_copy and found is self, "memory_format": memory_format}
+        return torch.Tensor.to(found, dtype=dtype or self.dtype, **options)
 
     def _to_device(self, asked: Any) -> torch.Tensor:
         device, node = torch.device(asked), self.reference.node

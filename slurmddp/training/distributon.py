@@ -1051,8 +1051,7 @@ class Distributon:
     def _step_taken(self, step: int, seconds: float) -> None:
         if self._opened is not None:
             self._opened.pace.step(seconds)
-        if not self._session.milestones.has_step:
-            self._session.milestones.step(step)
+        self._session.milestones.step(step)
 
     def _leave(self) -> None:
         """End the strategy and all saves, at an orderly end."""

@@ -147,7 +147,7 @@ class Milestones:
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run, self._start_up = run, start_up
         self._journal = RunLog(run, active=False)
-        self.has_step = self._has_stop = False
+        self._has_step = self._has_stop = False
         self._loads = False
         self.rank = -1
         """The rank of this process, from its launch on."""
@@ -177,9 +177,9 @@ class Milestones:
 
     def step(self, step: int) -> None:
         """Record the first step of this process, and the phases of its start."""
-        if self.has_step:
+        if self._has_step:
             return
-        self.has_step = True
+        self._has_step = True
         self._start_up.lap("first_step")
         facts = {"step": step, "phases": self._start_up.seconds}
         start = (str(self._run.folder and self._run.folder.path), self._run.attempt)

@@ -99,7 +99,7 @@ class StopAgreement:
         if store and world_size > 1:
             self._shared = AgreementStore(store, rank, world_size, launch_id)
         self._decides_alone = self._shared is None
-        """Whether this is the only rank, or the store is lost."""
+        """Whether this is the only rank, or the store is lost; an attribute, because each step reads it."""
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         if self._shared or stop_file:
