@@ -42,7 +42,7 @@ class Sweep:
         return [run for run in self.runs if run.config_file.is_file()]
 
 
-def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], best: str = "") -> Sweep:
+def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], best: str = "") -> None:
     """Write the file of a sweep.
 
     Args:
@@ -56,7 +56,6 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], 
     further = {"best": best} if best else {}
     records = [{"run": run, "settings": list(typed), **further} for run, typed in runs]
     write_atomic(file, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
-    return read(runs_dir, name)
 
 
 def name_of(name: str, parts: Sequence[str]) -> str:

@@ -41,8 +41,8 @@ def runs(make_run, slurm):
 def test_a_job_waits_for_the_jobs_of_runs_that_have_not_finished(runs, project):
     assert jobs_of(["prep", "done", "fit", "prep-0000000a"], "slurm") == ("7", "8")
     assert jobs_of(["done"], "local") == jobs_of([], "local") == ()
-    sweep = sweeps.write(runs, "two-sweep", [("prep-0000000a", []), ("fit-0000000a", [])])
-    assert jobs_of([sweep.name], "slurm") == ("7", "8")
+    sweeps.write(runs, "two-sweep", [("prep-0000000a", []), ("fit-0000000a", [])])
+    assert jobs_of(["two-sweep"], "slurm") == ("7", "8")
     job = job_of(project, "+cluster=big", "after=[prep,fit]")
     assert sbatch_options(job)["dependency"] == "afterok:7:8"
     assert job.run_name == job_of(project, "+cluster=big").run_name
