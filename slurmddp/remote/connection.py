@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,8 +23,8 @@ from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, t
 
 _BATCH = 512
 """Most commands in one frame."""
-_SWITCH_S = 0.0005
-"""Seconds until Python gives another thread its turn: the default of 5 ms would delay the first batch."""
+_GATHER_S = 0.001
+"""Seconds that commands wait for more to share their frame, unless somebody waits for the worker."""
 _COPIED_BYTES = 1 << 16
 """A smaller tensor is copied on its way out; a larger one is sent before `put` returns."""
 _CLOSED = "the workers were closed"
@@ -94,7 +93,7 @@ class Node:
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
-        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        self._awaited = threading.Event()
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
         threading.Thread(target=self._receive, daemon=True).start()
@@ -131,6 +130,7 @@ class Node:
             data = memoryview(bytes(data))
             sent.set()
         self._unsent.put((self._encoding.encode([number, "put", [facts, device], []]), data, sent))
+        self._awaited.set()
         sent.wait()
 
     def ask(self, kind: str, asked: Any = None) -> Any:
@@ -144,6 +144,7 @@ class Node:
         self._answers[number] = answer
         try:
             self.run([None], "reply", [number, kind, asked])
+            self._awaited.set()
             answered = answer.result()
         finally:
             del self._answers[number]
@@ -177,6 +178,7 @@ class Node:
         """End the connection; the worker leaves after the commands so far."""
         self._gone = self._gone or _CLOSED
         self._unsent.put((BYE, NO_DATA, None))
+        self._awaited.set()
         self._sender.join()
         self._channel.close()
 
@@ -185,6 +187,8 @@ class Node:
         command = ""
         while command != BYE:
             command, data, sent = self._unsent.get()
+            self._awaited.wait(_GATHER_S)
+            self._awaited.clear()
             commands = [command]
             while data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
                 command, data, sent = self._unsent.get()
