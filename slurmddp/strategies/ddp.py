@@ -191,8 +191,8 @@ class Ddp:
         self._start_step, self._rank = hook_start_step, powersgd_rank
         self._average_every, self._group_ranks = average_every, group_ranks
         self._check_options()
-        self._hooks: list[tuple[nn.Module, CommHook]] = []
-        """The hook of each wrapped model."""
+        self._hooks: list[tuple[nn.Module, CommHook, dict[str, Any]]] = []
+        """The hook of each wrapped model, and the hook's first state."""
         self._sharded: list[ShardedOptimizer] = []
         self._averaged: dict[int, nn.Parameter] = {}
         """By id, the parameters of wrapped models that required a gradient at that time."""
@@ -243,7 +243,8 @@ class Ddp:
         if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
         if self._comm_hook is not None:
-            self._hooks.append((wrapped, self._make_hook(wrapped, self._comm_hook)))
+            hook = self._make_hook(wrapped, self._comm_hook)
+            self._hooks.append((wrapped, hook, hook.state_dict()))
         return wrapped
 
     def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
@@ -265,7 +266,7 @@ class Ddp:
         """
         if not isinstance(model, DistributedDataParallel):
             return optimizer
-        for owner, hook in self._hooks:
+        for owner, hook, _ in self._hooks:
             if trains(optimizer, owner):
                 hook.follow(optimizer)
         if self._zero:
@@ -281,13 +282,22 @@ class Ddp:
         """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""
         for optimizer in self._sharded:
             optimizer.consolidate()
-        states = [hook.state_dict() for _, hook in self._hooks]
-        return {"hooks": states} if any(states) else {}
+        states = [hook.state_dict() for _, hook, _ in self._hooks]
+        return {"hooks": states, "comm_hook": self._comm_hook} if any(states) else {}
+
+    def reset(self) -> None:
+        """Return the hooks to their first states."""
+        for _, hook, first in self._hooks:
+            hook.load_state_dict(first)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore this rank's result of `state_dict`, after models and optimizers have got their states."""
-        for (_, hook), saved in zip(self._hooks, state.get("hooks", []), strict=False):
-            hook.load_state_dict(saved)
+        """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
+
+        The state of another strategy or hook is ignored.
+        """
+        if state.get("comm_hook", self._comm_hook) == self._comm_hook:
+            for (_, hook, _), saved in zip(self._hooks, state.get("hooks", []), strict=False):
+                hook.load_state_dict(saved)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context whose backward passes do not average gradients.

@@ -70,6 +70,11 @@ class LocalSgd(Replicas):
         """Return this rank's counters, and its weights and optimizers if the replicas differ."""
         return {"replicas": [replica.state_dict() for replica in self._replicas]}
 
+    def reset(self) -> None:
+        """Forget all steps; weights and optimizers stay as they are."""
+        for replica in self._replicas:
+            replica.load_state_dict({"steps": 0})
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 

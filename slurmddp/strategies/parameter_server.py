@@ -104,11 +104,15 @@ class ParameterServer(Replicas):
             served.share_state()
         return {"staleness": [_as_list(one.staleness) for one in self._served]}
 
+    def reset(self) -> None:
+        """Forget the counted staleness; `state_dict`, which each load calls first, has emptied the server."""
+        for served in self._served:
+            served.staleness.clear()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counts of this rank's result of `state_dict`; ignore the state of another strategy."""
         if "staleness" in state:
             for served, counts in zip(self._served, state["staleness"], strict=True):
-                served.staleness.clear()
                 served.staleness.update(dict(enumerate(counts)))
 
     def close(self) -> None:

@@ -185,9 +185,10 @@ class LossScaler:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a result of `state_dict`; of an empty mapping, begin with the first scale."""
         self._scaler = torch.amp.GradScaler(self._device.type)
-        self._scaler.load_state_dict(dict(state))
+        if state:
+            self._scaler.load_state_dict(dict(state))
         self._finite.clear()
         self._has_scaled = False
 

@@ -71,20 +71,35 @@ def test_one_optimizer_of_two_models_averages_both_and_resumes_both(options, tmp
     assert found == [{"averaged": True, "apart": True, "repeated": True}] * 2
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"comm_hook": "powersgd", "hook_start_step": 2, "powersgd_rank": 2},
-        {**LOCAL, "average_every": 2},
-        {"zero_optimizer": True},
-        {"name": "local_sgd", "every": 2},
-        {"name": "diloco", "every": 2},
-        {"name": "parameter_server"},
-    ],
-    ids=["powersgd", "post_local_sgd", "zero", "local_sgd", "diloco", "parameter_server"],
-)
+STATEFUL = [
+    {"comm_hook": "powersgd", "hook_start_step": 2, "powersgd_rank": 2},
+    {**LOCAL, "average_every": 2},
+    {"zero_optimizer": True},
+    {"name": "local_sgd", "every": 2},
+    {"name": "diloco", "every": 2},
+    {"name": "parameter_server"},
+]
+STATEFUL_IDS = ["powersgd", "post_local_sgd", "zero", "local_sgd", "diloco", "parameter_server"]
+
+
+@pytest.mark.parametrize("options", STATEFUL, ids=STATEFUL_IDS)
 def test_a_load_of_the_state_before_the_first_step_forgets_all_later_steps(options, tmp_path):
     assert run_ranks(strategy_jobs.repeated_after_a_load, 2, options, str(tmp_path)) == [True] * 2
+
+
+@pytest.fixture(scope="module")
+def saved_by_others(rank_server, tmp_path_factory):
+    """Return the roots of checkpoints without a state that another strategy can use."""
+    writers = [(2, PLAIN), (2, {"name": "diloco"}), (2, STATEFUL[0]), (1, {"name": "local_sgd"})]
+    roots = [str(tmp_path_factory.mktemp("saved")) for _ in writers]
+    for (ranks, options), root in zip(writers, roots, strict=True):
+        run_ranks(strategy_jobs.saved_at_step_0, ranks, options, root)
+    return roots
+
+
+@pytest.mark.parametrize("options", STATEFUL, ids=STATEFUL_IDS)
+def test_a_load_without_a_state_of_the_strategy_forgets_all_later_steps(options, saved_by_others):
+    assert run_ranks(strategy_jobs.repeated_after_loads, 2, options, saved_by_others) == [[True] * 4] * 2
 
 
 def test_gradients_that_the_ranks_do_not_average_are_refused():

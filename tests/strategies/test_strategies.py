@@ -122,6 +122,13 @@ def test_sparse_gradients_that_a_strategy_can_not_exchange_are_refused(options, 
         assert error.startswith(said) and "sparse=False" in error
 
 
+def test_a_rank_without_a_state_of_its_strategy_gets_none_back(tmp_path) -> None:
+    assert run_ranks(strategy_jobs.loaded_on_rank_zero, 2, str(tmp_path)) == [
+        ["reset", {"value": 7}],
+        ["reset"],
+    ]
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="bucket_size"):
         build("ddp", bucket_size=3)

@@ -203,6 +203,18 @@ def test_t7_the_scale_is_saved_and_loaded_with_every_checkpoint(tmp_path: Path) 
     assert found == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
 
 
+def test_a_load_without_a_scale_begins_with_the_first_one(tmp_path: Path) -> None:
+    with Distributon(1).launch() as d:
+        d.save(1, root=tmp_path, model=d.setup_model(nn.Linear(2, 1, bias=False)))
+    with Distributon(1, precision="fp16").launch() as d:
+        mine = Scaled(d)
+        mine.backward(factor=math.inf)
+        mine.optimizers[0].step()
+        assert mine.scale == 2.0**15
+        d.load(root=tmp_path, model=mine.models[0])
+        assert mine.scale == 2.0**16
+
+
 def test_what_fp16_can_not_scale_is_refused(fp16: Scaled) -> None:
     parameters = list(fp16.models[0].parameters())
     fp16.models[0](torch.ones(1, 2)).sum().backward()

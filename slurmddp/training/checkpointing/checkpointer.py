@@ -69,7 +69,7 @@ class Checkpointer:
     loaders: Loaders
     unwrap: Unwrap
     strategy: Any = None
-    """Its optional methods `state_dict` and `load_state_dict` are called on all ranks."""
+    """Its optional methods `state_dict`, `reset` and `load_state_dict` are called on all ranks."""
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
@@ -153,21 +153,30 @@ class Checkpointer:
         return state
 
     def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's state of the strategy. On another number of ranks, the state is left out."""
+        """Restore this rank's state of the strategy. On another number of ranks, the state is left out.
+
+        The strategy forgets its own steps first, because the checkpoint may lack a state that it can use.
+        """
+        if hasattr(self.strategy, "reset"):
+            self.strategy.reset()
         saved = found.state["rng"]
         if not any("strategy" in one for one in saved):
             return
         if len(saved) == collectives.world_size() and hasattr(self.strategy, "load_state_dict"):
-            self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
+            if "strategy" in saved[collectives.rank()]:
+                self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
         else:
             log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
 
     def restore_scaler(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's loss scale. On another number of ranks, each rank takes rank 0's loss scale."""
+        """Restore this rank's loss scale; begin with the first one if the checkpoint has none.
+
+        On another number of ranks, each rank takes rank 0's loss scale.
+        """
         saved = found.state["rng"]
         own = saved[collectives.rank() if len(saved) == collectives.world_size() else 0]
-        if self.scaler is not None and "scaler" in own:
-            self.scaler.load_state_dict(own["scaler"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(own.get("scaler", {}))
 
     def _state_on_zero(self, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to save on rank 0, and {} elsewhere."""

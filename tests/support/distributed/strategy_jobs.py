@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
+from slurmddp.strategies.ring import Ring
 from slurmddp.training.distributon import Distributon
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
@@ -366,20 +367,64 @@ def one_optimizer_of_two_models(options: dict[str, Any], root: str) -> dict[str,
         }
 
 
-def repeated_after_a_load(options: dict[str, Any], root: str) -> bool:
-    """Save before the first step, train, load, and train again; tell whether all weights are the same."""
+def saved_at_step_0(options: dict[str, Any], root: str) -> None:
+    """Take a step, and save it as step 0."""
+    with Distributon(strategy=_built(options), seed=4) as d:
+        d.launch()
+        model = d.setup_model(Net(width=12))
+        optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        step_on(model, optimizer, *batch_of(d.rank))
+        d.save(0, model=model, optimizer=optimizer, root=root)
+
+
+def repeated_after_a_load(options: dict[str, Any], root: str, saves: bool = True) -> bool:
+    """Load step 0 and train, twice; tell whether the results are equal. With `saves`, save step 0 first."""
     with Distributon(strategy=_built(options), seed=3) as d:
         d.launch()
         model = d.setup_model(Net(width=12))
         optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
         found = []
-        d.save(0, model=model, optimizer=optimizer, root=root)
+        if saves:
+            d.save(0, model=model, optimizer=optimizer, root=root)
         for _ in range(2):
             d.load(model=model, optimizer=optimizer, root=root, step=0)
             for step in range(5):
                 step_on(model, optimizer, *batch_of(10 * step + d.rank))
-            found.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
-        return torch.equal(*found)
+            end = nn.utils.parameters_to_vector(model.parameters()).tolist()
+            found.append((end, str(d._strategy.state_dict())))  # type: ignore[attr-defined]
+        return found[0] == found[1]
+
+
+def repeated_after_loads(options: dict[str, Any], roots: list[str]) -> list[bool]:
+    """Return the result of `repeated_after_a_load` for checkpoints that exist, each with a new strategy."""
+    return [repeated_after_a_load(options, root, saves=False) for root in roots]
+
+
+class OnRankZero(Ring):
+    """A strategy with a state on rank 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": 7} if torch.distributed.get_rank() == 0 else {}
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append(state)
+
+
+def loaded_on_rank_zero(root: str) -> list[Any]:
+    """Save and load with `OnRankZero`; return the calls of the load."""
+    strategy = OnRankZero()
+    with Distributon(strategy=strategy).launch() as d:
+        model = d.setup_model(Net())
+        d.save(1, root=root, model=model)
+        d.load(root=root, model=model)
+    return strategy.calls
 
 
 def gradients_that_nobody_averages() -> list[str]:
