@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from slurmddp.collectives.link import ThreadLink
 from slurmddp.errors import RankFailure
-from slurmddp.strategies.gradient_server import GradientServer, MessageFormat, Values
+from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
+from support.runs.agent_runs import wait_until
 
 
 def server_of(staleness: int, ranks: int, timeout_s: float = 60.0, **settings: float) -> GradientServer:
@@ -70,6 +72,10 @@ def test_c4_a_rank_is_never_more_steps_ahead_than_the_bound(threads) -> None:
     assert weight_in(server, third.result()) == pytest.approx(0.2)
     server.exchange(1, gradient(0.0))
     assert server.staleness == {0: 3, 1: 1, 2: 1} and max(server.staleness) <= 2
+    server.close()
+    server.open()
+    server.exchange(1, gradient(0.0))
+    assert server.staleness == {0: 4, 1: 1, 2: 1}, "all ranks have the newest weights after `open`"
 
 
 def test_a_rank_that_has_left_lets_the_others_go_on_if_gradients_may_be_stale(threads) -> None:
@@ -90,6 +96,10 @@ def test_ranks_that_take_no_step_are_named() -> None:
     server = server_of(0, 3, timeout_s=0.05)
     with pytest.raises(RankFailure, match=r"In 0.05 s, no step came from rank 1, rank 2\."):
         server.exchange(0, gradient(0.0))
+    closed = server_of(0, 3, timeout_s=0.05)
+    closed.close()
+    with pytest.raises(RankFailure, match=r"In 0.05 s, no step came from rank 0\."):
+        closed.exchange(1, gradient(0.0))
 
 
 def test_weights_state_and_changed_settings_go_to_the_server_and_back() -> None:
@@ -98,14 +108,59 @@ def test_weights_state_and_changed_settings_go_to_the_server_and_back() -> None:
     server.exchange(0, gradient(0.2))
     given.param_groups[0]["lr"] = 0.5  # As a scheduler does.
     server.exchange(0, gradient(0.2))
+    given.param_groups[0]["lr"] = 0.25
     server.close()
+    assert given.param_groups[0]["lr"] == 0.25
     (parameter,) = given.param_groups[0]["params"]
     assert parameter.item() == pytest.approx(1 - 0.2 - 0.5 * (0.2 + 0.5 * 0.2))
     assert given.state[parameter]["momentum_buffer"].item() == pytest.approx(0.3)
     with torch.no_grad():
         parameter.fill_(7.0)  # As a load does.
     server.open()
-    assert weight_in(server, server.exchange(0, gradient(0.0))) == pytest.approx(7 - 0.5 * 0.15)
+    assert weight_in(server, server.exchange(0, gradient(0.0))) == pytest.approx(7 - 0.25 * 0.15)
+
+
+class Halving(torch.optim.SGD):
+    """An optimizer that halves its learning rate after each step."""
+
+    def step(self, closure: object = None) -> None:
+        super().step()
+        self.param_groups[0]["lr"] /= 2
+
+
+def test_settings_that_the_optimizer_changes_stay_changed_and_go_back() -> None:
+    given = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    server = GradientServer(Halving(given.param_groups[0]["params"], lr=1.0), given, 1, 0, 60.0)
+    server.open()
+    server.exchange(0, gradient(-1.0))
+    given.param_groups[0]["lr"] = 0.4  # As a scheduler does.
+    for _ in range(2):
+        server.exchange(0, gradient(-1.0))
+    server.close()
+    assert given.param_groups[0]["params"][0].item() == pytest.approx(1 + 0.4 + 0.2)
+    assert given.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_an_error_of_the_optimizer_ends_the_steps_of_all_ranks(threads) -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            raise ValueError("not a number")
+
+    given = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    server = GradientServer(Failing(given.param_groups[0]["params"], lr=1.0), given, 2, 0, 60.0)
+    server.open()
+    first, second = ThreadLink.of_threads(2)
+    served = threads.submit(server.serve, 1, first)
+    own = threads.submit(server.exchange, 0, gradient(0.0))
+    wait_until(lambda: 0 in server._waiting, "the gradient of rank 0")
+    second.send(server.format.pack(gradient(0.0)), 0)
+    answer = server.format.empty()
+    second.recv(answer, 0)
+    assert server.format.word(answer) == 1, "rank 0 has failed"
+    with pytest.raises(RankFailure, match="not a number"):
+        own.result()
+    second.send(server.format.pack([None], LEFT), 0)
+    served.result()
 
 
 def test_a_step_waits_until_the_server_is_open(threads) -> None:
