@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.config.identity import part_of
 from slurmddp.config.schema import Identity
+from slurmddp.environments.names import MEMORY_VARIABLE
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
@@ -288,7 +290,7 @@ def test_checkpoints_are_bound_to_the_keys_that_name_a_run() -> None:
 
 
 def loaded(d: Distributon, root: Path) -> tuple[int | None, str | None, dict[str, int]]:
-    progress: dict[str, int] = {}
+    progress = {"left": 1}
     return d.load(root=root, progress=progress), d.resumed_from, progress
 
 
@@ -324,6 +326,26 @@ def test_states_in_memory_that_are_newer_than_the_loaded_one_are_discarded(
         patch.setattr(restore, "_read", fail)
         assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
     assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
+
+    copy_to_memory(alone, tmp_path / "other", 7, progress={"at": 7})
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "_read", fail)
+        assert loaded(alone, tmp_path / "other") == (None, None, {"left": 1})
+    assert loaded(alone, tmp_path / "other") == (None, None, {"left": 1}), "training has begun at step 0"
+
+
+def test_a_state_in_memory_of_another_configuration_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Distributon(1, config=CONFIG) as d:
+        copy_to_memory(d.launch(), tmp_path, 3, progress={"at": 3})
+        held = [os.dup(number) for number in d._checkpointer.saves._buffers.descriptors]
+    monkeypatch.setenv(MEMORY_VARIABLE, ",".join(map(str, held)))
+    assert load_under(CONFIG, tmp_path) == 3
+    assert load_under({**CONFIG, "seed": 2}, tmp_path) is None
+    assert "of step 3 in memory is of another configuration" in caplog.text
+    for number in held:
+        os.close(number)
 
 
 # A chosen checkpoint.
