@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from slurmddp.environments.names import MEMORY_VARIABLE
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.checkpointing import restore
+from slurmddp.training.checkpointing import async_writer, restore
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs
@@ -417,6 +418,26 @@ def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone.save(11, root=tmp_path, progress={"at": 11})
     assert names()[:3] == ["05", "08", "11"], "a resume finds step 11"
     assert loaded(alone, tmp_path) == (11, "disk", {"at": 11})
+
+
+def test_a_write_that_a_dead_rank_requested_ends_before_newer_checkpoints_are_abandoned(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.save(5, root=tmp_path, progress={"at": 5})
+    copy_to_memory(alone, tmp_path, 9, progress={"at": 9})
+    alone.load(root=tmp_path, step=5, progress={})
+    buffers = alone._checkpointer.saves._buffers
+    buffers.set_writing(0, True)
+
+    def finish_write(seconds: float) -> None:
+        checkpoint.write(tmp_path, 9, {}, meta={})
+        buffers.set_writing(0, False)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish_write)
+    monkeypatch.setattr(async_writer, "time", clock)
+    alone.save(6, root=tmp_path, progress={"at": 6})
+    assert steps_in(tmp_path) == [6, 5]
+    assert (tmp_path / "abandoned-step-0000000009").is_dir()
 
 
 def test_a_load_that_is_not_strict_leaves_out_what_has_no_counterpart(
