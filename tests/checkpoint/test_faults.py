@@ -277,6 +277,9 @@ def test_a_damaged_checkpoint_of_another_account_is_skipped_and_not_renamed(tmp_
     save(tmp_path / "x", 1).rename(first)
     monkeypatch.setattr(owner.os, "geteuid", lambda: 54321)
     assert checkpoint.latest(tmp_path) == first
+    assert checkpoint.quarantine_newest(tmp_path, 2) is None
+    with pytest.raises(ConfigError, match="belongs to"):
+        checkpoint.abandon(tmp_path, 1, 2)
     assert second.is_dir() and (tmp_path / ".replaced-step-0000000001").is_dir()
     assert (tmp_path / "latest").read_text() == "step-0000000002\n"
     assert "could not be renamed" in caplog.text

@@ -42,6 +42,8 @@ def test_a_past_attempt_saves_and_deletes_nothing(folder: RunFolder) -> None:
     before = contents(folder.path)
     with pytest.raises(SupersededError):
         checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={})
+    with pytest.raises(SupersededError):
+        checkpoint.abandon(folder.checkpoints_dir, 0, 1)
     assert contents(folder.path) == before
 
 

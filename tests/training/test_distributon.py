@@ -299,6 +299,17 @@ def test_setup_loader_draws_nothing_from_the_global_generator(alone: Distributon
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_the_last_moment_to_stop_allows_for_a_save_in_the_background(
+    alone: Distributon, tmp_path: Path
+) -> None:
+    alone.save(1, root=tmp_path, wait=False, progress={"at": 1})
+    stop = alone._session.stop
+    assert (stop.is_writing(), stop._pace.measured.save_s) == (True, None)
+    alone.finish_saving()
+    assert not stop.is_writing()
+    assert stop._pace.measured.save_s is not None, "the next save may take as long"
+
+
 def test_an_optimizer_of_another_model_is_refused(alone: Distributon) -> None:
     alone.setup_model(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="2 of the 2 parameters of this SGD"):

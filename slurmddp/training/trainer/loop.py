@@ -312,7 +312,6 @@ class Training:
         are quarantined.
         """
         distributon, guard = self.distributon, self._guard
-        self._pending.clear()
         distributon.finish_saving()
         spoilt, number = guard.spoilt(spike.step), guard.record(spike.step, spike)
         at, data_end = guard.at, spike.step + guard.left_out

@@ -18,7 +18,7 @@ from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.layout import RunFolder
 from support.fixtures import MakeService
-from support.runs.checkpoint_services import Rank, request, wait_for, written
+from support.runs.checkpoint_services import Rank, fill, request, wait_for, written
 
 
 def test_only_a_background_write_has_a_lower_priority(tmp_path: Path, make_service: MakeService) -> None:
@@ -34,6 +34,15 @@ def test_only_a_background_write_has_a_lower_priority(tmp_path: Path, make_servi
         rank.channel.send(request(tmp_path, 0, 1, background=background))
         wait_for(service)
         assert rank.answer()["written_s"] == expected
+
+
+def test_a_buffer_that_holds_another_state_is_not_written(tmp_path: Path) -> None:
+    buffer, answers = shared_buffer.MappedFile(shared_buffer.create()), list[Any]()
+    fill(buffer.descriptor, 1, root=tmp_path)
+    writer_process.perform(buffer, request(tmp_path, 0, 2), answers.append)
+    buffer.close()
+    assert "does not hold the state of step 2" in answers[0]["error"][1]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

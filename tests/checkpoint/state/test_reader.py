@@ -149,6 +149,23 @@ def test_retention_does_not_count_a_damaged_checkpoint(tmp_path):
     assert checkpoint.latest(tmp_path).name.endswith("4")
 
 
+def test_retention_keeps_the_best_checkpoint_that_verifies(tmp_path):
+    for step, loss in ((1, 0.2), (2, 0.1), (3, 0.5), (4, 0.5)):
+        save(tmp_path, step, keep_last=9, metrics={"loss": loss})
+    flip_bit(tmp_path / "step-0000000002" / "state.json")
+    checkpoint.write(tmp_path, 5, {}, meta={}, keep_last=2, keep_best=("loss", "min"))
+    assert steps_in(tmp_path) == [5, 4, 1]
+
+
+def test_only_the_newest_checkpoint_is_quarantined_and_only_if_an_older_one_verifies(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    assert checkpoint.quarantine_newest(tmp_path, 2) is None
+    assert steps_in(tmp_path) == [3, 2, 1]
+    assert checkpoint.quarantine_newest(tmp_path, 3) == ("bad-step-0000000003", 2)
+    assert checkpoint.latest(tmp_path).name == "step-0000000002"
+
+
 @pytest.mark.parametrize(
     ("every", "before", "chosen", "left"),
     [

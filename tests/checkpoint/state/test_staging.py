@@ -174,6 +174,10 @@ def test_copies_alternate_and_never_overwrite_a_state_that_is_being_written(
     buffers.set_writing(0, False)
     assert (buffers.has_free(), copy(6)) == (True, 0)
     buffers.set_writing(1, False)
+    buffers.set_writing(0, True)
+    buffers.discard_after((5, 5))
+    assert buffers.is_writing(), "the next copy would change the bytes of a checkpoint while they are written"
+    buffers.set_writing(0, False)
     buffers.discard_after((5, 5))
     found = newest_copy(buffers, tmp_path)
     assert found is not None and found[1].step == 5

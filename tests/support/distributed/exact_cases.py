@@ -200,7 +200,7 @@ def shown(folder: RunFolder) -> tuple[Any, ...]:
 def written(folder: RunFolder) -> list[tuple[Any, ...]]:
     """Return all that was written down about steps, line by line, but for times and rates."""
     return [
-        tuple(line.get(key) for key in ("step", "loss", "eval_loss", "lr"))
+        tuple(line.get(key) for key in ("step", "loss", "eval_loss", "lr", "grad_norm"))
         for line in read_lines(folder.metrics_file)
     ]
 

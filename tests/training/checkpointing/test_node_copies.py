@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def copy_as(
     monkeypatch.setattr(collectives, "rank", lambda: rank)
     monkeypatch.setattr(collectives, "gather", gather)
     checkpointer = saving.Checkpointer(
-        loaders=[],
+        loaders=[SimpleNamespace(state_dict=lambda: {"epoch": rank}, rank_state=lambda: None)],  # type: ignore[list-item]
         unwrap=lambda module: module,
         seed=0,
         config=None,
@@ -64,3 +65,4 @@ def test_ranks_get_no_tensors_of_a_device_that_they_may_not_have(monkeypatch: py
         assert state["objects"]["model"]["running_mean"].tolist() == [7.0] * 3
         assert state["objects"]["model"]["weight"].tolist() == [1.0] * 3
         assert state["objects"]["plain"]["best"].tolist() == [1.0]
+        assert state["loaders"] == [{"epoch": 0}]

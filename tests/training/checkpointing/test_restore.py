@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +19,11 @@ from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.config.identity import part_of
 from slurmddp.config.schema import Identity
+from slurmddp.environments.names import MEMORY_VARIABLE
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.checkpointing import restore
+from slurmddp.training.checkpointing import async_writer, restore
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs
@@ -288,7 +291,7 @@ def test_checkpoints_are_bound_to_the_keys_that_name_a_run() -> None:
 
 
 def loaded(d: Distributon, root: Path) -> tuple[int | None, str | None, dict[str, int]]:
-    progress: dict[str, int] = {}
+    progress = {"left": 1}
     return d.load(root=root, progress=progress), d.resumed_from, progress
 
 
@@ -324,6 +327,26 @@ def test_states_in_memory_that_are_newer_than_the_loaded_one_are_discarded(
         patch.setattr(restore, "_read", fail)
         assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
     assert loaded(alone, tmp_path) == (5, "disk", {"at": 5})
+
+    copy_to_memory(alone, tmp_path / "other", 7, progress={"at": 7})
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "_read", fail)
+        assert loaded(alone, tmp_path / "other") == (None, None, {"left": 1})
+    assert loaded(alone, tmp_path / "other") == (None, None, {"left": 1}), "training has begun at step 0"
+
+
+def test_a_state_in_memory_of_another_configuration_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Distributon(1, config=CONFIG) as d:
+        copy_to_memory(d.launch(), tmp_path, 3, progress={"at": 3})
+        held = [os.dup(number) for number in d._checkpointer.saves._buffers.descriptors]
+    monkeypatch.setenv(MEMORY_VARIABLE, ",".join(map(str, held)))
+    assert load_under(CONFIG, tmp_path) == 3
+    assert load_under({**CONFIG, "seed": 2}, tmp_path) is None
+    assert "of step 3 in memory is of another configuration" in caplog.text
+    for number in held:
+        os.close(number)
 
 
 # A chosen checkpoint.
@@ -395,6 +418,26 @@ def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone.save(11, root=tmp_path, progress={"at": 11})
     assert names()[:3] == ["05", "08", "11"], "a resume finds step 11"
     assert loaded(alone, tmp_path) == (11, "disk", {"at": 11})
+
+
+def test_a_write_that_a_dead_rank_requested_ends_before_newer_checkpoints_are_abandoned(
+    alone: Distributon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.save(5, root=tmp_path, progress={"at": 5})
+    copy_to_memory(alone, tmp_path, 9, progress={"at": 9})
+    alone.load(root=tmp_path, step=5, progress={})
+    buffers = alone._checkpointer.saves._buffers
+    buffers.set_writing(0, True)
+
+    def finish_write(seconds: float) -> None:
+        checkpoint.write(tmp_path, 9, {}, meta={})
+        buffers.set_writing(0, False)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish_write)
+    monkeypatch.setattr(async_writer, "time", clock)
+    alone.save(6, root=tmp_path, progress={"at": 6})
+    assert steps_in(tmp_path) == [6, 5]
+    assert (tmp_path / "abandoned-step-0000000009").is_dir()
 
 
 def test_a_load_that_is_not_strict_leaves_out_what_has_no_counterpart(

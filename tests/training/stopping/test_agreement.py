@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -76,6 +77,58 @@ def test_ranks_that_do_not_answer_are_named():
         agreement.request("a wish")
         while not agreement.should_stop():
             time.sleep(0.005)
+
+
+def test_a_rank_that_has_finished_agrees_to_its_last_step():
+    store = dist.HashStore()
+    first = StopAgreement(store, 0, 2, poll_s=0.005)
+    with closing(StopAgreement(store, 1, 2, poll_s=0.005)) as second:
+        assert [first.should_stop() for _ in range(3)] == [False] * 3
+        first.close()
+        second.request("a wish")
+        wait_until(lambda: second._posted, "the other rank posts")
+        assert [second.should_stop() for _ in range(4)] == [False, False, False, True]
+
+
+class Announced:
+    """A lock that tells when another thread wants it."""
+
+    def __init__(self, lock):
+        self._lock, self.wanted = lock, threading.Event()
+
+    def __enter__(self):
+        self.wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_a_rank_posts_no_number_of_steps_while_one_starts():
+    with closing(StopAgreement(dist.HashStore(), 0, 2, poll_s=0.005)) as agreement:
+        lock = agreement._lock
+        with lock:
+            agreement._lock = Announced(lock)
+            agreement.request("a wish")
+            wait_until(lambda: agreement._lock.wanted.is_set() or agreement._posted, "the watcher posts")
+            assert not agreement._posted
+        agreement._decided.set()  # The other rank never posts.
+
+
+def test_rank_zero_keeps_the_store_until_all_ranks_have_read_the_decision(monkeypatch):
+    store, waits = dist.HashStore(), []
+    first, other = StopAgreement(store, 0, 2, poll_s=0.005), stop.AgreementStore(store, 1, 2, "")
+    other.post(1)
+    first.request("a wish")
+    wait_until(first.should_stop, "both ranks have posted")
+
+    def sleep(seconds):
+        waits.append(seconds)
+        other.mark_done()
+
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    first.close()
+    assert len(waits) == 1
 
 
 def watchers():

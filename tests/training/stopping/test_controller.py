@@ -11,6 +11,7 @@ import pytest
 
 from slurmddp.environments.time_limits import Limits
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.training.stopping import controller
 from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.deadline import Measured, last_safe_moment
 from slurmddp.training.stopping.exit_guard import ExitGuard
@@ -124,6 +125,27 @@ def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: li
     stops._steps = started
     stops._check_deadline(1000.0)
     assert reasons == requested
+
+
+def test_a_step_counts_from_one_answer_to_the_next_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that allows for no long step comes too late for its save."""
+    stops, now = StopController(ExitGuard(StopSignals(), Limits(end_time=1000))), 0.0
+    monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=lambda: now))
+    asked: list[str] = []
+    stops._agreement = SimpleNamespace(should_stop=lambda: False, request=asked.append)  # type: ignore[assignment]
+    for seconds, pauses, step_s in ((0.0, False, 0.0), (700.0, True, 0.0), (60.0, False, 60.0)):
+        now += seconds
+        if pauses:
+            stops.exclude_pause()
+        assert not stops.should_stop(None)  # type: ignore[arg-type]
+        assert stops._pace.measured.step_s == step_s
+    stops.saved(0.0)
+    moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=0.0))
+    assert moment is not None
+    stops._check_deadline(moment - 121)
+    assert asked == []
+    stops._check_deadline(moment - 120)
+    assert asked == ["the time limit"], "two steps still fit"
 
 
 def test_a_save_counts_from_its_start_until_it_is_durable(tmp_path: Path) -> None:

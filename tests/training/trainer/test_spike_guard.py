@@ -40,9 +40,11 @@ def test_a_spike_is_told_and_does_not_enter_the_window() -> None:
     assert guard.problem(21, 1.79, 1.0) == ""
     assert "The loss of step 22 is 5, a spike above 1.8" in guard.problem(22, 5.0, 1.0)
     assert guard.problem(22, 1.0, math.inf) == "The gradient norm of step 22 is inf."
+    guard.at, guard.back_at, guard.left_out = [22], 20, 2
     again = SpikeGuard("rollback", nn.Linear(1, 1))
     again.load_state_dict(guard.state_dict())
     assert list(again.recent) == [1.0] * 20 + [1.79]
+    assert (again.spoilt(22), again.spoilt(23), again.left_out) == (20, None, 2)
 
 
 @pytest.mark.parametrize("mode", ["fail", "skip"])

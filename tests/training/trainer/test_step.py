@@ -19,6 +19,7 @@ from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.components import Components
+from slurmddp.training.trainer.ema import AverageOfWeights
 from slurmddp.training.trainer.loop import Training
 
 
@@ -29,10 +30,15 @@ def batches(size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def make(
-    d: Distributon, folder: Path, accumulate: int = 1, clip_norm: float | None = None
+    d: Distributon,
+    folder: Path,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    on_spike: str = "fail",
+    ema: float | None = None,
 ) -> tuple[Training, nn.Module]:
     torch.manual_seed(1)
-    model = nn.Linear(6, 3)
+    model = d.setup_model(nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     parts: Any = SimpleNamespace(
         settings=SimpleNamespace(
@@ -41,7 +47,7 @@ def make(
             best=None,
             memory_save_every=0,
             clip_norm=clip_norm,
-            on_spike="fail",
+            on_spike=on_spike,
             flops=False,
         ),
         loader=SimpleNamespace(batch_size=4, accumulate=accumulate),
@@ -52,7 +58,7 @@ def make(
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
         callbacks=Callbacks({}),
-        ema=None,
+        ema=None if ema is None else AverageOfWeights(model, ema),
         unit="tokens",
         units_per_sample=7,
     )
@@ -84,6 +90,42 @@ def test_a_step_follows_the_clipped_mean_gradient(
     for old, new, gradient in zip(before, model.parameters(), gradients, strict=True):
         torch.testing.assert_close(old - new, 0.5 * scale * gradient, rtol=1e-4, atol=1e-7)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_clipping_and_the_logged_norm_see_unscaled_gradients_in_fp16(
+    tmp_path: Path, clip_norm: float | None
+) -> None:
+    """A step whose scaled gradients are infinite is left out, and has no norm."""
+    gradients, _ = gradients_of(1)
+    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])).item()
+    scale = 1.0 if clip_norm is None else clip_norm / norm
+    with Distributon(1, seed=0, precision="fp16") as d:
+        training, model = make(d.launch(), tmp_path, clip_norm=clip_norm)
+        d.setup_optimizer(training.components.optimizer)
+        before = model.weight.detach().clone()
+        training.take_step(batches())
+        after = model.weight.detach().clone()
+        training.components.loss = lambda *given: 1e30 * cross_entropy(*given)  # type: ignore[misc]
+        training.take_step(batches())
+        training._collect_losses()
+    torch.testing.assert_close(before - after, 0.5 * scale * gradients[0], rtol=1e-2, atol=1e-5)
+    assert torch.equal(model.weight, after)
+    assert (len(training._losses), training._norms) == (2, [pytest.approx(norm, rel=1e-2)])
+
+
+def test_a_skipped_step_leaves_weights_and_their_average_unchanged(
+    alone: Distributon, tmp_path: Path
+) -> None:
+    training, model = make(alone, tmp_path, on_spike="skip", ema=0.75)
+    average = training.components.ema.model
+    spoilt = torch.full((4, 6), torch.nan), torch.zeros(4, dtype=torch.int64)
+    training.take_step(batches())
+    kept = [one.clone() for one in (*model.parameters(), *average.parameters())]
+    training.take_step(iter([spoilt]))
+    assert not torch.equal(kept[0], kept[2]), "the average lags behind"
+    for before, now in zip(kept, (*model.parameters(), *average.parameters()), strict=True):
+        assert torch.equal(before, now)
 
 
 def test_a_line_has_the_losses_and_the_rate_since_the_last_one(
