@@ -229,9 +229,9 @@ def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int
     device = "cpu" if any(one.get_device() == "cpu" for part in parts for one in part) else "cuda"
     args = [worker.number for worker in workers], device, op, node
     for worker, part in zip(workers, parts, strict=True):
-        stays = worker.number == node and kind in ("broadcast", "copy")
-        changed = [None if stays else one.reference.number for one in part]
-        worker.run(changed, collective.run, [kind, part, *args])
+        changes = node is None or (worker.number == node) == (kind == "reduce")
+        changed = [one.reference.number if changes else None for one in part]
+        worker.run(changed, collective.run, [kind, part, *args, changes])
 
 
 # --- operations
