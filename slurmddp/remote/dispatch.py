@@ -32,6 +32,16 @@ _ALIASES = aten.detach.default, aten.alias.default
 _COPY = aten.copy_.default
 _INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operations whose second argument, the indices, may be in this process, as torch takes it for a GPU."""
+_IN_PLACE = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+"""For operations that change a shape in place: the operation that returns a view of the changed shape."""
 _BASE_ELEMENTS = 1 << 48
 """Size of the meta tensor of which each operand is a view; it takes no memory."""
 
@@ -43,18 +53,20 @@ class Meta(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     offset: int
+    is_conjugate: bool
     device: str
 
     @staticmethod
     def of(tensor: torch.Tensor, device: str) -> Meta:
         """Return the facts of a tensor here, for a tensor on a worker's `device`."""
-        offset = int(tensor.storage_offset())
-        return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype, offset, device)
+        layout = tensor.stride(), tensor.dtype, int(tensor.storage_offset()), tensor.is_conj()
+        return Meta(tuple(tensor.shape), *layout, device)
 
     def tensor(self) -> torch.Tensor:
         """Return a tensor with these facts and no data."""
         base = torch.empty(_BASE_ELEMENTS, dtype=self.dtype, device="meta")
-        return base.as_strided(self.shape, self.stride, self.offset)
+        found = base.as_strided(self.shape, self.stride, self.offset)
+        return found.conj() if self.is_conjugate else found
 
 
 class RemoteTensor(torch.Tensor):
@@ -70,6 +82,8 @@ class RemoteTensor(torch.Tensor):
             cls, facts.shape, strides=facts.stride, storage_offset=facts.offset, dtype=facts.dtype
         )
         made.meta, made.reference = facts, reference
+        if facts.is_conjugate:
+            torch._C._set_conj(made, True)
         return made
 
     @classmethod
@@ -252,6 +266,9 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
             return target.copy_(_copy(source, None))
         if _node_of(source) is not target.reference.node:
             args = target, _copy(source, target.reference.node, target.meta.device)
+    elif func in _IN_PLACE:  # An alias of the tensor keeps its shape on the worker.
+        args[0].data = dispatch(_IN_PLACE[func], args, kwargs)
+        return args[0]
     elif func in _INDEX:
         args = args[0], [_beside(args[0], one) for one in args[1]], *args[2:]
     operands: list[Any] = []
@@ -388,6 +405,6 @@ def _leaf(func: Any, result: Any, metas: Sequence[Any], operands: Sequence[Any],
     if Meta.of(result, before.device) != before:
         raise ConfigError(
             f"{func} would change a remote tensor of shape {before.shape} in place to {tuple(result.shape)}.",
-            hint="Use the form that returns a new tensor, such as x.t() for x.t_().",
+            hint="Use the form that returns a new tensor, such as x.reshape() for x.resize_().",
         )
     return position

@@ -125,7 +125,13 @@ class Worker:
             raise TypeError(f"no remote tensor is {value.layout}; call a function that returns a dense one")
         self._next_own -= 1
         self._held[self._next_own] = value = value.detach()
-        facts = [list(value.shape), list(value.stride()), value.dtype, value.storage_offset()]
+        facts = [
+            list(value.shape),
+            list(value.stride()),
+            value.dtype,
+            value.storage_offset(),
+            value.is_conj(),
+        ]
         return {"tensor": [self._next_own, *facts, str(value.device)]}
 
 
