@@ -138,9 +138,8 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:
-            for node in self.nodes.values() if kind is None else ():
-                if not node.loss_reported:
-                    node.ask("count")
+            if kind is None:
+                self.synchronize()
         finally:
             self.close()
 
@@ -170,9 +169,13 @@ class Workers:
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error that one reports."""
+        """Wait until all workers have run all commands so far; raise the first error that one reports.
+
+        A worker whose loss has been reported is left out.
+        """
         for node in self.nodes.values():
-            node.ask("count")
+            if not node.loss_reported:
+                node.ask("count")
 
     def live_objects(self, node: int) -> int:
         """Wait for a worker, and return the number of tensors and other objects that it holds."""

@@ -170,13 +170,11 @@ class RemoteTensor(torch.Tensor):
         made.grad = copy.deepcopy(self.grad, memo)
         return memo.setdefault(id(self), made.requires_grad_(self.requires_grad))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
-
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(f"{self!r} has no data here.", hint="Use its copy in this process: x.fetch().")
 
     data_ptr = untyped_storage = apply_ = map_ = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse
+    __reduce_ex__ = _refuse  # By which torch.save and pickle ask for the data.
 
 
 def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
@@ -272,19 +270,21 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     elif func in _INDEX:
         args = args[0], [_beside(args[0], one) for one in args[1]], *args[2:]
     operands: list[Any] = []
-    device = str(kwargs.get("device") or "cpu") if node is not None else ""
+    place = kwargs.get("device") or "cpu"
     if kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name not in _FOLLOWS_OPERANDS}
+    if node is not None:
+        kwargs = {**kwargs, "device": torch.device(place)}
     # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
     given = *kwargs, _key(args, operands, exact), _key([*kwargs.values()], operands, exact)
-    key = func, device, torch.get_default_dtype(), *given
+    key = func, torch.get_default_dtype(), *given
     node = node or common_node(func, operands)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _PLANS_KEPT:
             _plans.clear()
-        plan = _plans[key] = _plan(func, args, kwargs, operands, device)
+        plan = _plans[key] = _plan(func, args, kwargs, operands)
     return plan.run(node, args, kwargs, operands)
 
 
@@ -328,19 +328,17 @@ class _Plan:
 
     Attributes:
         command: the operation, as the worker finds it.
-        more: further arguments for the worker.
         leaves: for each result the facts of a new tensor, or the position of the operand that it is, or None.
         structure: how the leaves make up the results; None: only the worker knows the results.
     """
 
     command: str
-    more: dict[str, Any]
     leaves: Sequence[Meta | int | None] = ()
     structure: Any = None
 
     def run(self, node: Node, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
         """Put the operation into the queue of `node`, and return its results."""
-        named = [*kwargs.items(), *self.more.items()]
+        named = list(kwargs.items())
         if self.structure is None:
             whole = node.new()
             node.run(whole.number, self.command, args, named)
@@ -359,11 +357,8 @@ class _Plan:
 _plans: dict[Any, _Plan] = {}
 
 
-def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
-    """Run an operation on meta tensors and return the plan for its results.
-
-    `device` is where a factory puts its result; it is empty for an operation on operands.
-    """
+def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> _Plan:
+    """Run an operation on meta tensors and return the plan for its results."""
     metas: list[torch.Tensor] = []
 
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -378,9 +373,9 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
         if isinstance(changed, torch.Tensor) and not isinstance(changed, RemoteTensor):
             raise misplaced(str(func), changed, *operands[:1])
     unnamed, named = pytree.tree_map_only(torch.Tensor, without_data, (args, dict(kwargs)))
-    plan = _Plan(f"torch.ops.{func}", {"device": torch.device(device)} if device else {})
+    plan = _Plan(f"torch.ops.{func}")
     try:
-        found = func(*unnamed, **named, **({"device": "meta"} if device else {}))
+        found = func(*unnamed, **{name: "meta" if name == "device" else one for name, one in named.items()})
     except Exception as error:
         if isinstance(error, NotImplementedError) or _BY_VALUES & set(func.tags):
             return plan
@@ -389,8 +384,8 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     if not tensors and func._schema.returns:
         return plan
-    if tensors and not device:
-        device = max(operands, key=torch.Tensor.dim).meta.device  # A single number may be on the CPU.
+    # A factory says its device. A single number may be on the CPU.
+    device = str(kwargs.get("device") or max(operands, key=torch.Tensor.dim).meta.device)
     plan.leaves = [None if one is None else _leaf(func, one, metas, operands, device) for one in leaves]
     plan.structure = structure
     return plan
