@@ -54,7 +54,9 @@ def run(
     own = distributed.get_rank()
     group, place = _group_of(tuple(nodes)), nodes.index(own)
     with _agreement(group):
-        flats = [flatten(_intact(tensor)) for tensor in tensors]
+        if failures := [one for one in tensors if isinstance(one, Failure)]:
+            raise failures[0]
+        flats = [flatten(tensor) for tensor in tensors]
         flat = (flats[0] if kind == "copy" else torch.cat(flats)).to(device)
         if op == "mean":
             flat.mul_(1 / len(nodes))
@@ -74,13 +76,6 @@ def run(
         for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
             tensor.detach().copy_(part.view(tensor.shape))
     return tensors
-
-
-def _intact(tensor: Any) -> torch.Tensor:
-    if isinstance(tensor, Failure):
-        raise tensor
-    found: torch.Tensor = tensor
-    return found
 
 
 @contextmanager
