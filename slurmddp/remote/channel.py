@@ -18,10 +18,8 @@ import numpy
 
 from slurmddp.launchers.link.connection import Seal, Secret
 
-PURPOSE = "controller"
+_PURPOSE = "controller"
 """Binds the proofs to connections of this kind."""
-_PROOF_S = 10.0
-"""Seconds that the controller waits for each frame of a caller that has not proved the secret."""
 _MAX_STRANGERS_BYTES = 2048
 _SIZES = struct.Struct(">QQ")
 """The bytes of a frame's text and of its tensor."""
@@ -90,38 +88,33 @@ class Channel:
         return found
 
 
-def admit(end: socket.socket, secret: Secret) -> tuple[Channel, list[Any]]:
-    """Return the channel to a worker that proves the secret, and its facts; see `_meet`."""
-    end.settimeout(_PROOF_S)
-    return _meet(end, secret, "controller", "worker")
-
-
-def join(end: socket.socket, secret: Secret, *facts: Any) -> Channel:
-    """Return the channel to the controller, however late it answers; it gets `facts`; see `_meet`."""
-    return _meet(end, secret, "worker", "controller", *facts)[0]
-
-
-def _meet(
-    end: socket.socket, secret: Secret, role: str, other: str, *facts: Any
-) -> tuple[Channel, list[Any]]:
+def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Channel, list[Any]]:
     """Prove to the other side that this side knows the secret, and check the other side's proof.
 
     Each proof covers the roles, the random numbers and the facts of both sides, first those of the prover.
+
+    Args:
+        end: the connection.
+        secret: the job's.
+        role: `controller` on one side and `worker` on the other.
+        facts: what the other side shall know.
+
+    Returns:
+        The channel, and the facts of the other side.
 
     Raises:
         ConnectionError: the other side has not proved the secret; `end` is closed.
     """
     try:
-        channel, own = Channel(end), [role, secrets.token_hex(16), *facts]
+        channel, proofs, own = Channel(end), Secret(secret, _PURPOSE), [role, secrets.token_hex(16), *facts]
         channel.send(json.dumps(own))
         role_there, nonce_there, *facts_there = said = json.loads(channel.receive()[0])
-        channel.send(secret.proof(own, said))
-        if role_there != other or not secret.proves(channel.receive()[0], said, own):
+        channel.send(proofs.proof(own, said))
+        if role_there == role or not proofs.proves(channel.receive()[0], said, own):
             raise ConnectionError("a wrong proof")
-        channel.trust(
-            secret.frame_key(role, own[1], nonce_there), secret.frame_key(other, nonce_there, own[1])
-        )
+        sending = proofs.frame_key(role, own[1], nonce_there)
+        channel.trust(sending, proofs.frame_key(role_there, nonce_there, own[1]))
         return channel, facts_there
     except (OSError, EOFError, ValueError, TypeError, RecursionError) as error:
         end.close()
-        raise ConnectionError(f"the {other} has not proved that it knows the secret: {error}") from error
+        raise ConnectionError(f"the other side has not proved that it knows the secret: {error}") from error

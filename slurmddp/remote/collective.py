@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -31,28 +33,34 @@ class Failure(Exception):
     traceback: str
 
 
-def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any) -> list[Any]:
-    """Take this worker's part in a collective, and change its tensors in place.
+def run(
+    kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any, changes: bool
+) -> list[Any]:
+    """Take this worker's part in a collective, and change its tensors in place if it `changes` them.
 
     Args:
-        kind: `reduce` into the tensors of `node`, or of all; `broadcast` or, for two workers, `copy` from
-            `node`; `all_gather`, for which each worker has one tensor per worker, its own at its own place.
+        kind: `reduce`; `broadcast` or, for two workers, `copy` from `node`; `all_gather`, for which each
+            worker has one tensor per worker, its own at its own place.
         tensors: those of this worker, of one dtype.
         nodes: the workers that take part.
         device: whence the bytes go and where they come in: `cpu` or `cuda`.
         op: the reduction; the mean divides before it adds, as DDP does.
         node: see `kind`.
+        changes: whether this worker receives.
 
     Returns:
         `tensors`.
     """
     own = distributed.get_rank()
-    group, place = _agree(nodes, tensors), nodes.index(own)
-    flats = [flatten(tensor) for tensor in tensors]
-    flat = (flats[0] if kind == "copy" else torch.cat(flats)).to(device)
+    group, place = _group_of(tuple(nodes)), nodes.index(own)
+    with _agreement(group):
+        if failures := [one for one in tensors if isinstance(one, Failure)]:
+            raise failures[0]
+        flats = [flatten(tensor) for tensor in tensors]
+        flat = (flats[0] if kind == "copy" else torch.cat(flats)).to(device)
+        if op == "mean":
+            flat.mul_(1 / len(nodes))
     sent = flat.view(torch.uint8) if op is None else flat  # gloo does not send all dtypes.
-    if op == "mean":
-        flat.mul_(1 / len(nodes))
     if kind == "reduce":
         distributed.all_reduce(sent, REDUCTIONS[str(op)], group)
     elif kind == "broadcast":
@@ -62,32 +70,30 @@ def run(kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | 
         move(sent, nodes[1 - place])
     else:
         parts = list(sent.tensor_split(len(nodes)))
-        distributed.all_gather(parts, parts[place].clone(), group)
-    if node not in (None, own) if kind == "reduce" else node == own:
-        return tensors
-    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
+        distributed.all_gather(parts, parts[place], group)
+    if changes:
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
     return tensors
 
 
-def _agree(nodes: list[int], tensors: list[Any]) -> Any:
-    """Return the group of workers `nodes`, once each of them has told whether its operands are there.
+@contextmanager
+def _agreement(group: Any) -> Iterator[None]:
+    """Let a block of code fail on all workers of a group if it fails on one.
 
-    So a worker whose operand has failed leaves no other worker waiting, and no result lacks a part.
-
-    Raises:
-        Failure: an operand of this worker has failed.
-        RuntimeError: an operand of another worker has failed.
+    So a worker that can't take its part leaves no other worker waiting, and no result lacks a part.
     """
-    group = _group_of(tuple(nodes))
-    failure = next((one for one in tensors if isinstance(one, Failure)), None)
-    failed = torch.tensor([0 if failure is None else distributed.get_rank() + 1])
-    distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
-    if failure is not None:
-        raise failure
+    failed = torch.zeros(1, dtype=torch.int64)
+    try:
+        yield
+    except Exception:
+        failed += distributed.get_rank() + 1
+        raise
+    finally:
+        distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
     if failed:
         raise RuntimeError(f"worker {int(failed) - 1} has no tensor to send: it failed there")
-    return group
 
 
 def _group_of(nodes: tuple[int, ...]) -> Any:

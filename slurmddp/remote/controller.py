@@ -26,14 +26,14 @@ from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
-from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel, collective
-from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.connection import Node
 from slurmddp.remote.dispatch import common_node, described, exchange
 
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
+_PROOF_S = 10.0
+"""Seconds that the controller waits for each frame of a caller that has not proved the secret."""
 _END_S = 10.0
 """Seconds that workers may take to leave before they are killed."""
 
@@ -110,12 +110,12 @@ class Workers:
 
     def _await_all(self) -> None:
         """Admit callers that prove the secret until all workers are here."""
-        deadline, proof = time.monotonic() + _START_S, Secret(self._secret, PURPOSE)
+        deadline = time.monotonic() + _START_S
         self._listener.settimeout(0.1)
         while len(self.nodes) < self._count:
             try:
                 end, _ = self._listener.accept()
-                threading.Thread(target=self._admit, args=(end, proof), daemon=True).start()
+                threading.Thread(target=self._admit, args=(end,), daemon=True).start()
             except TimeoutError:
                 has_ended = self._process is not None and self._process.poll() is not None
                 if has_ended or time.monotonic() > deadline:
@@ -127,9 +127,10 @@ class Workers:
         self.nodes = dict(sorted(self.nodes.items()))
         self._listener.close()
 
-    def _admit(self, end: socket.socket, secret: Secret) -> None:
+    def _admit(self, end: socket.socket) -> None:
+        end.settimeout(_PROOF_S)
         with suppress(ConnectionError):
-            admitted, facts = channel.admit(end, secret)
+            admitted, facts = channel.meet(end, self._secret, "controller")
             self.nodes[facts[0]] = Node(admitted, facts, described)
 
     def __enter__(self) -> Workers:
@@ -137,9 +138,8 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:
-            for node in self.nodes.values() if kind is None else ():
-                if not node.loss_reported:
-                    node.ask("count")
+            if kind is None:
+                self.synchronize()
         finally:
             self.close()
 
@@ -169,9 +169,13 @@ class Workers:
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error that one reports."""
+        """Wait until all workers have run all commands so far; raise the first error that one reports.
+
+        A worker whose loss has been reported is left out.
+        """
         for node in self.nodes.values():
-            node.ask("count")
+            if not node.loss_reported:
+                node.ask("count")
 
     def live_objects(self, node: int) -> int:
         """Wait for a worker, and return the number of tensors and other objects that it holds."""

@@ -32,6 +32,16 @@ _ALIASES = aten.detach.default, aten.alias.default
 _COPY = aten.copy_.default
 _INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Operations whose second argument, the indices, may be in this process, as torch takes it for a GPU."""
+_IN_PLACE = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+"""For operations that change a shape in place: the operation that returns a view of the changed shape."""
 _BASE_ELEMENTS = 1 << 48
 """Size of the meta tensor of which each operand is a view; it takes no memory."""
 
@@ -43,18 +53,20 @@ class Meta(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     offset: int
+    is_conjugate: bool
     device: str
 
     @staticmethod
     def of(tensor: torch.Tensor, device: str) -> Meta:
         """Return the facts of a tensor here, for a tensor on a worker's `device`."""
-        offset = int(tensor.storage_offset())
-        return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype, offset, device)
+        layout = tensor.stride(), tensor.dtype, int(tensor.storage_offset()), tensor.is_conj()
+        return Meta(tuple(tensor.shape), *layout, device)
 
     def tensor(self) -> torch.Tensor:
         """Return a tensor with these facts and no data."""
         base = torch.empty(_BASE_ELEMENTS, dtype=self.dtype, device="meta")
-        return base.as_strided(self.shape, self.stride, self.offset)
+        found = base.as_strided(self.shape, self.stride, self.offset)
+        return found.conj() if self.is_conjugate else found
 
 
 class RemoteTensor(torch.Tensor):
@@ -70,6 +82,8 @@ class RemoteTensor(torch.Tensor):
             cls, facts.shape, strides=facts.stride, storage_offset=facts.offset, dtype=facts.dtype
         )
         made.meta, made.reference = facts, reference
+        if facts.is_conjugate:
+            torch._C._set_conj(made, True)
         return made
 
     @classmethod
@@ -156,13 +170,11 @@ class RemoteTensor(torch.Tensor):
         made.grad = copy.deepcopy(self.grad, memo)
         return memo.setdefault(id(self), made.requires_grad_(self.requires_grad))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ConfigError(f"{self!r} can't be pickled or saved.", hint="Save its copy here: x.fetch().")
-
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(f"{self!r} has no data here.", hint="Use its copy in this process: x.fetch().")
 
     data_ptr = untyped_storage = apply_ = map_ = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse
+    __reduce_ex__ = _refuse  # By which torch.save and pickle ask for the data.
 
 
 def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
@@ -229,9 +241,9 @@ def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int
     device = "cpu" if any(one.get_device() == "cpu" for part in parts for one in part) else "cuda"
     args = [worker.number for worker in workers], device, op, node
     for worker, part in zip(workers, parts, strict=True):
-        stays = worker.number == node and kind in ("broadcast", "copy")
-        changed = [None if stays else one.reference.number for one in part]
-        worker.run(changed, collective.run, [kind, part, *args])
+        changes = node is None or (worker.number == node) == (kind == "reduce")
+        changed = [one.reference.number if changes else None for one in part]
+        worker.run(changed, collective.run, [kind, part, *args, changes])
 
 
 # --- operations
@@ -252,22 +264,27 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
             return target.copy_(_copy(source, None))
         if _node_of(source) is not target.reference.node:
             args = target, _copy(source, target.reference.node, target.meta.device)
+    elif func in _IN_PLACE:  # An alias of the tensor keeps its shape on the worker.
+        args[0].data = dispatch(_IN_PLACE[func], args, kwargs)
+        return args[0]
     elif func in _INDEX:
         args = args[0], [_beside(args[0], one) for one in args[1]], *args[2:]
     operands: list[Any] = []
-    device = str(kwargs.get("device") or "cpu") if node is not None else ""
+    place = kwargs.get("device") or "cpu"
     if kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name not in _FOLLOWS_OPERANDS}
+    if node is not None:
+        kwargs = {**kwargs, "device": torch.device(place)}
     # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
     given = *kwargs, _key(args, operands, exact), _key([*kwargs.values()], operands, exact)
-    key = func, device, torch.get_default_dtype(), *given
+    key = func, torch.get_default_dtype(), *given
     node = node or common_node(func, operands)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _PLANS_KEPT:
             _plans.clear()
-        plan = _plans[key] = _plan(func, args, kwargs, operands, device)
+        plan = _plans[key] = _plan(func, args, kwargs, operands)
     return plan.run(node, args, kwargs, operands)
 
 
@@ -311,19 +328,17 @@ class _Plan:
 
     Attributes:
         command: the operation, as the worker finds it.
-        more: further arguments for the worker.
         leaves: for each result the facts of a new tensor, or the position of the operand that it is, or None.
         structure: how the leaves make up the results; None: only the worker knows the results.
     """
 
     command: str
-    more: dict[str, Any]
     leaves: Sequence[Meta | int | None] = ()
     structure: Any = None
 
     def run(self, node: Node, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
         """Put the operation into the queue of `node`, and return its results."""
-        named = [*kwargs.items(), *self.more.items()]
+        named = list(kwargs.items())
         if self.structure is None:
             whole = node.new()
             node.run(whole.number, self.command, args, named)
@@ -342,11 +357,8 @@ class _Plan:
 _plans: dict[Any, _Plan] = {}
 
 
-def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any], device: str) -> _Plan:
-    """Run an operation on meta tensors and return the plan for its results.
-
-    `device` is where a factory puts its result; it is empty for an operation on operands.
-    """
+def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> _Plan:
+    """Run an operation on meta tensors and return the plan for its results."""
     metas: list[torch.Tensor] = []
 
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -361,9 +373,9 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
         if isinstance(changed, torch.Tensor) and not isinstance(changed, RemoteTensor):
             raise misplaced(str(func), changed, *operands[:1])
     unnamed, named = pytree.tree_map_only(torch.Tensor, without_data, (args, dict(kwargs)))
-    plan = _Plan(f"torch.ops.{func}", {"device": torch.device(device)} if device else {})
+    plan = _Plan(f"torch.ops.{func}")
     try:
-        found = func(*unnamed, **named, **({"device": "meta"} if device else {}))
+        found = func(*unnamed, **{name: "meta" if name == "device" else one for name, one in named.items()})
     except Exception as error:
         if isinstance(error, NotImplementedError) or _BY_VALUES & set(func.tags):
             return plan
@@ -372,8 +384,8 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     if not tensors and func._schema.returns:
         return plan
-    if tensors and not device:
-        device = max(operands, key=torch.Tensor.dim).meta.device  # A single number may be on the CPU.
+    # A factory says its device. A single number may be on the CPU.
+    device = str(kwargs.get("device") or max(operands, key=torch.Tensor.dim).meta.device)
     plan.leaves = [None if one is None else _leaf(func, one, metas, operands, device) for one in leaves]
     plan.structure = structure
     return plan
@@ -388,6 +400,6 @@ def _leaf(func: Any, result: Any, metas: Sequence[Any], operands: Sequence[Any],
     if Meta.of(result, before.device) != before:
         raise ConfigError(
             f"{func} would change a remote tensor of shape {before.shape} in place to {tuple(result.shape)}.",
-            hint="Use the form that returns a new tensor, such as x.t() for x.t_().",
+            hint="Use the form that returns a new tensor, such as x.reshape() for x.resize_().",
         )
     return position

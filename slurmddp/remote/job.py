@@ -27,9 +27,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, ConfigError
 from slurmddp.host import process
 from slurmddp.host.ports import listen_as_rank_zero
-from slurmddp.launchers.link.connection import Secret
 from slurmddp.remote import channel
-from slurmddp.remote.channel import PURPOSE
 from slurmddp.remote.worker import Worker
 from slurmddp.training.process_group import collectives
 from slurmddp.training.process_group.setup import RankContext, finish, start
@@ -80,10 +78,10 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
     If the controller dies, this process exits with the code that `lost` returns. If the controller's script
     has ended and never asked for this worker, the function returns.
     """
-    secret = Secret(os.environ.get(SECRET_VARIABLE, ""), PURPOSE)
     facts = context.info.rank, socket.gethostname(), os.getpid(), str(context.device)
     try:
-        controller = channel.join(socket.create_connection(address), secret, *facts)
+        end = socket.create_connection(address)
+        controller, _ = channel.meet(end, os.environ.get(SECRET_VARIABLE, ""), "worker", *facts)
     except ConnectionError:  # The script has closed its listener.
         return
     torch.manual_seed(torch.initial_seed() + context.info.rank)  # Else all workers draw the same numbers.

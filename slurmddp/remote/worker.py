@@ -20,6 +20,7 @@ from slurmddp import plugins
 from slurmddp.remote import collective
 from slurmddp.remote.channel import NO_DATA, Channel
 from slurmddp.remote.collective import Failure
+from slurmddp.remote.dispatch import Meta
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 
 
@@ -125,8 +126,7 @@ class Worker:
             raise TypeError(f"no remote tensor is {value.layout}; call a function that returns a dense one")
         self._next_own -= 1
         self._held[self._next_own] = value = value.detach()
-        facts = [list(value.shape), list(value.stride()), value.dtype, value.storage_offset()]
-        return {"tensor": [self._next_own, *facts, str(value.device)]}
+        return {"tensor": [self._next_own, *Meta.of(value, str(value.device))]}
 
 
 def _leaves(found: Any) -> list[Any]:

@@ -52,8 +52,6 @@ ALLOWED = {
     ("slurmddp.training.distributon", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.distributon", "slurmddp.launchers.local.function"),
     ("slurmddp.remote.channel", "slurmddp.launchers.link.connection"),
-    ("slurmddp.remote.job", "slurmddp.launchers.link.connection"),
-    ("slurmddp.remote.controller", "slurmddp.launchers.link.connection"),
 }
 
 ONLY_IMPORTERS = {

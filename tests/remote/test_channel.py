@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from slurmddp.launchers.link.connection import Seal, Secret
+from slurmddp.launchers.link.connection import Seal
 from slurmddp.remote import channel
 
 
@@ -30,10 +30,11 @@ def meet(ends, ours, theirs):
         except ConnectionError as error:
             found[name] = error
 
-    join = channel.join, ends[1], Secret(theirs, "controller"), 0, "host"
-    worker = threading.Thread(target=call, args=("worker", *join))
+    worker = threading.Thread(
+        target=call, args=("worker", channel.meet, ends[1], theirs, "worker", 0, "host")
+    )
     worker.start()
-    call("controller", channel.admit, ends[0], Secret(ours, "controller"))
+    call("controller", channel.meet, ends[0], ours, "controller")
     worker.join()
     return found["controller"], found["worker"]
 
@@ -54,7 +55,7 @@ def test_g12_the_proof_of_one_side_sent_back_to_it_proves_nothing(ends):
     echo = threading.Thread(target=repeat)
     echo.start()
     with pytest.raises(ConnectionError, match="a wrong proof"):
-        channel.admit(ends[0], Secret("one", "controller"))
+        channel.meet(ends[0], "one", "controller")
     echo.join()
 
 
@@ -76,13 +77,13 @@ def framed(text):
 def test_g12_words_that_are_no_proof_are_refused(ends, garbage):
     ends[1].sendall(garbage)
     ends[1].shutdown(socket.SHUT_WR)
-    with pytest.raises(ConnectionError, match="the worker has not proved"):
-        channel.admit(ends[0], Secret("one", "controller"))
+    with pytest.raises(ConnectionError, match="has not proved"):
+        channel.meet(ends[0], "one", "controller")
     assert ends[0].fileno() == -1, "closed"
 
 
 def test_g12_frames_of_another_or_repeated_ones_end_the_connection(ends):
-    (controller, facts), worker = meet(ends, "one", "one")
+    (controller, facts), (worker, _) = meet(ends, "one", "one")
     assert facts == [0, "host"]
     controller.send("first", memoryview(b"data"))
     assert worker.receive() == ("first", b"data")

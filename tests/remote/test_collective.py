@@ -13,6 +13,7 @@ from slurmddp.remote import collective
 from support.distributed import remote_functions
 from support.distributed.ranks import run_ranks
 
+FUNCTIONS = "support.distributed.remote_functions"
 pytestmark = pytest.mark.distributed
 
 
@@ -74,6 +75,20 @@ def test_g11_a_failed_operand_fails_the_collective_on_all_workers_and_none_waits
     again = parts(0, 1, 2)
     w.all_reduce(again)
     assert again[0].tolist() == [111, 222, 333]
+
+
+def test_g11_a_worker_without_memory_for_its_part_fails_the_collective_on_all_and_none_waits(w):
+    w.all_reduce(parts(0, 1))  # Starts the threads of the group, which need memory too.
+    tensors = [remote.empty(100 << 20, dtype=torch.uint8, node=node) for node in (0, 1)]
+    remote.call(f"{FUNCTIONS}.limit_memory", 20 << 20, node=1)
+    w.all_reduce(tensors)
+    remote.call(f"{FUNCTIONS}.limit_memory", None, node=1)
+    for one, told in zip(tensors, ("worker 1 has no tensor to send", "allocate memory"), strict=True):
+        with pytest.raises(remote.RemoteError, match=told):
+            one.fetch()
+    again = parts(0, 1)
+    w.all_reduce(again)
+    assert again[0].tolist() == [11, 22, 33]
 
 
 def test_tensors_that_dont_fit_together_are_refused_before_anything_is_sent(w):

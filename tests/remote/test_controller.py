@@ -77,6 +77,7 @@ def test_g9_g12_a_stranger_is_turned_away_and_a_dead_worker_is_an_error_of_each_
                 use()
         z = remote.full((3,), 2.0, node=0)
         w.all_reduce([y, z])
+        w.synchronize()
         assert y.tolist() == z.tolist() == [3.0] * 3, "the others go on, together too"
     with pytest.raises(SlurmddpError, match="workers were closed"):
         y.fetch()

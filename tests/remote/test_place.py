@@ -22,6 +22,7 @@ def test_a_call_keeps_its_result_on_the_worker_as_an_operand_of_further_calls(w)
     assert found["tensor"].get_node() == 1 and found["tensor"].tolist() == [2.0] * 3
     told = remote.call(f"{FUNCTIONS}.values", node=1).fetch()
     assert told == [None, True, 1.5, float("inf"), "text", {"a": [1, 2]}, torch.bfloat16, 1j]
+    assert remote.call("torch.conj", remote.tensor([1 + 2j], node=1), node=1).fetch().imag.tolist() == [-2]
     with pytest.raises(ConfigError, match="a result on node 1 and others on node 2"):
         remote.call(f"{FUNCTIONS}.add", counter, 1, node=2)
     with pytest.raises(ConfigError, match=r"a tensor of shape \(3,\) in this process"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def wait_for(path):
 def append(path, text):
     with Path(path).open("a") as file:
         file.write(text)
+
+
+def limit_memory(more_bytes):
+    """Let this process map `more_bytes` beyond what it has mapped; None: without limit."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = -1 if more_bytes is None else pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, -1))
 
 
 def fail(text):
