@@ -46,6 +46,8 @@ _SILENT_S = 3.0
 """Seconds before a wait is announced."""
 IDS_PER_QUERY = 200
 """Job ids of one squeue or scancel command, at most."""
+_NOT_IN_TURN = ("BeginTime", "Dependency", "JobHeld")
+"""Beginnings of the reasons of waiting jobs at which SLURM does not look."""
 _OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
 """An error of scancel about a job that is over."""
 
@@ -222,11 +224,13 @@ class SlurmClient:
         """Return how many waiting jobs of a job's partition SLURM looks at earlier.
 
         These are the jobs of a higher priority. Among equals, as the elements of an array are, they are the
-        jobs with lower ids. None if squeue does not show the job among the waiting ones. A site may hide
-        the jobs of others.
+        jobs with lower ids. Jobs that are held, or wait for a time or another job, are not counted. None if
+        the job is one of these, or squeue does not show it. A site may hide the jobs of others.
         """
-        command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q"]
-        rows = [line.strip().split("|") for line in self._run(command).splitlines() if line.count("|") == 2]
+        command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q|%r"]
+        lines = self._run(command).splitlines()
+        rows = [line.strip().split("|", 3) for line in lines if line.count("|") >= 3]
+        rows = [row for row in rows if not row[3].startswith(_NOT_IN_TURN)]
         own = next((row for row in rows if row[0] == job_id), None)
         if own is None or not own[2].isdigit():
             return None
@@ -330,6 +334,8 @@ class SlurmClient:
         if done.returncode == 0:
             return done
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        # The lines before a fatal one are the tries that led to it.
+        words = "\n".join(line for line in words.splitlines() if ": fatal: " in line) or words
         words += "" if words.endswith((".", "!", "?")) else "."  # so that a sentence may follow
         kind = _NotAnswered if is_transient(words) else SlurmError
         hint = " ".join(filter(None, [self._near_options(command[0], words), hint_for(words)]))

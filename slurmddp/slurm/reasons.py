@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import re
 
+from slurmddp.slurm.states import clean_reason
+
 _PATIENCE = "Nothing to do: it starts when its turn comes."
 _SMALLER = _PATIENCE + " Fewer nodes or less time start sooner."
+_OTHER_PARTITION = (
+    "It starts when the site opens it. For another: cancel it, then `slurmddp resume {run} partition=...`."
+)
 _HELD = "Release it with `scontrol release {job}`, or ask the site why it holds it."
+_NO_ACCOUNT = (
+    "its account may not use this partition",
+    "Cancel it, then `slurmddp resume {run}` with another `account=` or `partition=`.",
+)
+_NO_QOS = (
+    "the partition does not take its quality of service",
+    "Cancel it, then `slurmddp resume {run}` with another `qos=` or `partition=`.",
+)
+_USED_UP = (
+    "it asks for more than is left of the time that its account or quality of service may use in all",
+    "Ask the site for more, or cancel it and ask for less, or for another `account=` or `qos=`; "
+    "`scontrol show assoc_mgr flags=assoc,qos` shows what is used.",
+)
 
 # Compared by beginning, the longest first: dozens of QOS and Assoc limits differ only in their ends.
 _REASONS: dict[str, tuple[str, str]] = {
@@ -16,7 +34,8 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Dependency": ("it waits for another job to end", _PATIENCE),
     "DependencyNeverSatisfied": (
         "the job it waits for ended in a way that never lets it start",
-        "Cancel it and submit again with `slurmddp resume {run}`.",
+        "Cancel it and resume the run that it waits for, then this one; or start it without a wait: "
+        "`slurmddp resume {run} after=[]`.",
     ),
     "PartitionTimeLimit": (
         "it asks for more time than the partition allows",
@@ -26,11 +45,8 @@ _REASONS: dict[str, tuple[str, str]] = {
         "it asks for more nodes than the partition has or allows",
         "Cancel it, then submit it again with a smaller `nodes=`; it may never start as it is.",
     ),
-    "PartitionDown": ("the partition is switched off", "Ask the site, or choose another with `partition=`."),
-    "PartitionInactive": (
-        "the partition takes no jobs now",
-        "Ask the site, or choose another with `partition=`.",
-    ),
+    "PartitionDown": ("the partition is switched off", _OTHER_PARTITION),
+    "PartitionInactive": ("the partition takes no jobs now", _OTHER_PARTITION),
     "PartitionConfig": (
         "the partition does not allow what it asks for, often more nodes than it has",
         "Compare nodes, time and account with `scontrol show partition`.",
@@ -54,10 +70,15 @@ _REASONS: dict[str, tuple[str, str]] = {
         "a node could not start it; SLURM requeued it and holds it",
         "Look at the batch log, then `scontrol release {job}`.",
     ),
+    "job requeued in": ("a person or the site requeued it and holds it", _HELD),
     "JobHoldMaxRequeue": ("it was requeued too often", _HELD),
     "QOS": (
         "a limit of its quality of service is reached",
         "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
+    ),
+    "QOSGrp": (
+        "a limit of all jobs of its quality of service together is reached",
+        "It starts when such jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
     ),
     "QOSMin": (
         "it asks for less than its quality of service requires",
@@ -87,14 +108,10 @@ _REASONS: dict[str, tuple[str, str]] = {
         "SLURM does not know its quality of service",
         "Cancel it and submit it again with a valid `qos=`.",
     ),
-    "AccountNotAllowed": (
-        "its account may not use this partition",
-        "Choose another `account=` or `partition=`.",
-    ),
-    "QOSNotAllowed": (
-        "the partition does not take its quality of service",
-        "Cancel it and submit it again with another `qos=` or `partition=`.",
-    ),
+    "AccountNotAllowed": _NO_ACCOUNT,
+    "Job's account not": _NO_ACCOUNT,
+    "QOSNotAllowed": _NO_QOS,
+    "Job's QOS not": _NO_QOS,
     "ReservationInvalid": (
         "its reservation is not valid",
         "Compare it with `scontrol show res`; cancel it and submit it again with another, or without one.",
@@ -135,7 +152,7 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
         start: the expected start, as SLURM prints it; empty if not known.
         again: whether the job has run before and was requeued.
     """
-    given = reason.strip("() ")
+    given = clean_reason(reason)
     if given == "BeginTime" and again:
         return (
             f"SLURM requeued it and starts it again {f'at {start}' if start else 'after a delay'}",
@@ -146,6 +163,9 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
             "it asks for more than its account or quality of service gives one job",
             f"As it is, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
         )
+    # Ended jobs stay counted by GrpTRESMins and GrpWall, but not by GrpTRESRunMins.
+    if re.match(r"(?:QOS|Assoc)Grp(?:\w*(?<!Run)Minutes|WallLimit)", given):
+        return _USED_UP
     for name in sorted(_REASONS, key=len, reverse=True):
         if given.startswith(name):
             why, action = _REASONS[name]

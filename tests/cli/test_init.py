@@ -69,7 +69,9 @@ def test_a_silent_slurm_costs_only_the_cluster_files(programs: FakePrograms, lap
     programs.write("silence", "Unable to contact slurm controller")
     assert main(["init", "new"]) == 0
     assert files(laptop / "new") == FILES
-    assert "no cluster file is drafted: scontrol failed: Unable to contact" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no cluster file is drafted: scontrol failed: Unable to contact slurm controller." in said
+    assert "`scontrol ping` shows if it is back" in said
 
 
 def test_a_file_is_no_folder(laptop, capsys):

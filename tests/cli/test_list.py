@@ -87,6 +87,8 @@ def test_list_shows_the_runs_of_a_name_or_state_however_old_they_are(make_run, s
     assert "1 more" in capsys.readouterr().err
     assert main(["list", "--state", "queued"]) == 0
     assert "No run is in this state" in capsys.readouterr().err
+    assert main(["list", "--name", "resnet"]) == 0
+    assert "No run's name begins with resnet." in capsys.readouterr().err
     assert main(["list", "--state", "faild"]) == EXIT_USAGE
     assert "Did you mean failed?" in capsys.readouterr().err
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
+from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE, SlurmError
 from slurmddp.runs.status.run_end import end_of
+from slurmddp.slurm import client
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -103,3 +104,34 @@ def test_following_asks_slurm_seldom(make_run, slurm):
         assert not has_ended()
         now += 1.0
     assert len(queries) == 10
+
+
+def test_following_asks_a_silent_slurm_ever_less_often(make_run, slurm):
+    folder = make_run()
+    logged(folder)
+    now = 0.0
+    queries = []
+
+    def silent(ids):
+        queries.append(now)
+        raise SlurmError("squeue gave no answer within 10 s.")
+
+    slurm.jobs = silent
+    has_ended = end_of(folder, slurm, clock=lambda: now)
+    while now <= 1100:
+        assert not has_ended()
+        now += 1.0
+    assert queries == [0, 60, 180, 420, 720, 1020]
+    slurm.jobs = lambda ids: {}
+    now += 300
+    assert has_ended()
+
+
+def test_a_slow_slurm_is_not_told_among_the_lines(make_run, programs, monkeypatch, capsys):
+    logged(make_run())
+    programs.write("jobs/7", "COMPLETED||None|\n")
+    monkeypatch.setattr(client, "_SILENT_S", 0.0)
+    assert main(["logs", "-f", "gpt", "-n", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "-- lost: SLURM calls job 7 completed" in out
+    assert err == ""

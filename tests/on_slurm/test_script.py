@@ -50,6 +50,7 @@ def test_a_job_cancelled_with_scancel_stays_cancelled(
 def test_a_stop_signal_from_a_person_puts_the_job_back(start: Start, sandbox: Sandbox) -> None:
     run = start(goal=ENDLESS)
     run.wait_started()
+    subprocess.run(["scancel", "--signal=USR1", "--batch", run.job_id], check=True)  # Only a script knows it.
     subprocess.run(["scancel", "--signal=TERM", run.job_id], check=True)
     run.wait_stopped()
     run.wait_over()

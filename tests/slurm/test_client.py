@@ -396,6 +396,28 @@ def test_common_rejections_come_with_advice(
     assert advice in caught.value.hint
 
 
+def test_a_fatal_error_is_told_without_the_tries_before_it(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    programs.write("silence", NO_SLURM)
+    with pytest.raises(SlurmError) as caught:
+        slurm.partitions()
+    assert (
+        caught.value.message
+        == "scontrol failed: scontrol: fatal: Could not establish a configuration source."
+    )
+    assert "go to a login node" in caught.value.hint
+
+
+NO_SLURM = """\
+scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+scontrol: error: fetch_config: DNS SRV lookup failed
+scontrol: error: _establish_config_source: failed to fetch config
+scontrol: fatal: Could not establish a configuration source
+"""
+"""What SLURM's programs print on a machine without slurm.conf and without a controller."""
+
+
 def write_site(programs: FakePrograms) -> None:
     for name, text in {
         "partitions": sites.PARTITIONS,
@@ -465,6 +487,16 @@ def test_jobs_ahead_have_a_higher_priority_in_the_same_partition(
         programs.write(f"place-{job_id}", place)
     assert slurm.jobs_ahead("1") == ahead
     assert slurm.jobs_ahead("77") is None
+
+
+def test_jobs_that_wait_for_a_time_or_a_job_or_are_held_are_not_ahead(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    reasons = ["BeginTime", "Dependency", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin"]
+    for job_id, reason in enumerate([*reasons, "Resources", "Priority"], start=1):
+        programs.write(f"jobs/{job_id}", f"PENDING||{reason}|\n")
+    assert slurm.jobs_ahead("7") == 1
+    assert [slurm.jobs_ahead(job_id) for job_id in "12345"] == [None] * 5
 
 
 def test_jobs_ahead_of_equal_priority_have_lower_ids(programs: FakePrograms, slurm: SlurmClient) -> None:

@@ -31,7 +31,7 @@ train:
 def slurm(monkeypatch):
     fake = FakeSlurm()
     for command in ("list", "status", "logs", "stop", "cancel", "resume", "report", "diff", "explain"):
-        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
+        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda **options: fake)
     return fake
 
 

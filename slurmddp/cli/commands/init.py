@@ -58,6 +58,6 @@ def _cluster_files() -> dict[Path, str]:
     try:
         return drafts(client.SlurmClient().describe())
     except SlurmError as error:
-        words = " ".join(error.message.split())
+        words = " ".join(f"{error.message} {error.hint}".split())
         print(f"slurmddp: note: no cluster file is drafted: {words}", file=sys.stderr)
         return {}

@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         hosts = statuses_over_ssh.PacedHosts()
         return _watch(read, limit, lambda: named(hosts.statuses), states)
     there = named(statuses_over_ssh.statuses_there)
-    return show([*map(RunFolder, read())], as_json=args.json, limit=limit, states=states, there=there)
+    return show(
+        [*map(RunFolder, read())], as_json=args.json, limit=limit, states=states, there=there, name=args.name
+    )
 
 
 def _watch(
@@ -114,6 +116,7 @@ def show(
     limit: int | None = None,
     states: frozenset[str] = frozenset(),
     there: Sequence[RunStatus] = (),
+    name: str = "",
 ) -> int:
     """Print a table of runs and of runs over ssh, the newest activity first.
 
@@ -123,6 +126,7 @@ def show(
         limit: shows so many runs, at most; None: all.
         states: shows only runs in these states; empty: in any.
         there: the runs over ssh.
+        name: the beginning of the names by which the runs were chosen; empty: all.
     """
     read = runs if states else runs[:limit]
     found = [*statuses(read, SlurmClient()), *there]
@@ -135,7 +139,8 @@ def show(
         print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
         return 0
     if not found:
-        none = "No run is in this state" if states else "There are no runs yet"
+        none = f"No run's name begins with {name}" if name else "There are no runs yet"
+        none = "No run is in this state" if states else none
         print(f"{none}. `slurmddp list --all` shows all runs, `slurmddp train` starts one.", file=sys.stderr)
         return 0
     rows, styles = _rows(found, time.time())

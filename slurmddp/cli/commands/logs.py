@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> int:
-    slurm = SlurmClient()
+    slurm = SlurmClient(say=lambda _text: None)  # A notice of a slow answer would stand among the lines.
     try:
         for line in logs.follow(folder, selection, count=count, has_ended=end_of(folder, slurm)):
             print(line, flush=True)

@@ -67,7 +67,8 @@ def promise(found: RunStatus) -> str:
     else:
         then, more = "saves a checkpoint, ends with exit code 75 and is not requeued", ""
     if found.state == "unknown":
-        return f"{found.name} was asked to stop, but {found.detail}. If it runs, it {then}.{more}"
+        waits = "If it waits, it ends as soon as it starts."
+        return f"{found.name} was asked to stop, but {found.detail}. {waits} If it runs, it {then}.{more}"
     return f"{found.name} was asked to stop: within seconds it {then}.{more}"
 
 

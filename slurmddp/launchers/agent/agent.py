@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.detect import detect, require
@@ -57,6 +58,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
     process.die_with_parent(signal.SIGTERM)
     process.adopt_orphans()
     folder = RunFolder(run_dir)
+    signal.signal(signal.SIGUSR1, _leave_it_to_the_ranks)
     with SignalInbox((*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD)) as inbox:
         try:
             attempt = _attempt_number(os.environ)
@@ -85,6 +87,10 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
         requeue(folder, os.environ)
     # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
     return EXIT_FINISHED if folder.is_superseded(attempt) else code
+
+
+def _leave_it_to_the_ranks(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: `scancel --signal=USR1` reaches the ranks too, and only a script knows what it means."""
 
 
 class Agent:

@@ -125,7 +125,8 @@ def _set_up(start: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
 
 
 def _set_signals() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     # A terminal's Ctrl-C is handled by the launcher; it reaches ranks as SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in STOP_SIGNALS:

@@ -37,7 +37,7 @@ class RunScript:
 
     def __call__(self) -> None:
         """Run the batch script and end with its exit code, so that SLURM sees it."""
-        for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2):
             # A function, not SIG_IGN: bash could not trap what it inherits as ignored.
             signal.signal(number, _leave_it_to_the_script)
         code = subprocess.run(["bash", self.script]).returncode
@@ -85,7 +85,7 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
         "signal_delay_s": job.policy.signal_lead_s,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": ["trap : TERM USR2  # submitit's shell waits for the script, which decides what follows"],
+        "setup": ["trap : TERM USR1 USR2  # submitit's shell waits for the script, which decides"],
         "additional_parameters": rest,
     }
 

@@ -9,6 +9,7 @@ from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.paced_client import LONGEST_PAUSE_S
 
 _ASK_EVERY_S = 30.0
 """Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
@@ -17,18 +18,24 @@ _ASK_EVERY_S = 30.0
 def end_of(
     folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], bool]:
-    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute."""
+    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute.
+
+    Each answer is waited for. So the pause doubles while the state is unknown, up to five minutes.
+    """
     asked_at: float | None = None
+    pause = _ASK_EVERY_S
 
     def has_ended() -> bool:
-        nonlocal asked_at
+        nonlocal asked_at, pause
         history = read_history(folder)
         open_attempt = history.newest is not None and history.newest.is_open
         if history.settled and not open_attempt:
             return True
-        if asked_at is not None and clock() - asked_at < _ASK_EVERY_S:
+        if asked_at is not None and clock() - asked_at < pause:
             return False
+        found = status(folder, slurm)
+        pause = min(2 * pause, LONGEST_PAUSE_S) if found.state == "unknown" else _ASK_EVERY_S
         asked_at = clock()
-        return not status(folder, slurm).active
+        return not found.active
 
     return has_ended

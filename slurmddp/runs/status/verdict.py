@@ -20,6 +20,9 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 _RESUME = "Resume it with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
+_WAITS_TO_STOP = (
+    "It ends as soon as it starts; `slurmddp stop {run}` once more takes its job out of the queue."
+)
 _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
 _NAME_FILES = (
     "Resume it with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
@@ -117,6 +120,8 @@ def decide(
         verdict = replace(verdict, state="starting")
     if stop and verdict.active and verdict.state in ("starting", "running"):
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
+    elif stop and verdict.active and verdict.state in ("queued", "stopped") and not local:
+        verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop", advice=_WAITS_TO_STOP)
     return replace(verdict, advice=verdict.advice.replace("{run}", run))
 
 
@@ -245,7 +250,9 @@ def _running(history: History, job: JobState) -> Verdict:
             "STOPPED": ", held by SLURM",
         }.get(job.state, f", {job.state.lower()}")
         signal = f", stopping ({stop_reason(newest.signal)})" if newest.signal else ""
-        return Verdict("running", f"job {history.job_id}{extra}{signal}", active=True)
+        resumed = f"It continues when SLURM, or `scontrol resume {history.job_id}`, resumes it."
+        advice = resumed if job.state == "SUSPENDED" else ""
+        return Verdict("running", f"job {history.job_id}{extra}{signal}", advice, active=True)
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
         return Verdict("stopped", f"job {history.job_id} is being requeued", active=True)
     return Verdict("starting", f"job {history.job_id} has its nodes", active=True)

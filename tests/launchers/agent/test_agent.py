@@ -189,6 +189,19 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, sent: str, passed_on: 
     assert not folder.failure_file(0).exists()
 
 
+def test_sigusr1_is_left_to_the_ranks(tmp_path: Path) -> None:
+    """`scancel --signal=USR1` signals agents too; the death of an agent would be a lost node."""
+    begin = "def main(run_dir):\n"
+    own = f"{begin}    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL\n"
+    folder = make_run(tmp_path, SAVING.replace(begin, own))
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        agent.send_signal(signal.SIGUSR1)  # Without a handler it ends the agent at once.
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(timeout=120) == 75
+    assert not folder.failure_file(0).exists()
+
+
 DEAF = """
 import ctypes, signal
 def main(run_dir):

@@ -124,7 +124,7 @@ def test_submitits_shell_outlives_signals_and_calls_the_interpreter_of_the_job(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     lines = submitit_script(slurm, prepared(tmp_path, python="/my env/bin/python"))
-    assert [line for line in lines if line.startswith("trap : TERM USR2")]
+    assert [line for line in lines if line.startswith("trap : TERM USR1 USR2")]
     assert lines[-1].startswith("'/my env/bin/python' -u -m submitit.core._submit ")
     assert not [line for line in lines if line.startswith("srun")]
 

@@ -177,6 +177,15 @@ def test_a_script_that_records_no_first_step_runs_as_soon_as_it_has_started(fold
     assert status(folder, None).state == "running"
 
 
+def test_a_suspended_run_says_what_resumes_it(folder):
+    write(folder, SUBMITTED, started(), FIRST_STEP)
+    slurm = FakeSlurm()
+    slurm.set_state("7", "SUSPENDED")
+    found = status(folder, slurm)
+    assert found.state == "running" and "suspended by SLURM" in found.detail
+    assert "`scontrol resume 7`" in found.advice
+
+
 def test_a_pending_run_says_why_and_what_to_do(folder):
     write(folder, SUBMITTED)
     slurm = FakeSlurm()
