@@ -100,6 +100,7 @@ HABITS = {
         Case("+model.x=${oc.select:own.x,1}", {"model.x": 7}, files={"conf/slurmddp.yaml": "own: {x: 7}\n"}),
         Case("wdith=3", refused="`wdith` is not a key.*if another value refers to it"),
         Case("+widt=3 +model.x=${model.width}", refused="`widt` is not a key"),
+        Case(r"+widt=3 +model.x=\${widt}", refused="`widt` is not a key"),
     ],
     "package overrides": [
         Case("+optimizer@model.inner=adamw", {"model.inner._target_": "torch.optim.AdamW"})
