@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slurmddp.cli.messages import UsageError
 from slurmddp.errors import EXIT_FINISHED, ConfigError, near_matches
 
 if TYPE_CHECKING:
@@ -63,8 +64,22 @@ def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
 
 
 def sources(args: argparse.Namespace) -> Sources:
-    """Return the places of configuration files that the flags name, after taking overrides off `--cfg`."""
+    """Return the places of configuration files that the flags name, after taking overrides off `--cfg`.
+
+    Raises:
+        ConfigError: the value of a flag is unknown.
+        UsageError: a flag has no meaning without another one, or beside it.
+    """
     from slurmddp.config.composition.sources import DEFAULT, Sources
+
+    if not args.cfg and (args.resolve or args.package):
+        flag = "--resolve" if args.resolve else "--package"
+        raise UsageError(f"{flag} says how --cfg prints, and --cfg is not given.", hint="Add --cfg.")
+    if args.info and getattr(args, "multirun", False):
+        raise UsageError(
+            "--info shows how one configuration is composed, and --multirun (-m) asks for several.",
+            hint="Leave out --multirun, and give each setting one value.",
+        )
 
     for flag, choices in (("cfg", _SHOWN), ("info", _INFO)):
         value = getattr(args, flag)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
@@ -23,7 +23,7 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 _TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
 """An escaped character, a text in quotes, or one character."""
 _UNCLOSED = ("'", '"', "\\")
-_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
+REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 """`${` as OmegaConf reads it as a reference: after an even number of backslashes."""
 _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
 """Words that Hydra's grammar does not read as texts."""
@@ -55,7 +55,7 @@ def as_typed(words: Sequence[str]) -> list[str]:
 
     Args:
         words: settings (`key=value`); `program.script` and `program.args` may be among them. Arguments that
-            refer to other values remain a setting, because `slurmddp run` reads no references.
+            refer to other values remain a setting, because `slurmddp run` reads few references.
     """
     settings, script, arguments = [], [], []
     for word in words:
@@ -63,7 +63,7 @@ def as_typed(words: Sequence[str]) -> list[str]:
         if key == "program.script":
             program = _without_escapes(unquoted(value))
             script = program.split(" ", 1) if program.startswith(MODULE) else [program]
-        elif key == "program.args" and not _REFERENCE.search(value):
+        elif key == "program.args" and not REFERENCE.search(value):
             arguments = [*map(_without_escapes, typed(value))]
         else:
             settings.append(word)
@@ -141,9 +141,18 @@ def quoted(value: str) -> str:
     return f'"{inner}"'
 
 
-def literal(word: str) -> str:
-    """Return a word as `quoted`, in which OmegaConf finds no reference: `${x}` stays `${x}`."""
-    return quoted(re.sub(r"(\\*)\$\{", r"\1\1\\${", word))
+def literal(word: str, keys: Collection[str] = ()) -> str:
+    """Return a word as `quoted`, in which OmegaConf finds no reference: `${x}` stays `${x}`.
+
+    Args:
+        word: the word as typed.
+        keys: keys to which the word may refer. `${KEY}` becomes the value of such a key.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[1] * 2 + ("" if found[3] in keys else "\\") + found[2]
+
+    return quoted(re.sub(r"(\\*)(\$\{(?:([\w.]+)\})?)", escaped, word))
 
 
 def _without_escapes(word: str) -> str:

@@ -82,6 +82,16 @@ def test_every_argument_reaches_each_rank_as_typed(project, program, file):
         assert path.endswith(file)
 
 
+def test_arguments_take_the_values_of_own_keys_alone(project: Path) -> None:
+    typed = ["--i", "${i}", "${j}", "${seed}", "${oc.env:HOME}", "a\\${i}", "${c.d}"]
+    command = ["run", "--multirun", "-n", "1", "+i=range(1,3)", "+c.d=x", "seed=7", "show.py", *typed]
+    assert main(command) == 0
+    taken = [json.loads(file.read_text())[2][1:] for file in (project / "runs").glob("*/0.json")]
+    assert sorted(taken) == [
+        ["--i", i, "${j}", "${seed}", "${oc.env:HOME}", f"a\\{i}", "x"] for i in ("1", "2")
+    ]
+
+
 LATER = """\
 import os, sys
 from pathlib import Path

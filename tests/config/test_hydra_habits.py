@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.errors import EXIT_FINISHED
+from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE
 from support import ROOT
 from support.runs.projects import make_project
 
@@ -100,6 +100,7 @@ HABITS = {
         Case("+model.x=${oc.select:own.x,1}", {"model.x": 7}, files={"conf/slurmddp.yaml": "own: {x: 7}\n"}),
         Case("wdith=3", refused="`wdith` is not a key.*if another value refers to it"),
         Case("+widt=3 +model.x=${model.width}", refused="`widt` is not a key"),
+        Case(r"+widt=3 +model.x=\${widt}", refused="`widt` is not a key"),
     ],
     "package overrides": [
         Case("+optimizer@model.inner=adamw", {"model.inner._target_": "torch.optim.AdamW"})
@@ -108,7 +109,11 @@ HABITS = {
     "interpolation": [
         Case(
             "+model.a=${seed} +model.b=${oc.env:FROM_ENV} +model.c=${now:%m}", {"model.a": 0, "model.b": "e"}
-        )
+        ),
+        Case(
+            "+model.b=${oc.env:NOT_SET}",
+            refused="`model.b` is taken from the environment variable NOT_SET, .*{oc.env:NOT_SET,VALUE}",
+        ),
     ],
     "`${hydra:...}`": [
         Case("name=of-${hydra:runtime.choices.model}", {"name": "of-gpt_small"}),
@@ -170,6 +175,8 @@ HABITS = {
     "`hydra/sweeper`": [
         Case("-m seed=4,4 hydra/sweeper=optuna", {"seed": 4}),
         Case("-m seed=4 hydra/sweeper=basic", {"seed": 4}),
+        Case("-m seed=4,4 +hydra/sweeper=optuna", {"seed": 4}),
+        Case("-m seed=4 +hydra/sweeper=basic", {"seed": 4}),
         Case("-m seed=1,2 hydra/sweeper=ax", refused="other sweepers are unknown"),
         Case("-m hydra.sweeper.params.seed=1,2", refused="basic sweeper"),
     ],
@@ -265,6 +272,22 @@ def test_info_shows_how_hydra_composes(project: Path) -> None:
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert "loss: bce" in done.stdout and "model: gpt_small" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--resolve -m seed=1,2", "--resolve says how --cfg prints"),
+        ("-p optimizer", "--package says how --cfg prints"),
+        ("--info -m seed=1,2", "--info shows how one .*Leave out --multirun"),
+    ],
+)
+def test_a_flag_that_has_no_meaning_here_starts_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str], flags: str, refused: str
+) -> None:
+    assert main(["train", "train.steps=1", *flags.split()]) == EXIT_USAGE
+    assert re.search(refused, capsys.readouterr().err)
+    assert not (project / "runs").exists()
 
 
 def test_flags_of_hydra_stand_before_the_program(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

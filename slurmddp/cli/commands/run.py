@@ -6,7 +6,8 @@
     slurmddp run +cluster=cpu nodes=2 -- ./solve.sh --grid 64
 
 Settings and flags stand before the program. A file that ends in .py is a Python script, any other word a
-command. The program gets every word after it as typed, but `{run_dir}` becomes the run folder. The same line
+command. The program gets every word after it as typed, but `{run_dir}` becomes the run folder, and `${lr}`
+the value of a key of your own: slurmddp run --multirun +lr=1e-3,1e-4 train.py --lr '${lr}'. The same line
 finds the same run and resumes it.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import hydra_flags
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line, and the program.
         check: raises ConfigError if the job can't be started.
     """
-    program = settings_of(args.program)
+    program = settings_of(args.program, _own_keys(args.overrides))
     if taken := [
         one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
     ]:
@@ -82,11 +83,20 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         raise
 
 
-def settings_of(program: Sequence[str]) -> list[str]:
+def _own_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys of settings that are not slurmddp's: they are there to be referred to."""
+    from slurmddp.config.keys import TOP
+
+    keys = {one.lstrip("+").partition("=")[0] for one in overrides}
+    return {key for key in keys if key.partition(".")[0] not in TOP}
+
+
+def settings_of(program: Sequence[str], keys: Collection[str] = ()) -> list[str]:
     """Return the settings of a program; raises UsageError without one, ConfigError for an argument `???`.
 
     Args:
         program: its words, `[-m] PROGRAM ARGUMENT...`.
+        keys: keys to which an argument may refer, as `${KEY}`.
     """
     # Hydra and its grammar are imported on use.
     from slurmddp.config.script_arguments import literal
@@ -103,5 +113,5 @@ def settings_of(program: Sequence[str]) -> list[str]:
             "The program has an argument ???, which a configuration reads as a missing value.",
             hint="Give it from within the program, or from a shell script that starts the program.",
         )
-    items = ",".join(map(literal, program[1:]))
+    items = ",".join(literal(word, keys) for word in program[1:])
     return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]

@@ -35,7 +35,7 @@ from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, 
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
-from slurmddp.config.script_arguments import ARGUMENTS
+from slurmddp.config.script_arguments import ARGUMENTS, REFERENCE
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
@@ -352,8 +352,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _is_referred_to(key: str, texts: str) -> bool:
     """Return whether a top-level key is the project's own, and the value of another key refers to it."""
-    reference = rf"\$\{{\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
-    return key not in TOP and re.search(reference, texts) is not None
+    name = rf"\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
+    return key not in TOP and re.search(REFERENCE.pattern + name, texts) is not None
 
 
 def _flat(error: Exception) -> str:

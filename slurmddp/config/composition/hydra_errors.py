@@ -22,6 +22,7 @@ from slurmddp.errors import ConfigError, near_matches
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
 _NOT_THERE = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
+_UNSET = re.compile(r"Environment variable '(.+?)' not found")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'", re.DOTALL)
 
 
@@ -78,6 +79,11 @@ def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
         return ConfigError(
             f"`{key}` is taken from `{missing}`, which the configuration doesn't have.",
             hint=f"Give {key}=... itself, or add `{missing}`.",
+        )
+    if unset := _UNSET.search(first_line):
+        return ConfigError(
+            f"`{key}` is taken from the environment variable {unset[1]}, which is not set.",
+            hint=f"Set it, or give a default: ${{oc.env:{unset[1]},VALUE}}.",
         )
     if isinstance(error, UnsupportedInterpolationType):
         return ConfigError(

@@ -106,7 +106,11 @@ class Search:
 
 def is_search(words: Sequence[str]) -> bool:
     """Return whether a command line asks for a search."""
-    return SWEEPER in words
+    return any(map(_is_sweeper, words))
+
+
+def _is_sweeper(word: str) -> bool:
+    return word.lstrip("+") == SWEEPER
 
 
 def read(words: Sequence[str], project_dir: Path, sources: Sources) -> Search:
@@ -120,8 +124,9 @@ def read(words: Sequence[str], project_dir: Path, sources: Sources) -> Search:
     Raises:
         ConfigError: a setting of the sweeper is unknown or wrong, or no key has several values.
     """
-    own = [word for word in words if word != SWEEPER and word.lstrip("+").startswith(_PREFIXES)]
-    kept = [word for word in words if word != SWEEPER and word not in own]
+    others = [word for word in words if not _is_sweeper(word)]
+    own = [word for word in others if word.lstrip("+").startswith(_PREFIXES)]
+    kept = [word for word in others if word not in own]
     settings = _settings(own)
     parameters = {word: found for word in kept if (found := _parameter(word, project_dir, sources))}
     if not parameters:

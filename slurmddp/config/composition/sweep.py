@@ -36,7 +36,7 @@ def points(words: Sequence[str], project_dir: Path, sources: Sources) -> list[li
     Raises:
         ConfigError: a sweep has no values, or has no end.
     """
-    each = [alternatives(word, project_dir, sources) for word in words if word != _BASIC]
+    each = [alternatives(word, project_dir, sources) for word in words if word.lstrip("+") != _BASIC]
     return [list(point) for point in itertools.product(*each)]
 
 

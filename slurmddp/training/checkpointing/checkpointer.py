@@ -21,8 +21,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.files.best_by_metric import ranked
 from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.files.parts import Parts
+from slurmddp.checkpoint.files.retention import NEVER_BELOW
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
@@ -77,6 +79,8 @@ class Checkpointer:
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
     """By folder, the step that was chosen for a load; until the next save, or load of the newest."""
+    named: set[str] = field(default_factory=set)
+    """The metrics of all saves, and those that were missed."""
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for the checkpoint's manifest: world size, seed, configuration."""
@@ -115,6 +119,7 @@ class Checkpointer:
             if writes:
                 state, stamp = found.completed(), found.stamp
                 snapshot = Snapshot(root, step, stamp, state, self.facts() | _measured(metrics))
+                self._miss_best(root, keep, metrics)
                 saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
             elif shards is not None:
                 saves.follow(shards)
@@ -134,6 +139,20 @@ class Checkpointer:
                 "Training has gone back to step %d; newer checkpoints are kept as %s, and never loaded.",
                 loaded, ", ".join(names),
             )  # fmt: skip
+
+    def _miss_best(self, root: Path, keep: Keep, metrics: Mapping[str, Any]) -> None:
+        """Warn once, on rank 0, if no checkpoint has the metric of `keep_best`."""
+        self.named.update(metrics)
+        if collectives.rank() or keep.keep_best is None or keep.keep_best[0] in self.named:
+            return
+        name, given = keep.keep_best[0], ", ".join(metrics) or "none"
+        if not ranked(root, keep.keep_best):
+            log.warning(
+                "keep_best is %r, and no checkpoint has this metric so far (metrics of this save: %s). "
+                "Only the last %d checkpoints stay. Give it as save(..., metrics={%r: value}).",
+                name, given, max(keep.keep_last, NEVER_BELOW), name,
+            )  # fmt: skip
+        self.named.add(name)
 
     def _gather_rank_states(self) -> list[Any] | None:
         """Return each rank's own part of the state on rank 0, and None elsewhere."""

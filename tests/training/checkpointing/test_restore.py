@@ -386,6 +386,27 @@ def test_a_chosen_or_the_best_checkpoint_is_loaded(alone: Distributon, tmp_path:
         alone.load(root=tmp_path / "none", step=1)
 
 
+def test_a_metric_of_keep_best_that_no_checkpoint_has_is_logged_once(
+    alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def save(step: int, name: str, **metrics: float) -> int:
+        caplog.clear()
+        alone.save(step, root=tmp_path, progress={}, keep_best=(name, "min"), metrics=metrics, wait=step != 3)
+        return len(caplog.records)
+
+    assert save(1, "eval_los", eval_loss=0.5) == 1
+    assert "'eval_los', and no checkpoint has this metric so far (metrics of this save: eval_loss)" in (
+        caplog.text
+    )
+    assert save(2, "eval_los", eval_loss=0.5) == 0
+    assert save(3, "other", other=1.0) == save(4, "other") == 0, "another save had it"
+    assert save(5, "eval_loss") == 0
+    with Distributon() as later:
+        later.launch()
+        later.save(6, root=tmp_path, progress={}, keep_best=("eval_loss", "min"))
+    assert not caplog.records, "a checkpoint on the disk has it"
+
+
 def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
