@@ -7,7 +7,7 @@ This module reads no files, no environment and no clock.
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,21 @@ MODULE = "-m "
 def is_command(script: str) -> bool:
     """Return whether a `program.script` is a command, not a Python script (`*.py`) or a module."""
     return bool(script) and not script.startswith(MODULE) and not script.endswith(".py")
+
+
+CONTROLLER = f"{MODULE}slurmddp.remote.job"
+"""The program of `slurmddp controller`, the workers; the script that controls them is its first argument."""
+
+
+def own_script(program: Mapping[str, Any]) -> str:
+    """Return a person's script, command or `-m MODULE` in the section `program`; empty without one."""
+    script = program.get("script") or ""
+    return first_script(program["args"]) if script == CONTROLLER else str(script)
+
+
+def first_script(words: Sequence[str]) -> str:
+    """Return the script of a command line `SCRIPT ARGUMENT...` or `-m MODULE ARGUMENT...`."""
+    return " ".join(words[:2] if words[0] == MODULE.strip() else words[:1])
 
 
 @dataclass(frozen=True, kw_only=True)

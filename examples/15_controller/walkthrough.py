@@ -46,4 +46,3 @@ try:
 except remote.RemoteError as error:
     print("error:", error.message.partition(": ")[2].partition(" (")[0])
 print("goes on:", y.sum().item())
-w.close()

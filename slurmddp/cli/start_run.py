@@ -179,12 +179,14 @@ def _places(folder: RunFolder) -> str:
 
 def _progress_note(job: Job) -> str:
     """Return a note about `program.checkpoints` for a script that may be requeued at its time limit."""
+    from slurmddp.spec import own_script
+
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
     again = job.policy.requeue and job.resources.time_limit_min is not None
     if not program.get("script") or job.saved_files or not again:
         return ""
     return (
-        f"name the files that {program['script']} saves with program.checkpoints=PATH, unless Distributon "
+        f"name the files that {own_script(program)} saves with program.checkpoints=PATH, unless Distributon "
         f"saves them: after {counted(most + 1, 'time limit')} without a newer checkpoint the run ends."
     )
 
@@ -261,7 +263,7 @@ def _next_start(job: Job, folder: RunFolder) -> str:
     again = "The same command starts the script again"
     named = job.program.config["program"].get("checkpoints")
     if not named:
-        return f"{again}; there is no checkpoint of it in the run folder."
+        return f"{again}; its own checkpoints are known only if program.checkpoints=PATH names them."
     if saved(folder, job.project_dir, job.saved_files).files:
         return f"{again}; the files that it saved are there: {job.saved_files}"
     return f"{again}; it has saved nothing that fits program.checkpoints={named}."

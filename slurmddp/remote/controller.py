@@ -24,6 +24,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
+from slurmddp.host.cpus import most_ranks
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.remote import channel, collective
@@ -91,6 +92,12 @@ class Workers:
     def _start(self) -> None:
         """Start the workers here, or by srun on the nodes of the allocation around this process."""
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
+        cpus = process.usable_cpus()
+        if not in_allocation and self._count > (most := most_ranks(cpus)):
+            raise ConfigError(
+                f"workers({self._count}) are too many: this machine has {cpus} CPU(s).",
+                hint=f"Say workers({most}) or less.",
+            )
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
         to_controller = ["--connect", address, str(port), str(self._count)]

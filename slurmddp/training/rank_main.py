@@ -49,13 +49,13 @@ _GLOO_LOST = re.compile(
 
 def main(run_dir: str) -> int:
     """Run the program of the run folder as the rank that the environment describes; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     folder = RunFolder(run_dir)
     try:
         config = folder.config()
     except SlurmddpError as error:
         return _report(error)
     program = config.get("program") or {}
+    _log_to_stderr(of_slurmddp_only=bool(program.get("script")))
     if program.get("script"):
         share_threads(detect(os.environ))
         # The script handles stop signals itself, if it uses `should_stop`.
@@ -66,6 +66,16 @@ def main(run_dir: str) -> int:
         except Exception as error:
             return _code_after(error, guard)
     return EXIT_FINISHED
+
+
+def _log_to_stderr(*, of_slurmddp_only: bool) -> None:
+    """Print log records. A handler of the root logger would disable `logging.basicConfig` of a script."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    logger = logging.getLogger("slurmddp" if of_slurmddp_only else None)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _run(folder: RunFolder, config: dict[str, Any]) -> None:

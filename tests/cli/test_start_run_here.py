@@ -55,7 +55,8 @@ def test_the_end_of_a_script_tells_which_of_its_files_are_there(project, here, c
     (project / "mine.py").touch()
     here.ends = staticmethod(lambda: code)
     again = f"{word}. The same command starts the script again; "
-    assert last_line("name=a") == f"{again}there is no checkpoint of it in the run folder."
+    unknown = "its own checkpoints are known only if program.checkpoints=PATH names them."
+    assert last_line("name=a") == again + unknown
     named = ("name=b", "program.checkpoints='{run_dir}/out/*.pt'")
     nothing = "it has saved nothing that fits program.checkpoints={run_dir}/out/*.pt."
     assert last_line(*named) == f"{again}{nothing}"

@@ -207,12 +207,14 @@ def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_pat
     folder = example("09_lightning", tmp_path)
     slow_down(folder / "fit.py")
     own = ["--devices", "2", "--folder", "{run_dir}/lightning", "--epochs", "30"]
-    command = ["run", "-n", "2", "name=fit", "fit.py", *own]
+    saved = "program.checkpoints='{run_dir}/lightning/last.ckpt'"
+    command = ["run", "-n", "2", "name=fit", saved, "fit.py", *own]
     first = start(folder, *command)
     wait_for(folder, "runs/fit-*/lightning/last.ckpt", first)
     slurmddp(folder, "stop", "fit")
     before, _ = first.communicate(timeout=120)
     assert first.returncode == 75, before
+    assert re.search("the files that it saved are there: .*/lightning/last.ckpt", before)
     after = slurmddp(folder, *command)
     (last, resumed) = (re.findall(r"^epoch (\d+): loss", text, re.MULTILINE) for text in (before, after))
     assert 0 < int(resumed[0]) <= int(last[-1]) + 1 < 30

@@ -106,3 +106,26 @@ def test_ranks_of_a_script_share_the_cores(project: Path) -> None:
     train(project, text)
     most = max(1, len(os.sched_getaffinity(0)) // 2)
     assert all(int((project / f"threads-{rank}").read_text()) <= most for rank in range(2))
+
+
+LOGS = """
+import logging, os
+from slurmddp import Distributon
+
+rank = os.environ["RANK"]
+logging.basicConfig(filename=f"own-{rank}.log", level=logging.DEBUG, format="own: %(message)s")
+logging.getLogger("mine").debug("a line of the script")
+Distributon().launch()
+logging.getLogger("slurmddp.later").info("after the launch")
+"""
+
+
+def test_a_script_configures_logging_as_under_plain_python(project: Path) -> None:
+    train(project, LOGS)
+    (run,) = (project / "runs").glob("script-*")
+    for rank in range(2):
+        assert (project / f"own-{rank}.log").read_text().splitlines()[0] == "own: a line of the script"
+        own = (run / "logs" / "attempt-0" / f"rank-{rank}.log").read_text()
+        assert "a line of the script" not in own
+        assert own.count("slurmddp.training.process_group.setup: rank") == 1
+        assert own.count("slurmddp.later: after the launch") == 1

@@ -15,6 +15,7 @@ import argparse
 import os
 import secrets
 import sys
+from pathlib import Path
 
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
@@ -22,7 +23,6 @@ from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.messages import EXIT_CODES, UsageError
 from slurmddp.environments.names import SECRET_VARIABLE
 
-_WORKER = ["-m", "slurmddp.remote.job"]
 split = run_command.split
 
 
@@ -38,14 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the workers and the script, or submit them; return the exit code."""
-    from slurmddp.launchers.local import exec as ranks  # torch-free, but not needed for --help
+    # Torch-free, but not needed for --help.
+    from slurmddp.config.checks.paths import check_script
+    from slurmddp.launchers.local import exec as ranks
+    from slurmddp.spec import CONTROLLER, first_script
 
-    if not args.program:
+    worker = CONTROLLER.split()
+    if args.program in ([], ["-m"]):
         raise UsageError("slurmddp controller needs a script: slurmddp controller -n 4 script.py")
     if args.overrides:
-        args.program = [*_WORKER, *args.program]
+        args.program = [*worker, *args.program]
         return run_command.run(args)
     if args.ranks is None:
         raise UsageError("slurmddp controller needs the number of workers: slurmddp controller -n 4 ...")
+    check_script(first_script(args.program), Path.cwd(), here=True)
     os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
-    return ranks.run([sys.executable, *_WORKER, *args.program], args.ranks, None)
+    return ranks.run([sys.executable, *worker, *args.program], args.ranks, None)

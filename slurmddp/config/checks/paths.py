@@ -20,7 +20,7 @@ from slurmddp.config.keys import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.config.loggers import targets
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.plugins import src_layout_hint
-from slurmddp.spec import MODULE, is_command, is_own_trainer
+from slurmddp.spec import CONTROLLER, MODULE, is_command, is_own_trainer, own_script
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -113,12 +113,18 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
     if is_own_trainer(program):
         return _check_trainer(config)
     _check_placeholders(program)
-    script = program.get("script") or ""
+    script = own_script(program)
+    if is_command(script) and program["script"] != CONTROLLER:
+        return _check_command(script, project_dir, is_local=config["cluster"] is None)
+    if script:
+        check_script(script, project_dir, here=here)
+
+
+def check_script(script: str, project_dir: Path, *, here: bool) -> None:
+    """Refuse a Python script or `-m MODULE` that does not exist; `here` is as for `check_program`."""
     if script.startswith(MODULE):
         return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
-    if is_command(script):
-        return _check_command(script, project_dir, is_local=config["cluster"] is None)
-    if script and not (path := project_dir / Path(script).expanduser()).is_file():
+    if not (path := project_dir / Path(script).expanduser()).is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
 
 

@@ -41,7 +41,7 @@ from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
-from slurmddp.spec import MODULE
+from slurmddp.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
 _LEFT_OUT = [
@@ -171,8 +171,8 @@ def _unread_file(config: Mapping[str, Any], project_dir: Path, sources: Sources)
 
 def _name(config: Mapping[str, Any]) -> str:
     """Return the default of `name`: the name of the script, or of the model's class."""
-    script = config["program"].get("script")
-    if script is None:
+    script = own_script(config["program"])
+    if not script:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
     last = script.rpartition(".")[2] if script.startswith(MODULE) else Path(script).stem
     return paths.as_name(last.removeprefix(MODULE)) or "script"
