@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client rsync bubblewrap
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh rsync bwrap
-# Half of what tests/on_slurm takes; the other half is whatever is not named here.
-SLURM_HALF := $(patsubst %,tests/on_slurm/test_%.py,accounting faults fence node_fail place stop training)
+# Two thirds of what tests/on_slurm takes; the last third is whatever is not named here.
+SLURM_1 := $(patsubst %,tests/on_slurm/test_%.py,fence node_fail training)
+SLURM_2 := $(patsubst %,tests/on_slurm/test_%.py,chaos controller elements faults frameworks stop)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos pictures clean install slurm browser gpu unit distributed \
-	slurm-tests-1 slurm-tests-2 end-to-end-tests other-tests
+.PHONY: help train test lint format bench chaos pictures clean install slurm browser programs gpu unit \
+	distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,14 +39,18 @@ slurm:
 browser:
 	@PACKAGES=chromium PROGRAMS=chromium sh .ci/install-programs
 
-test: $(BIN)/.installed-test slurm browser  ## install what the tests need and run all of them, on a real SLURM too
-	$(MAKE) --no-print-directory lint
+programs:  # all of both in one call, since two calls of apt would wait for each other's lock
+	@PACKAGES="$(SLURM_PACKAGES) chromium" PROGRAMS="$(SLURM_PROGRAMS) chromium" sh .ci/install-programs
+
+test:  ## install what the tests need and run all of them, on a real SLURM too
+	@# pip and apt wait for downloads and disks, so they run beside each other.
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(BIN)/.installed-test programs
 	@# Hundreds of processes import these, and PYTHONDONTWRITEBYTECODE may keep them from storing what they compile.
 	@$(BIN)/python -m compileall -q slurmddp tests/support
-	@# Waits of SLURM and of ranks leave the processors idle, so four parts run beside each other; output comes as
+	@# Waits of SLURM and of ranks leave the processors idle, so all parts run beside each other; output comes as
 	@# each ends.
-	$(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
-		end-to-end-tests other-tests
+	$(MAKE) --no-print-directory --jobs=6 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
+		slurm-tests-3 end-to-end-tests other-tests lint
 
 lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
 	$(BIN)/ruff check .
@@ -63,10 +68,13 @@ distributed: $(BIN)/.installed-test
 	$(PYTEST) tests -m distributed
 
 slurm-tests-1: $(BIN)/.installed-test slurm
-	$(PYTEST) $(SLURM_HALF) -m "not slow" --durations=15
+	$(PYTEST) $(SLURM_1) -m "not slow" --durations=15
 
 slurm-tests-2: $(BIN)/.installed-test slurm
-	$(PYTEST) tests/on_slurm $(addprefix --ignore=,$(SLURM_HALF)) -m "not slow" --durations=15
+	$(PYTEST) $(SLURM_2) -m "not slow" --durations=15
+
+slurm-tests-3: $(BIN)/.installed-test slurm
+	$(PYTEST) tests/on_slurm $(addprefix --ignore=,$(SLURM_1) $(SLURM_2)) -m "not slow" --durations=15
 
 end-to-end-tests: $(BIN)/.installed-test
 	$(PYTEST) tests/end_to_end -m "not slow and not gpu" --durations=15

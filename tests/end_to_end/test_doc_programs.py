@@ -32,7 +32,7 @@ from support.distributed.doc_programs import (
 )
 from support.distributed.ranks import Program, place_environments, run_programs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 LANGUAGES = ("python", "bash", "yaml", "json", "text", "")

@@ -28,13 +28,15 @@ from support.slurm.run_processes import ranks_of
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(300),
-    pytest.mark.usefixtures("rank_server"),
+    pytest.mark.usefixtures("forked_programs"),
 ]
 
 TORCHRUN = [str(torchrun.__file__), "--standalone", "--nproc-per-node=2"]
 LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]
 TUTORIAL = {"02_local": 40, "03_torchrun": 59, "04_slurm": 17}
 """Lines that PyTorch's tutorial on DDP removes and adds from one script to the next."""
+PYTHON = sys.executable
+"""No fork: `ranks_of` finds processes by their command lines, which forks don't have."""
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -186,9 +188,9 @@ def wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, python: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "slurmddp", *words],
+        [python or sys.executable, "-m", "slurmddp", *words],
         cwd=folder,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
@@ -226,7 +228,8 @@ def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) 
     run_forked(folder, *TORCHRUN, "train.py", "--epochs", "20", "--out", "undisturbed")
     slow_down(folder / "train.py")
     settings = ["program.checkpoints=checkpoints/*.pt", "program.resume_args=--resume"]
-    told = start(folder, "run", *settings, "program.resumable=true", "train.py", "--epochs", "20")
+    words = [*settings, "program.resumable=true", "train.py", "--epochs", "20"]
+    told = start(folder, "run", *words, python=PYTHON)
     wait_for(folder, "checkpoints/newest.pt", told)
     ranks_of(only_run(folder).path)[1].kill()
     output, _ = told.communicate(timeout=120)
@@ -313,7 +316,7 @@ def test_a_transport_over_sockets_trains_as_gloo_does(tmp_path: Path) -> None:
 
 def test_a_transport_over_mpi_trains_as_gloo_does(tmp_path: Path) -> None:
     folder = example("13_own_transport", tmp_path)
-    mpiexec = str(Path(sys.executable).parent / "mpiexec")
+    mpiexec = str(Path(sys.prefix) / "bin/mpiexec")
     losses = []
     for backend in ("mpi.Mpi", "gloo"):
         output = run([mpiexec, "-n", "3", sys.executable, "over_mpi.py", backend], folder)

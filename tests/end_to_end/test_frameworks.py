@@ -10,7 +10,7 @@ import pytest
 from support.frameworks import FRAMEWORKS, places, write_scripts
 from support.runs.train_runs import only_run, slurmddp
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 
 SHORT = ("torch", "hydra")

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.environments.scrub import scrub
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 ENDLESS = {
     "script.py": "import os, time\nopen('begun-' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n",

@@ -15,7 +15,7 @@ from support.distributed.trainer_runs import assert_same, curve, final_state, tr
 from support.runs.agent_runs import events, make_run
 from support.runs.torch_agents import agents_of, codes_of, logs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 
 def make(path: Path, nodes: int, policy: dict[str, int] | None = None, **train: int) -> RunFolder:

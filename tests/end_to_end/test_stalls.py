@@ -12,7 +12,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import events, make_run
 from support.runs.torch_agents import agents_of, codes_of, logs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 AGENT = """
 import os, sys

@@ -13,7 +13,7 @@ from support.distributed.trainer_runs import assert_same, curve, final_state, tr
 from support.runs.agent_runs import events, make_run, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 STEPS, ACCUMULATE, BATCH = 8, 2, 2
 TRAINED = 5
 """Steps before the one that hangs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -145,6 +146,14 @@ def forked_python(rank_server):
 
     with python_server() as python:
         yield python
+
+
+@pytest.fixture(scope="module")
+def forked_programs(forked_python):
+    """Let each program that is started by `sys.executable` be a fork of a server that has torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked_python)
+        yield
 
 
 @pytest.fixture

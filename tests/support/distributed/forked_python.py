@@ -146,10 +146,14 @@ def be_python(
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
     os.setsid()
     os.nice(niceness - os.nice(0))
-    sys.stdin = os.fdopen(0)
-    sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(one, "wb", 0), write_through=True) for one in (1, 2))
+    # A program may replace its streams, and still write to their descriptors.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(one, "wb", 0, closefd=False), write_through=True) for one in (1, 2)
+    )
     if "PYTHONFAULTHANDLER" in environ:
         faulthandler.enable()
     sys.executable, sys.orig_argv = python, [python, *words]

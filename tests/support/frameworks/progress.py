@@ -21,7 +21,7 @@ def last_step(first: int) -> int:
 
 def pace() -> None:
     """Take time for a step of a lasting attempt."""
-    time.sleep(0.1 if IS_LASTING else 0)
+    time.sleep(0.5 if IS_LASTING else 0)
 
 
 def record(rank: int, local_rank: int, world_size: int, first: int, last: int) -> None:

@@ -19,7 +19,7 @@ from support.distributed.trainer_runs import assert_same, final_state, new_folde
 from support.runs.agent_runs import make_run, wait_until
 from support.runs.torch_agents import agents_of, codes_of, logs
 
-pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 STEPS = 8
 
 
