@@ -92,6 +92,26 @@ class Run:
             time.sleep(POLL_S)
         return self.status()
 
+    def done(self) -> bool:
+        """Return whether the run has ended, in whatever state."""
+        return not self.status().active
+
+    def exception(self, timeout_s: float | None = None) -> SlurmddpError | None:
+        """Wait for the end of the run, and return the error that `result` raises; None if it finished.
+
+        Args:
+            timeout_s: the longest wait in seconds; None: without end.
+
+        Raises:
+            TimeoutError: the run has not ended in time. It continues.
+        """
+        found = self.wait(timeout_s)
+        if found.state == "finished":
+            return None
+        lines = found.failure.telling_lines(12) if found.failure else ()
+        reason = found.failure.sentence if found.failure else found.detail
+        return SlurmddpError(f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines))
+
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the end of the run, and return what the function returned on rank 0.
 
@@ -105,13 +125,8 @@ class Run:
             TimeoutError: the run has not ended in time. It continues.
             SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed.
         """
-        found = self.wait(timeout_s)
-        if found.state != "finished":
-            lines = found.failure.telling_lines(12) if found.failure else ()
-            reason = found.failure.sentence if found.failure else found.detail
-            raise SlurmddpError(
-                f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines)
-            )
+        if (error := self.exception(timeout_s)) is not None:
+            raise error
         value = self._pickled()
         return None if value is None else pickle.loads(value)
 

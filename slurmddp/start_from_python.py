@@ -12,6 +12,8 @@ of its own that outlives the interpreter.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import re
 import subprocess
@@ -27,6 +29,7 @@ from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.run_handle import POLL_S, Run, RunOverSsh
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
     from slurmddp.spec import Job
@@ -73,7 +76,8 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = Fa
     Args:
         function: a function of a module, or its import path. The ranks import it by this path.
         arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
-            text. The same function with the same arguments and settings is the same run.
+            text, in the order of its parameters. The same function with the same arguments and settings is
+            the same run.
         again: whether a run that exists is put aside and started again.
         settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
 
@@ -81,15 +85,17 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = Fa
         The run, which is queued, active, or finished already.
 
     Raises:
-        ConfigError: the function can't be imported by its path, an argument is no plain value, or a setting
-            is wrong; nothing was started.
+        ConfigError: the function can't be imported by its path, or does not take the arguments; an argument
+            is no plain value; a setting is wrong. Nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
 
     Example:
         slurmddp.submit(package.module.evaluate, "weights.safetensors", nodes=2).result()
     """
     path = _import_path(function)
-    return train(*_call(path, arguments), again=again, **{"name": _name(path), **settings})
+    call = _call(path, arguments)
+    _refuse_misfit(function, path, arguments, settings)
+    return train(*call, again=again, **{"name": _name(path), **settings})
 
 
 def map_array(
@@ -129,7 +135,10 @@ def map_array(
     from slurmddp.cli.commands import train as command
 
     path = _import_path(function)
-    calls = _calls(path, [list(values) for values in (iterable, *iterables)])
+    rows = _rows(iterable, *iterables)
+    calls = [_call(path, arguments) for arguments in rows]
+    for arguments in rows:
+        _refuse_misfit(function, path, arguments, settings)
     words = _words({"name": _name(path), **settings})
     if not calls:
         return []
@@ -158,15 +167,41 @@ def _flags(*, again: bool) -> list[str]:
     return ["--again"] if again else []
 
 
-def _calls(path: str, columns: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Return the settings of each call; raises ConfigError if the columns don't fit."""
-    lengths = [len(values) for values in columns]
-    if len(set(lengths)) > 1:
+def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return the arguments of each call; raises ConfigError if the columns differ in length."""
+    rows: list[tuple[Any, ...]] = []
+    end = object()
+    for row in itertools.zip_longest(*columns, fillvalue=end):
+        if any(value is end for value in row):
+            raise ConfigError(
+                "The iterables of map_array have different lengths: one ends after "
+                f"{counted(len(rows), 'value')}.",
+                hint="Give each argument a value for each call.",
+            )
+        rows.append(row)
+    return rows
+
+
+def _refuse_misfit(
+    function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError if a function does not take its arguments, or a setting is meant for it."""
+    from slurmddp import plugins
+
+    hint = "Give the function's arguments by position. Keywords are settings of the run, such as nodes=2."
+    called = plugins.locate(function) if isinstance(function, str) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return  # Some built-in functions have none.
+    try:
+        bound = signature.bind(*arguments).arguments
+    except TypeError as error:
+        raise ConfigError(f"{path} can't be called with these arguments: {error}.", hint=hint) from error
+    if meant := [key for key in settings if key in signature.parameters and key not in bound]:
         raise ConfigError(
-            f"The iterables of map_array have different lengths: {', '.join(map(str, lengths))}.",
-            hint="Give each argument a value for each call.",
+            f"{meant[0]}= is a setting of the run here, and {path} has an argument of this name.", hint=hint
         )
-    return [_call(path, arguments) for arguments in zip(*columns, strict=True)]
 
 
 def _call(path: str, arguments: Sequence[Any]) -> list[str]:
@@ -174,6 +209,7 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
     from slurmddp.cli.commands import run
 
     try:
+        _refuse_keys(arguments)
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(
@@ -181,6 +217,16 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
             hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
         ) from error
     return run.settings_of(["-m", _MODULE, "{run_dir}", path, text])
+
+
+def _refuse_keys(value: Any) -> None:
+    """Raise TypeError if a dictionary has a key that JSON would turn into a text."""
+    if isinstance(value, dict):
+        if others := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"the key {others[0]!r} of a dictionary is not a text")
+        value = list(value.values())
+    for one in value if isinstance(value, (list, tuple)) else ():
+        _refuse_keys(one)
 
 
 def _sweep(calls: Sequence[Sequence[str]]) -> list[str]:
@@ -206,10 +252,12 @@ def _import_path(function: Callable[..., Any] | str) -> str:
         plugins.locate(function, key="The function")
         return function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not name or module == "__main__" or "<" in name:
+    owner = getattr(function, "__self__", None)
+    is_of_object = inspect.ismethod(function) and not isinstance(owner, type)
+    if not module or not name or module == "__main__" or "<" in name or is_of_object:
         raise ConfigError(
             f"{function!r} can't be imported by the ranks: it has no name in a module.",
-            hint="Put it into a module (a .py file of the project) and import it from there. "
+            hint="Make it a function of a module (a .py file of the project) and import it from there. "
             "`Distributon.launch(function)` calls any function on this machine.",
         )
     return f"{module}.{name}"

@@ -201,7 +201,7 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     runs[1].cancel()
     assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
     for wrong, reason in [
-        (((1, 2), (3,)), "different lengths: 2, 1"),
+        (((1, 2), (3,)), "different lengths: one ends after 1 value"),
         (((1, {2}), (3, 4)), "can't be kept as text"),
     ]:
         with pytest.raises(ConfigError, match=reason):

@@ -48,7 +48,20 @@ class Case:
 
 HABITS = {
     "choose a file of a group": [Case("loss=bce", {"loss._target_": "torch.nn.BCELoss"})],
-    "own groups": [Case("experiment=long", {"seed": 5})],
+    "own groups": [
+        Case("experiment=long", {"seed": 5}),
+        *(
+            Case(
+                words,
+                {"seed": seed},
+                files={
+                    "conf/experiment/short.yaml": "# @package _global_\nseed: 2\n",
+                    "conf/slurmddp.yaml": "defaults: [{experiment: short}]\n",
+                },
+            )
+            for words, seed in (("", 2), ("experiment=long", 5), ("~experiment", 0))
+        ),
+    ],
     "`@package` in a file": [Case("+experiment=long", {"train.steps": 9})],
     "defaults in the primary file": [
         Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import sys
@@ -23,8 +24,15 @@ import os
 def rank(factor, names):
     return factor * int(os.environ["WORLD_SIZE"]), names, os.environ["RANK"]
 
+class Made:
+    def rank(self):
+        return 1
+
 def single(number, word):
     return 1 / number, word
+
+def seeded(number, seed=0):
+    return number, seed
 
 def broken():
     raise ValueError("no luck")
@@ -53,6 +61,8 @@ def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(projec
     assert (run.path / "attempts.jsonl").read_text() == attempts
     assert slurmddp.Run("rank").path == run.path
     assert slurmddp.submit("handle_work.rank", 3, [], ranks_per_node=1).result(60)[0] == 3
+    named = slurmddp.submit("handle_work.seeded", 3, 4, ranks_per_node=1, seed=5, name="named")
+    assert (named.result(60), named.done(), named.exception()) == ((3, 4), True, None)
     with pytest.raises(RunNotFoundError):
         slurmddp.Run("none")
 
@@ -78,7 +88,7 @@ def test_an_error_of_the_function_is_the_error_of_its_result(project: Path) -> N
     ) as told:
         run.result(60)
     assert 'raise ValueError("no luck")' in told.value.hint
-    assert "no luck" in run.logs()
+    assert "no luck" in run.logs() and str(run.exception()) == str(told.value)
 
 
 def test_an_argument_may_name_a_run_folder_with_quotes(tmp_path: Path) -> None:
@@ -96,6 +106,12 @@ def test_wrong_calls_start_nothing(project: Path) -> None:
         (lambda: slurmddp.submit("handle_work.rnk", 1), "Did you mean rank"),
         (lambda: slurmddp.submit(handle_work.rank, object()), "can't be kept as text"),
         (lambda: slurmddp.submit(handle_work.rank, 1, [], nods=2), "nods"),
+        (lambda: slurmddp.submit(handle_work.Made().rank), "can't be imported by the ranks"),
+        (lambda: slurmddp.submit(handle_work.rank, {1: 2}, []), "the key 1 of a dictionary is not a text"),
+        (lambda: slurmddp.submit(handle_work.rank, 1), "missing a required argument: 'names'"),
+        (lambda: slurmddp.submit(handle_work.seeded, 1, seed=2), "by position"),
+        (lambda: slurmddp.map_array("handle_work.seeded", [1], [2], [3]), "too many positional"),
+        (lambda: slurmddp.map_array("handle_work.seeded", [1], itertools.count()), "one ends after 1 value"),
         (lambda: slurmddp.train("train.steps=x"), "train.steps"),
     ]:
         with pytest.raises(ConfigError) as told:

@@ -198,7 +198,7 @@ def _choose(draft: _Draft, given: Given) -> None:
     draft.chosen.add(given.key)
     if choice in ("null", "None"):
         draft.choices[given.key] = None
-    elif given.key in GROUPS:
+    elif given.key in draft.choices or given.key in GROUPS:
         draft.choices[given.key] = choice
     else:
         draft.overrides.append(f"+{given.key}={choice}")
