@@ -269,7 +269,7 @@ REFUSED = {
     "+hydra.sweeper.params.seed=range(1,4)": "not a setting of a search",
     "seed=1,2 hydra.sweeper.n_trials=[1": "not a whole number from 1 on",
     "seed=interval(1,5)": "must be a whole number",
-    "optimizer.lr=interval(5,1)": "interval.LOW,HIGH",
+    "optimizer.lr=interval(5,1)": "the smaller one first. Say interval.LOW,HIGH",
     "optimizer.lr=tag(log,interval(0,1))": "a logarithm needs more than 0",
     "optimizer.lr=tag(lg,interval(1,2))": "has the tag lg",
     "seed=tag(log,range(1,9))": "Only an interval has one",

@@ -200,7 +200,9 @@ def _interval(word: str, key: str, value: IntervalSweep) -> Interval:
             f"{word!r} has the tag {', '.join(sorted(value.tags))}.", hint="An interval knows log."
         )
     if low is None or high is None or not -math.inf < low < high < math.inf:
-        raise ConfigError(f"{word!r} has no numbers.", hint="Say interval(LOW,HIGH).")
+        raise ConfigError(
+            f"{word!r} needs two finite numbers, the smaller one first.", hint="Say interval(LOW,HIGH)."
+        )
     if is_log and low <= 0:
         raise ConfigError(f"{word!r} begins at {low}, and a logarithm needs more than 0.")
     return Interval(key, low, high, is_log)

@@ -22,6 +22,8 @@ _MOST_NAMED = 7
 _DECADES = 20.0
 """Largest to smallest value from which an axis has a logarithmic scale."""
 _LABEL_CHARS = 18
+_MOST_DIGITS = 7
+"""Digits of a number at an axis; fewer, but at least 3, if they tell the numbers apart."""
 _PER_AXIS_INCHES = 0.95
 
 
@@ -58,8 +60,10 @@ def number_axis(label: str, values: Sequence[float]) -> Axis:
         return _share(scale(value) - scale(low), scale(high) - scale(low))
 
     middle = math.sqrt(low * high) if is_log else (low + high) / 2
-    named = dict.fromkeys([low, middle, high])
-    return Axis(label, tuple(map(place, values)), tuple((place(one), f"{one:.3g}") for one in named))
+    named = list(dict.fromkeys([low, middle, high]))
+    labels = [[f"{one:.{digits}g}" for one in named] for digits in range(3, _MOST_DIGITS + 1)]
+    texts = next((one for one in labels if len(set(one)) == len(named)), labels[-1])
+    return Axis(label, tuple(map(place, values)), tuple(zip(map(place, named), texts, strict=True)))
 
 
 def _is_number(value: Any) -> bool:

@@ -44,3 +44,9 @@ def test_a_scale_is_logarithmic_if_its_values_span_decades(values, middle, text)
     assert (axis.places[0], axis.places[2]) == (0, 1)
     assert axis.places[1] == pytest.approx(middle)
     assert axis.ticks[1] == (0.5, text)
+
+
+def test_ticks_of_near_values_have_as_many_digits_as_tell_them_apart():
+    axis = number_axis("loss", [1.0907, 1.0789])
+    assert [text for _, text in axis.ticks] == ["1.079", "1.085", "1.091"]
+    assert len(number_axis("loss", [1.0, 1.0 + 2**-52]).ticks) >= 2
