@@ -386,6 +386,12 @@ def test_a_chosen_or_the_best_checkpoint_is_loaded(alone: Distributon, tmp_path:
         alone.load(root=tmp_path / "none", step=1)
 
 
+def test_a_checkpoint_that_is_still_being_written_can_be_chosen(alone: Distributon, tmp_path: Path) -> None:
+    alone.save(1, root=tmp_path, progress={"at": 1}, metrics={"loss": 2.0})
+    alone.save(2, root=tmp_path, progress={"at": 2}, metrics={"loss": 1.0}, wait=False)
+    assert alone.load(root=tmp_path, best=("loss", "min"), progress={}) == 2
+
+
 def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
