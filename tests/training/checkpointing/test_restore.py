@@ -407,6 +407,12 @@ def test_a_metric_of_keep_best_that_no_checkpoint_has_is_logged_once(
     assert not caplog.records, "a checkpoint on the disk has it"
 
 
+def test_a_checkpoint_that_is_still_being_written_can_be_chosen(alone: Distributon, tmp_path: Path) -> None:
+    alone.save(1, root=tmp_path, progress={"at": 1}, metrics={"loss": 2.0})
+    alone.save(2, root=tmp_path, progress={"at": 2}, metrics={"loss": 1.0}, wait=False)
+    assert alone.load(root=tmp_path, best=("loss", "min"), progress={}) == 2
+
+
 def test_a_save_after_the_load_of_an_older_checkpoint_abandons_the_newer_ones(
     alone: Distributon, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
