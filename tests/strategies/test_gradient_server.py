@@ -56,8 +56,8 @@ def test_c4_without_staleness_one_step_on_the_mean_answers_all_ranks(threads) ->
     server = server_of(0, 3)
     early = [threads.submit(server.exchange, rank, gradient(value)) for rank, value in ((2, 0.6), (0, 0.3))]
     assert all(map(waits, early))
-    answers = [server.exchange(1, gradient(0.0)), *(one.result() for one in early)]
-    assert [weight_in(server, one) for one in answers] == pytest.approx([0.7] * 3)
+    answers = [server.exchange(1, gradient(0.9)), *(one.result() for one in early)]
+    assert [weight_in(server, one) for one in answers] == pytest.approx([0.4] * 3)
     assert server.staleness == {0: 3}
 
 
@@ -83,7 +83,9 @@ def test_a_rank_that_has_left_lets_the_others_go_on_if_gradients_may_be_stale(th
     server.exchange(0, gradient(0.0))
     second = threads.submit(server.exchange, 0, gradient(0.0))
     assert waits(second)
-    server.leave(1)
+    link, of_rank_1 = ThreadLink.of_threads(2)
+    of_rank_1.send(server.format.pack([None], LEFT), 0)
+    server.serve(1, link)
     second.result()
     server.exchange(0, gradient(0.0))
     synchronous = server_of(0, 2)
@@ -172,20 +174,25 @@ def test_a_step_waits_until_the_server_is_open(threads) -> None:
     answer.result()
 
 
-def test_a_link_without_its_rank_stops_the_server() -> None:
+@pytest.mark.parametrize("receives", [False, True])
+def test_a_link_without_its_rank_stops_the_server(receives: bool) -> None:
     class Gone:
         rank, world_size = 0, 2
 
         def send(self, tensor: torch.Tensor, to: int):
             raise ConnectionError("closed")
 
-        recv = send
+        def recv(self, tensor: torch.Tensor, source: int) -> None:
+            if not receives:
+                raise ConnectionError("closed")
+            tensor.copy_(server.format.pack(gradient(0.0)))
 
     server = server_of(1, 2)
     thread = threading.Thread(target=server.serve, args=(1, Gone()))
     thread.start()
     thread.join(60)
-    server.exchange(0, gradient(0.0))
+    for _ in range(receives + 1):
+        server.exchange(0, gradient(0.0))
     with pytest.raises(RankFailure, match="Rank 1 has left the training: closed"):
         server.exchange(0, gradient(0.0))
 

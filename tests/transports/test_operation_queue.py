@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import distributed
 
+from slurmddp.collectives.link import ThreadLink
 from slurmddp.errors import RankFailure
 from slurmddp.training.rank_main import is_lost_rank
 from slurmddp.transports.link_group import LinkGroup
+from slurmddp.transports.operation_queue import Finished, Operation, OperationQueue
+from support.runs.agent_runs import wait_until
 
 
 class Broken:
@@ -76,3 +79,33 @@ def test_an_operation_that_is_not_done_in_time_is_a_lost_rank() -> None:
         group.allreduce([torch.ones(1)]).wait(timedelta(seconds=0.05))
     released.set()
     group._end()
+
+
+@pytest.mark.parametrize(
+    "is_done",
+    [Operation.wait, Operation.is_completed, Operation.is_success, lambda work: work.get_future().done()],
+    ids=["wait", "is_completed", "is_success", "future"],
+)
+def test_a_receive_begins_when_somebody_asks_for_it(is_done: Callable[[Operation], bool]) -> None:
+    first, second = ThreadLink.of_threads(2)
+    group, tensor = LinkGroup(first), torch.zeros(1)
+    second.send(torch.ones(1), 0)
+    work = group.recv([tensor], 1)
+    assert isinstance(work, Operation)
+    wait_until(lambda: is_done(work), "the receive is done")
+    assert tensor == 1 and work.result() == [tensor]
+    group._end()
+
+
+def test_the_caller_runs_an_operation_only_if_no_earlier_one_waits() -> None:
+    queue, released = OperationQueue(), threading.Event()
+    queue.put(Operation("first", lambda: released.wait(60), [], timedelta(seconds=60)))
+    assert not queue.run(lambda: None)
+    released.set()
+    wait_until(lambda: queue.run(lambda: None), "the caller runs an operation")
+    queue.end()
+
+
+def test_the_future_of_a_finished_operation_has_its_outputs() -> None:
+    future = Finished([7]).get_future()
+    assert future.done() and future.value() == [7]

@@ -96,6 +96,21 @@ def test_messages_pass_each_other_and_keep_their_order() -> None:
     assert on_threads(exchange, 2) == [True, True]
 
 
+def test_messages_stay_whole_while_collectives_run() -> None:
+    def exchange(link: SharedMemoryLink) -> list[float]:
+        others = [other for other in range(3) if other != link.rank]
+        waits = [link.send(torch.full((3,), float(link.rank)), other) for other in others]
+        link.all_reduce(torch.ones(3 * link._slot_bytes // 4 + 1))
+        found = [torch.empty(3) for _ in others]
+        for tensor, other in zip(found, others, strict=True):
+            link.recv(tensor, other)
+        for wait in waits:
+            wait()
+        return [value for tensor in found for value in tensor.tolist()]
+
+    assert on_threads(exchange, 3) == [[1] * 3 + [2] * 3, [0] * 3 + [2] * 3, [0] * 3 + [1] * 3]
+
+
 def test_a_waiting_rank_leaves_the_processors_to_others() -> None:
     """Measured as the share of a processor that the wait takes, however long it is."""
     waits = threading.Event()
@@ -143,6 +158,7 @@ FOUR = torch.ones(4)
 )
 def test_ranks_that_call_different_collectives_are_told(name: str, first, second) -> None:
     def call(link: SharedMemoryLink) -> None:
+        getattr(link, name)(*first)
         with pytest.raises(RankFailure, match=rf"Rank {link.rank} and rank {1 - link.rank} called different"):
             if link.rank and second is None:
                 link.barrier()

@@ -20,7 +20,7 @@ from slurmddp.transports import hierarchical_link
 from slurmddp.transports.hierarchical_link import HierarchicalLink
 from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.registry import register
-from slurmddp.transports.shared_memory import SharedMemoryLink
+from slurmddp.transports.shared_memory import WHOLE_BYTES, SharedMemoryLink
 from support.distributed.group_jobs import weights_after_steps
 
 LONG = (torch.float32, torch.bfloat16)
@@ -65,7 +65,8 @@ def wrong_reductions(link: SharedMemoryLink | HierarchicalLink, slot: int) -> li
     found = []
     for dtype in DTYPES:
         small = {0, 1, link.world_size - 1, link.world_size, 2 * link.world_size + 1}
-        for length in sorted({*small, 3 * slot // dtype.itemsize + 1} if dtype in LONG else small):
+        long = {WHOLE_BYTES // dtype.itemsize, 3 * slot // dtype.itemsize + 1} if dtype in LONG else set()
+        for length in sorted(small | long):
             for name, combine in COMBINE.items():
                 generator = torch.Generator().manual_seed(length)
                 tensors = [

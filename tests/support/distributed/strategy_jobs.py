@@ -449,11 +449,12 @@ def gradients_that_nobody_averages() -> list[str]:
 
 
 def groups_added_later(options: dict[str, Any]) -> bool:
-    """Unfreeze a second model after two steps, by a group of its own; return whether the replicas agree."""
+    """Unfreeze a second model after two steps, by a group of its own; tell whether all ranks train it."""
     with Distributon(strategy=_built(options), seed=3) as d:
         d.launch()
         first, second = d.setup_model(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
         optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+        before = second[0].weight.detach().clone()
         for step in range(4):
             if step == 2:
                 optimizer.add_param_group({"params": list(second.parameters())})
@@ -463,7 +464,8 @@ def groups_added_later(options: dict[str, Any]) -> bool:
             first.zero_grad()
             second.zero_grad()
         kept = [*first.state_dict().values(), *second.state_dict().values()]
-        return all(torch.equal(one, other) for one in kept for other in d.all_gather(one))
+        alike = all(torch.equal(one, other) for one in kept for other in d.all_gather(one))
+        return alike and not torch.equal(second[0].weight, before)
 
 
 class Words(nn.Module):
