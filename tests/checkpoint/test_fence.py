@@ -44,6 +44,8 @@ def test_a_past_attempt_saves_and_deletes_nothing(folder: RunFolder) -> None:
         checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={})
     with pytest.raises(SupersededError):
         checkpoint.abandon(folder.checkpoints_dir, 0, 1)
+    with pytest.raises(SupersededError):
+        checkpoint.quarantine_newest(folder.checkpoints_dir, 1)
     assert contents(folder.path) == before
 
 

@@ -145,6 +145,9 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
 
     Returns None and renames nothing if no older checkpoint verifies, or if a checkpoint of `step` or later
     was quarantined before, because the checkpoint is not the cause then. Only one process may call this.
+
+    Raises:
+        SupersededError: a later attempt of the run has started.
     """
     root = root.absolute()
     folder = root / folder_name(step)
@@ -152,6 +155,7 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
         return None
     if any(bad >= step for bad, _ in renamed_folders(root, BAD)):
         return None
+    RunContext.read(os.environ).refuse_superseded()
     moved = set_aside(folder, BAD)
     if moved is None:
         return None
