@@ -36,7 +36,7 @@ LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]
 TUTORIAL = {"02_local": 40, "03_torchrun": 59, "04_slurm": 17}
 """Lines that PyTorch's tutorial on DDP removes and adds from one script to the next."""
 PYTHON = sys.executable
-"""No fork: `ranks_of` finds processes by their command lines, which forks don't have."""
+"""No fork: a fork has neither the command line by which `ranks_of` finds it nor mpiexec as its parent."""
 ENVIRONMENT = {**scrub(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -319,7 +319,7 @@ def test_a_transport_over_mpi_trains_as_gloo_does(tmp_path: Path) -> None:
     mpiexec = str(Path(sys.prefix) / "bin/mpiexec")
     losses = []
     for backend in ("mpi.Mpi", "gloo"):
-        output = run([mpiexec, "-n", "3", sys.executable, "over_mpi.py", backend], folder)
+        output = run([mpiexec, "-n", "3", PYTHON, "over_mpi.py", backend], folder)
         losses.append(re.findall(rf"(step \d+: loss .+ on 3 ranks) over {backend}", output))
     assert len(losses[0]) == 4
     first, other = ([float(line.split()[3]) for line in lines] for lines in losses)

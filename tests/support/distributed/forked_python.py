@@ -157,6 +157,7 @@ def be_python(
     if "PYTHONFAULTHANDLER" in environ:
         faulthandler.enable()
     sys.executable, sys.orig_argv = python, [python, *words]
+    multiprocessing.set_executable(python)
     sys.path[:0] = environ["PYTHONPATH"].split(":") if "PYTHONPATH" in environ else []
     while words[0] not in ("-c", "-m") and words[0].startswith("-"):
         words = words[1:]
