@@ -97,6 +97,12 @@ def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
 
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a run: the first one, and the changes since."""
+    """Return the command line of a run: the first one, in which changes take the place of their keys."""
     first = folder.typed() if folder.overrides_file.exists() else []
-    return (*first, *changes)
+    # A key that slurmddp does not know needs its first word, which has a plus.
+    changed = every_key().keys() & map(_key, changes)
+    return (*(one for one in first if _key(one) not in changed), *changes)
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]

@@ -66,8 +66,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"requested node configuration is not available|node count specification|more processors requested",
-        "No node here has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
-        "`sinfo -o '%P %D %c %m %G'`.",
+        "No node that is up has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
+        "`sinfo -o '%P %D %t %c %m %G'`.",
     ),
     # A policy's refusal ends with "and/or time limits", whatever the limit is.
     (

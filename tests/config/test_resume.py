@@ -67,7 +67,8 @@ def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
     assert job.resources.time_limit_min == 2880
     assert (job.cluster.partition, job.cluster.qos, job.policy.max_restarts) == ("long", "night", 9)
     assert job.overrides == ("+cluster=big", "gpus_per_node=2", *changes)
-    moved = job_of_run(folder, ["cluster=h100x8"])
+    moved = job_of_run(folder, ["cluster=h100x8", "+cluster.env.A=1"])
+    assert moved.overrides == ("gpus_per_node=2", "cluster=h100x8", "+cluster.env.A=1")
     assert (moved.cluster.name, moved.resources.gpus_per_node) == ("h100x8", 2)
     assert job_of_run(folder, ["launcher=local"]).launcher == "local"
 

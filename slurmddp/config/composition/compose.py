@@ -35,6 +35,7 @@ from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, 
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
+from slurmddp.config.schema import COMPUTED
 from slurmddp.config.script_arguments import ARGUMENTS, REFERENCE
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -149,7 +150,26 @@ def login_node(
 
 def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFAULT) -> list[str]:
     """Return a note for each setting or file that has no effect."""
-    return [*_unread_file(config, project_dir, sources), *_unasked_memory(config)]
+    return [*_unread_file(config, project_dir, sources), *_unasked_memory(config), *_after_script(config)]
+
+
+def _after_script(config: Mapping[str, Any]) -> list[str]:
+    """Return a note about words that look like settings and are arguments of the script.
+
+    A script with a Hydra of its own may have `model` or `seed`, but hardly the keys that ask for nodes.
+    """
+    found = [word for word in config["program"].get("args") or () if _asks_for_job(word)]
+    script = own_script(config["program"])
+    words = " ".join(found)
+    return found and [
+        f"{script} gets {words} as its own arguments: settings of the run stand before {script}."
+    ]
+
+
+def _asks_for_job(word: str) -> bool:
+    name, is_set, _ = word.lstrip("+").partition("=")
+    key = TOP.get(name)
+    return bool(is_set) and key is not None and not key.trainer and key.identity is not COMPUTED
 
 
 def _unasked_memory(config: Mapping[str, Any]) -> list[str]:

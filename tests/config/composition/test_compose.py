@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slurmddp.cli.commands.run import settings_of
 from slurmddp.cli.main import main
 from slurmddp.config.composition import compose as module
 from slurmddp.config.composition.compose import compose, login_node, unread
@@ -92,6 +93,20 @@ def test_memory_that_no_job_asks_for_is_named(tmp_path: Path) -> None:
 
     assert "mem_gb=7 has no effect" in notes("+cluster=sandbox", "mem_gb=7")[0]
     assert notes("+cluster=sandbox") == notes("+cluster=cpu", "mem_gb=7") == notes("mem_gb=7") == []
+
+
+def test_settings_that_stand_after_the_script_are_named(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p")
+    (project / "fit.py").write_text("")
+
+    def notes(*words: str) -> list[str]:
+        config = compose([*settings_of(["fit.py", *words]), "+cluster=cpu"], project)
+        return unread(config, project)
+
+    assert notes("--lr", "1", "nodes=2", "+cluster=a100x8") == [
+        "fit.py gets nodes=2 +cluster=a100x8 as its own arguments: settings of the run stand before fit.py."
+    ]
+    assert notes("optimizer=adam", "seed=3", "--nodes=2", "nodes", "width=4") == []
 
 
 def test_a_projects_defaults_lie_between_the_shipped_ones_and_the_command_line(tmp_path: Path) -> None:
