@@ -228,7 +228,8 @@ def misplaced(what: str, *operands: Any) -> ConfigError:
     return ConfigError(
         f"{what} got {first} and {second}.",
         hint="An operation runs where all of its operands are. Move one of them first: remote.send(x, NODE) "
-        "to a worker, x.fetch() to this process; create new ones inside of `with remote.node(NODE):`.",
+        "to a worker, x.fetch() to this process. Create new ones inside of `with remote.node(NODE):`, where "
+        "backward() creates its own too.",
     )
 
 

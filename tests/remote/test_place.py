@@ -157,6 +157,18 @@ def test_second_gradients_cross_copies_too(w):
     assert (first.item(), second.item()) == (24.0, 24.0)
 
 
+def test_a_gradient_may_make_tensors_on_its_way(w):
+    local = torch.arange(4.0, requires_grad=True)
+    local.prod().backward()
+    there = remote.arange(4.0, node=1).requires_grad_()
+    with pytest.raises(ConfigError, match="cat") as refused:
+        there.prod().backward()
+    assert "backward() creates its own too" in refused.value.hint
+    with remote.node(1):
+        there.prod().backward()
+    assert torch.equal(there.grad.fetch(), local.grad)
+
+
 def test_a_deep_copy_has_the_gradient_as_torch_copies_it(w):
     there = remote.module(torch.nn.Linear(2, 1), node=1)
     there(remote.ones(1, 2, node=1)).sum().backward()
