@@ -53,6 +53,9 @@ class JobState:
     script: str = ""
     """The path of the batch script, for an element of an array in its run folder; empty if not known."""
 
+    error: str = ""
+    """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
+
     def may_be_of(self, run_name: str) -> bool:
         """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""
         return may_be_of({run_name, job_name(run_name)}, self.run, self.script)
