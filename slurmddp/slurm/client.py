@@ -32,6 +32,7 @@ from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.rejections import hint_for, is_transient
 from slurmddp.slurm.states import (
     PENDING,
+    STARTED_BY_A_PERSON,
     UNKNOWN,
     JobState,
     clean_reason,
@@ -420,7 +421,8 @@ def _turn(row: Sequence[str]) -> list[int]:
 def _from_squeue(line: str) -> JobState:
     job_id, state, nodes, reason, start, rest = [*line.split("|", 5), "", "", "", "", ""][:6]
     comment, _, script = rest.rpartition("|")
-    waits = parse_state(state) in PENDING
+    # The start that squeue shows for a held job is its begin time.
+    waits = parse_state(state) in PENDING and not clean_reason(reason).startswith(STARTED_BY_A_PERSON)
     return JobState(
         job_id=job_id.strip(),
         state=parse_state(state),

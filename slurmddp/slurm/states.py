@@ -28,6 +28,15 @@ TERMINAL = frozenset(
 
 ALL = PENDING | ACTIVE | TERMINAL
 
+STARTED_BY_A_PERSON = (
+    "JobHeld",
+    "JobHoldMaxRequeue",
+    "job requeued in",
+    "launch failed requeued held",
+    "DependencyNeverSatisfied",
+)
+"""Beginnings of the reasons of waiting jobs that SLURM does not start by itself."""
+
 UNKNOWN = "UNKNOWN"
 """SLURM reported an unknown state; never treat it as terminal."""
 

@@ -187,6 +187,9 @@ def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmC
     assert slurm.jobs([job_id])[job_id].start == ""
     programs.write("start", "2026-11-22T23:03:10\n")
     assert slurm.jobs([job_id])[job_id].start == "2026-11-22 23:03:10"
+    for held in ("JobHeldAdmin", "JobHeldUser", "(job requeued in held state)"):  # The start is a begin time.
+        programs.write(f"jobs/{job_id}", f"PENDING||{held}|\n")
+        assert slurm.jobs([job_id])[job_id].start == ""
     programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
     assert slurm.jobs([job_id])[job_id].start == ""
 
