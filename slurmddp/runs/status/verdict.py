@@ -176,6 +176,9 @@ def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: b
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
         return Verdict("cancelled", detail, active=True)
+    if job is not None and job.state in PENDING | ACTIVE and history.last != "cancelled":
+        detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
+        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
     if job is not None and job.state in PENDING | ACTIVE:
         return Verdict(
             "cancelled", f"a person cancelled it; SLURM is still ending job {history.job_id}", active=True
