@@ -10,7 +10,7 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.nodes import listed_nodes
+from slurmddp.slurm.limits.nodes import listed_nodes, nodes_away
 from slurmddp.slurm.limits.site import Site, check
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show(groups: Sequence[Sequence[Job]]) -> int:
 def _show(group: Sequence[Job], slurm: SlurmClient, site: Site) -> int:
     different = {repr((job.resources, job.cluster)): job for job in group}.values()
     found = [one for job in different for one in check(job, site, jobs=len(group))]
-    start = "" if found else test(group, slurm, found)
+    start = "" if found else test(group, slurm, site, found)
     first = group[0].run_name
     what = f"the array of {counted(len(group), 'run')} from {first} on" if len(group) > 1 else first
     for one in found:
@@ -66,7 +66,17 @@ def _after_downtime(job: Job, site: Site) -> str:
     return f"once the site has partition {' or '.join(map(repr, states))} up again (DOWN now)"
 
 
-def test(group: Sequence[Job], slurm: SlurmClient, found: list[Finding]) -> str:
+def _after_repair(job: Job, site: Site) -> str:
+    """Return when the job starts, as a clause, if too few nodes are up now in each of its partitions."""
+    names = [one.name for one in partitions.chosen(job, site.partitions)]
+    away = [nodes_away(job, [group for group in site.groups if group.partition == name]) for name in names]
+    if not away or not all(away):
+        return ""
+    where = " or ".join(map(repr, names))
+    return f"once enough nodes of partition {where} are up ({sum(away)} down or drained now, see `sinfo -R`)"
+
+
+def test(group: Sequence[Job], slurm: SlurmClient, site: Site, found: list[Finding]) -> str:
     """Ask sbatch whether it takes a job, or the array of several jobs, and add its refusal to `found`.
 
     Returns:
@@ -91,6 +101,8 @@ def test(group: Sequence[Job], slurm: SlurmClient, found: list[Finding]) -> str:
     except SlurmError as error:
         if error.may_be_queued:  # No answer, so no refusal.
             raise
+        if "configuration is not available" in error.message and (later := _after_repair(job, site)):
+            return later  # sbatch queues such a job, though `--test-only` refuses it.
         words = " ".join(error.message.split()).rstrip(".")
         found.append(Finding(key="cluster", value=job.cluster.name, site=words, remedy=error.hint))
         return ""

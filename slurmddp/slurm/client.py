@@ -32,6 +32,8 @@ from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.rejections import hint_for, is_transient
 from slurmddp.slurm.states import (
     PENDING,
+    STARTED_BY_A_PERSON,
+    UNKNOWN,
     JobState,
     clean_reason,
     parse_exit,
@@ -48,6 +50,8 @@ IDS_PER_QUERY = 200
 """Job ids of one squeue or scancel command, at most."""
 _NOT_IN_TURN = ("BeginTime", "Dependency", "JobHeld")
 """Beginnings of the reasons of waiting jobs at which SLURM does not look."""
+_FINAL = re.compile(": fatal: |Problem talking to the database")
+"""A line with which a command ends: slurmctld or slurmdbd is away."""
 _OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
 """An error of scancel about a job that is over."""
 
@@ -163,7 +167,10 @@ class SlurmClient:
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs.
 
-        Raises SlurmError without an answer.
+        If the accounting does not answer, the forgotten jobs have an `error`.
+
+        Raises:
+            SlurmError: squeue does not answer.
         """
         found: dict[str, JobState] = {}
         ids = list(dict.fromkeys(job_ids))
@@ -171,8 +178,13 @@ class SlurmClient:
             some = ids[start : start + IDS_PER_QUERY]
             found.update(self._queued(some))
             missing = [job_id for job_id in some if job_id not in found]
-            if missing:
+            if not missing:
+                continue
+            try:
                 found.update(self._accounted(missing))
+            except SlurmError as error:
+                forgotten = JobState(job_id="", state=UNKNOWN, error=error.message)
+                found.update({job_id: replace(forgotten, job_id=job_id) for job_id in missing})
         return found
 
     def _queued(self, job_ids: Sequence[str]) -> dict[str, JobState]:
@@ -334,8 +346,8 @@ class SlurmClient:
         if done.returncode == 0:
             return done
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        # The lines before a fatal one are the tries that led to it.
-        words = "\n".join(line for line in words.splitlines() if ": fatal: " in line) or words
+        # The lines before a final one are the tries that led to it.
+        words = "\n".join(filter(_FINAL.search, words.splitlines())) or words
         words += "" if words.endswith((".", "!", "?")) else "."  # so that a sentence may follow
         kind = _NotAnswered if is_transient(words) else SlurmError
         hint = " ".join(filter(None, [self._near_options(command[0], words), hint_for(words)]))
@@ -409,7 +421,8 @@ def _turn(row: Sequence[str]) -> list[int]:
 def _from_squeue(line: str) -> JobState:
     job_id, state, nodes, reason, start, rest = [*line.split("|", 5), "", "", "", "", ""][:6]
     comment, _, script = rest.rpartition("|")
-    waits = parse_state(state) in PENDING
+    # The start that squeue shows for a held job is its begin time.
+    waits = parse_state(state) in PENDING and not clean_reason(reason).startswith(STARTED_BY_A_PERSON)
     return JobState(
         job_id=job_id.strip(),
         state=parse_state(state),

@@ -28,6 +28,15 @@ TERMINAL = frozenset(
 
 ALL = PENDING | ACTIVE | TERMINAL
 
+STARTED_BY_A_PERSON = (
+    "JobHeld",
+    "JobHoldMaxRequeue",
+    "job requeued in",
+    "launch failed requeued held",
+    "DependencyNeverSatisfied",
+)
+"""Beginnings of the reasons of waiting jobs that SLURM does not start by itself."""
+
 UNKNOWN = "UNKNOWN"
 """SLURM reported an unknown state; never treat it as terminal."""
 
@@ -52,6 +61,9 @@ class JobState:
     """The run that the token in the job's comment names; empty without a token."""
     script: str = ""
     """The path of the batch script, for an element of an array in its run folder; empty if not known."""
+
+    error: str = ""
+    """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
 
     def may_be_of(self, run_name: str) -> bool:
         """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""

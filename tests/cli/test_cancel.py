@@ -12,6 +12,7 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_SLURM
+from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import local_process, start, start_here, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -78,6 +79,14 @@ def test_a_cancel_that_slurm_does_not_hear_keeps_the_mark_and_is_an_error(make_r
     slurm.set_state("7", "RUNNING")
     assert main(["cancel", "gpt"]) == 0
     assert slurm.states["7"].state == "CANCELLED"
+
+
+def test_cancel_needs_no_accounting(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.states["7"] = JobState(job_id="7", state="UNKNOWN", error="sacct failed: no database.")
+    assert main(["cancel", "gpt"]) == 0
+    assert capsys.readouterr().out == f"{folder.name} is cancelled; no job of it was left.\n"
 
 
 def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):

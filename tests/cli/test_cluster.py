@@ -129,6 +129,23 @@ def test_a_checked_job_for_a_partition_that_is_down_waits_for_it(site, project, 
     assert ", once the site has partition 'old' up again (DOWN now)." in capsys.readouterr().out
 
 
+def test_a_checked_job_for_nodes_that_are_drained_waits_for_them(site, project, capsys):
+    """sbatch queues the job, though `sbatch --test-only` refuses it."""
+    words = "allocation failure: Requested node configuration is not available"
+    site.write("test-only", f'echo "{words}" >&2; exit 1')
+    drained = (
+        "gpu|3|128|2:32:2|1031000|gpu:a100:8|a100|drained*\ngpu|1|128|2:32:2|1031000|gpu:a100:8|a100|idle\n"
+    )
+    site.write("nodes-of-partitions", drained)
+    assert main(["train", "+cluster=small", "nodes=2", "--check"]) == 0
+    waits = ", once enough nodes of partition 'gpu' are up (3 down or drained now, see `sinfo -R`)."
+    assert waits in capsys.readouterr().out
+    assert main(["cluster", "check", "small"]) == EXIT_CONFIG, "one node is up, so the refusal counts"
+    assert words in capsys.readouterr().out
+    site.write("nodes-of-partitions", drained.replace("idle", "down*"))
+    assert main(["cluster", "check", "small"]) == 0
+
+
 def test_a_checked_job_names_every_limit(site, project, capsys):
     asked = ["+cluster=small", "time_limit=9-0", "nodes=5", "--check", "gpu.py", "--lr", "1"]
     (project / "gpu.py").write_text("")

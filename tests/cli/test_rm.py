@@ -81,3 +81,16 @@ def test_a_damaged_run_can_be_removed(ended):
     ended.config_file.write_text(": [")
     assert main(["rm", ended.name, "--yes"]) == 0
     assert not ended.path.exists()
+
+
+def test_an_interrupted_removal_says_where_the_rest_lies(ended, monkeypatch, capsys):
+    """No command finds the rest by the name of the run."""
+
+    def interrupted(path, ignore_errors=False):
+        if not ignore_errors:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("slurmddp.cli.commands.rm.shutil.rmtree", interrupted)
+    assert main(["rm", "gpt", "--yes"]) != 0
+    error = capsys.readouterr().err
+    assert "the removal was interrupted" in error and f".removed-{ended.name}" in error

@@ -187,6 +187,9 @@ def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmC
     assert slurm.jobs([job_id])[job_id].start == ""
     programs.write("start", "2026-11-22T23:03:10\n")
     assert slurm.jobs([job_id])[job_id].start == "2026-11-22 23:03:10"
+    for held in ("JobHeldAdmin", "JobHeldUser", "(job requeued in held state)"):  # The start is a begin time.
+        programs.write(f"jobs/{job_id}", f"PENDING||{held}|\n")
+        assert slurm.jobs([job_id])[job_id].start == ""
     programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
     assert slurm.jobs([job_id])[job_id].start == ""
 
@@ -315,10 +318,17 @@ def test_without_accounting_unknown_jobs_are_left_out(programs: FakePrograms, sl
     assert set(slurm.jobs(["1", "2"])) == {"1"}
 
 
-def test_a_broken_accounting_is_an_error(programs: FakePrograms, slurm: SlurmClient) -> None:
-    programs.write("accounting-down", "")
-    with pytest.raises(SlurmError, match="Problem talking to the database"):
-        slurm.jobs(["2"])
+def test_a_silent_accounting_leaves_only_forgotten_jobs_unknown(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    programs.write("accounting-down", NO_SLURMDBD)
+    programs.write("jobs/1", "RUNNING|n1||\n")
+    jobs = slurm.jobs(["1", "2"])
+    assert (jobs["1"].state, jobs["1"].error) == ("RUNNING", "")
+    assert (jobs["2"].state, jobs["2"].error) == (
+        "UNKNOWN",
+        "sacct failed: sacct: error: Problem talking to the database: Connection refused.",
+    )
 
 
 def test_a_missing_sacct_is_an_accounting_that_is_off(
@@ -416,6 +426,14 @@ scontrol: error: _establish_config_source: failed to fetch config
 scontrol: fatal: Could not establish a configuration source
 """
 """What SLURM's programs print on a machine without slurm.conf and without a controller."""
+
+
+NO_SLURMDBD = """\
+sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:127.0.0.1:25315: Connection refused
+sacct: error: Sending PersistInit msg: Connection refused
+sacct: error: Problem talking to the database: Connection refused
+"""  # noqa: E501
+"""What sacct 22.05 prints while slurmdbd is away."""
 
 
 def write_site(programs: FakePrograms) -> None:

@@ -108,7 +108,8 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
     active: list[list[str]] = []
     for (folder, ids), live in zip(runs, live_jobs([run for run, _ in runs], slurm), strict=True):
         ours = [one for one in ids if one in known and known[one].may_be_of(folder.name)]
-        ours = [one for one in ours if not known[one].terminal]
+        # A job with an error is not in the queue.
+        ours = [one for one in ours if not known[one].terminal and not known[one].error]
         active.append([*ours, *(one for one in live if one not in ours)])
     if wanted := [job_id for ids in active for job_id in ids]:
         slurm.cancel(*wanted)

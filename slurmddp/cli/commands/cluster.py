@@ -135,5 +135,5 @@ def _findings(name: str, project: Path, site: Site, slurm: SlurmClient) -> list[
     job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)
     found = check_cluster(job, site)
     if not found:
-        check_job.test([job], slurm, found)
+        check_job.test([job], slurm, site, found)
     return found

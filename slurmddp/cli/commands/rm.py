@@ -129,9 +129,10 @@ def _remove_folder(folder: RunFolder, *, yes: bool) -> None:
     folder.path.rename(doomed)
     try:
         shutil.rmtree(doomed)
-    except OSError as error:
+    except (OSError, KeyboardInterrupt) as error:
+        why = plain(error) if isinstance(error, OSError) else "the removal was interrupted"
         raise SlurmddpError(
-            f"{folder.name} is removed, but files are left: {plain(error)}.", hint=f"They lie in {doomed}."
+            f"{folder.name} is removed, but files are left: {why}.", hint=f"They lie in {doomed}."
         ) from error
     print(f"{folder.name} is removed ({described}).")
 

@@ -32,6 +32,7 @@ PORT_TAKEN = "a port is taken"
 WRONG_PYTHON = "not the right Python on the node"
 LOST_PEER = "lost another rank"
 KILLED = "by a person, the site or SLURM"
+UNHANDLED = "its program does not handle this signal"
 CRASHED = "crashed"
 CRASHED_WORKER = f"{CRASHED} in a data worker"
 ENDED_WORKER = "a data worker ended by itself"
@@ -56,6 +57,8 @@ _WHAT_TO_DO = {
     FILES: "Raise the limit (`ulimit -n`), or take fewer train.workers.",
     LOST_PEER: "Look for the rank or node that ended first.",
     KILLED: "On a cluster the batch log and `sacct` may say who killed it.",
+    UNHANDLED: "`scancel --signal` or a program on the node sent it. Handle it in the program; "
+    "`slurmddp stop` lets a run save and stop.",
     CRASHED: "The crash is in compiled code. The output of the rank has the whole stack of a Python program.",
     CRASHED_WORKER: "The crash is in compiled code below Python; with train.workers=0 the log shows where.",
     ENDED_WORKER: "With train.workers=0 the log shows where.",
@@ -165,6 +168,8 @@ def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], o
 
 
 def _of_signal(signal: str, lines: Sequence[str]) -> str:
+    if signal == "SIGUSR1":
+        return UNHANDLED
     if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
         return ""
     said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]

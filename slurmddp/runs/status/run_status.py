@@ -142,7 +142,7 @@ def _ask(slurm: SlurmClient | None, ids: list[str]) -> tuple[dict[str, JobState]
     try:
         return slurm.jobs(ids), ""
     except SlurmError as error:
-        return None, " ".join(error.message.split())
+        return None, error.message
 
 
 def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
@@ -170,7 +170,7 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         local=read.is_local,
         asked=jobs is not None,
         job=job,
-        trouble=trouble,
+        trouble=" ".join((job.error if job else trouble).rstrip(".").split()),
         records_steps=read.records_steps,
     )
 

@@ -92,7 +92,7 @@ def decide(
         alive: whether the process of a local run still runs; None if this can't be seen.
         asked: whether SLURM answered.
         job: the state of the job in SLURM; None if SLURM does not know the job.
-        trouble: the error if SLURM did not answer.
+        trouble: the error, without its period, if SLURM did not answer.
         records_steps: whether the program records its first step. Before it, the run is starting.
     """
     if history.settled and history.newest is not None and history.last == "ended":
@@ -108,7 +108,7 @@ def decide(
     elif local:
         verdict = _local(history, alive)
     elif trouble:
-        detail = f"SLURM does not answer ({trouble.rstrip('.')}); by its folder it is "
+        detail = f"SLURM does not answer ({trouble}); by its folder it is "
         verdict = Verdict("unknown", detail + _folder_only(history).state, active=True)
     elif not asked:
         verdict = _folder_only(history)
@@ -176,6 +176,9 @@ def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: b
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
         return Verdict("cancelled", detail, active=True)
+    if job is not None and job.state in PENDING | ACTIVE and history.last != "cancelled":
+        detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
+        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
     if job is not None and job.state in PENDING | ACTIVE:
         return Verdict(
             "cancelled", f"a person cancelled it; SLURM is still ending job {history.job_id}", active=True

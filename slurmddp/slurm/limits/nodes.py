@@ -14,6 +14,9 @@ from slurmddp.spec import Job
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
 """Of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
 
+_AWAY = ("down", "drain", "fail", "maint", "inval", "unknown")
+"""Beginnings of the states of nodes that take no new job now."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
@@ -182,6 +185,14 @@ def listed_nodes(job: Job) -> int | None:
         return None
     listed = len({*expand(given)})
     return listed if listed < job.resources.all_nodes else None
+
+
+def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
+    """Return how many nodes with the job's demands take no new job now; 0 if enough others do."""
+    holding = [group for group in nodes if _holds(job, group)]
+    away = sum(group.nodes for group in holding if group.state.startswith(_AWAY))
+    up = sum(group.nodes for group in holding) - away
+    return away if up < job.resources.all_nodes else 0
 
 
 def beyond_nodelist(job: Job) -> list[str]:

@@ -157,6 +157,12 @@ def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str
     assert reason_of(code, signal, TRIED.splitlines()[:-1]) == "", "a traceback that was cut off"
 
 
+def test_a_signal_of_scancel_without_a_handler_is_named() -> None:
+    reason = reason_of(None, "SIGUSR1", ["line 8"])
+    assert reason == "its program does not handle this signal"
+    assert "`scancel --signal`" in advice(reason) and "`slurmddp stop`" in advice(reason)
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [

@@ -9,6 +9,7 @@ import pytest
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status, statuses
+from slurmddp.slurm.states import JobState
 from support.runs.job_events import (
     FIRST_STEP,
     REQUEUED,
@@ -55,6 +56,15 @@ def test_all_runs_are_asked_for_at_once(tmp_path):
     slurm = CountingSlurm()
     statuses(folders, slurm)
     assert slurm.queries == [["1", "2", "3", "4"]]
+
+
+def test_a_job_of_which_the_accounting_tells_nothing_is_unknown(folder):
+    write(folder, SUBMITTED, started())
+    slurm = FakeSlurm()
+    slurm.states["7"] = JobState(job_id="7", state="UNKNOWN", error="sacct failed: no\ndatabase.")
+    found = status(folder, slurm)
+    assert (found.state, found.active) == ("unknown", True)
+    assert found.detail == "SLURM does not answer (sacct failed: no database); by its folder it is running"
 
 
 def test_a_job_that_ends_while_slurm_is_asked_is_not_lost(folder):

@@ -186,6 +186,20 @@ def test_a_suspended_run_says_what_resumes_it(folder):
     assert "`scontrol resume 7`" in found.advice
 
 
+def test_a_cancel_that_left_the_job_to_run_says_so(folder):
+    """Ctrl-C ended `slurmddp cancel` between its mark and its scancel."""
+    write(folder, SUBMITTED, started())
+    folder.cancelled_file.touch()
+    slurm = FakeSlurm()
+    slurm.set_state("7", "RUNNING")
+    found = status(folder, slurm)
+    assert (found.state, found.active) == ("cancelled", True)
+    assert "did not get to job 7" in found.detail
+    assert found.advice == f"`slurmddp cancel {folder.name}` once more ends it."
+    write(folder, CANCELLED)
+    assert "SLURM is still ending job 7" in status(folder, slurm).detail
+
+
 def test_a_pending_run_says_why_and_what_to_do(folder):
     write(folder, SUBMITTED)
     slurm = FakeSlurm()
