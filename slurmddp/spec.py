@@ -62,6 +62,10 @@ CONTROLLER = f"{MODULE}slurmddp.remote.job"
 """The program of `slurmddp controller`, the workers; the script that controls them is its first argument."""
 
 
+FUNCTION_CALL = f"{MODULE}slurmddp.function_call"
+"""The program of `slurmddp.submit`; its arguments: the run folder, the function, its arguments."""
+
+
 def own_script(program: Mapping[str, Any]) -> str:
     """Return a person's script, command or `-m MODULE` in the section `program`; empty without one."""
     script = program.get("script") or ""

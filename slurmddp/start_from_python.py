@@ -30,11 +30,10 @@ from slurmddp.run_handle import POLL_S, Run, RunOverSsh
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
+from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from slurmddp.spec import Job
-
-_MODULE = "slurmddp.function_call"
 
 
 def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
@@ -216,7 +215,7 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
             f"An argument of {path} can't be kept as text: {error}.",
             hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
         ) from error
-    return run.settings_of(["-m", _MODULE, "{run_dir}", path, text])
+    return run.settings_of([*FUNCTION_CALL.split(), "{run_dir}", path, text])
 
 
 def _refuse_keys(value: Any) -> None:

@@ -33,7 +33,7 @@ def train(d: Distributon, strategy: MajorityVote, steps: int) -> None:
             d.save(step, model=model, optimizer=optimizer)
     weights = nn.utils.parameters_to_vector(model.parameters())
     same = all(torch.equal(one, weights) for one in d.all_gather(weights))
-    count = len(weights) * (steps + 1 - begin)
+    count = len(weights) * len(range(begin, steps + 1))
     d.print(f"{strategy.bytes_sent} bytes of votes instead of {4 * count} bytes of gradients")
     d.print(f"replicas are {'equal' if same else 'different'}")
 

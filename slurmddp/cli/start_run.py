@@ -163,7 +163,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(_places(folder))
-    if note := _progress_note(job):
+    if note := _progress_note(job, folder):
         print(f"note    {note}")
     print(_how_to_follow(folder.name))
     return EXIT_FINISHED
@@ -177,13 +177,14 @@ def _places(folder: RunFolder) -> str:
     return "\n".join(lines)
 
 
-def _progress_note(job: Job) -> str:
-    """Return a note about `program.checkpoints` for a script that may be requeued at its time limit."""
+def _progress_note(job: Job, folder: RunFolder) -> str:
+    """Return a note about `program.checkpoints` for a script without a known save, if it may be requeued."""
+    from slurmddp.batch.progress import latest_name
     from slurmddp.spec import own_script
 
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
     again = job.policy.requeue and job.resources.time_limit_min is not None
-    if not program.get("script") or job.saved_files or not again:
+    if not program.get("script") or job.saved_files or latest_name(folder) or not again:
         return ""
     return (
         f"name the files that {own_script(program)} saves with program.checkpoints=PATH, unless Distributon "

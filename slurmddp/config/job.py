@@ -104,7 +104,7 @@ def _cluster(config: Mapping[str, Any]) -> Cluster | None:
 
 
 def _check_backend(backend: str) -> None:
-    """Refuse an unknown name, also for one type of device; import paths are left to the ranks."""
+    """Refuse an unknown name, also for one type of device; `check_targets` checks import paths."""
     for part in backend.split(","):
         name = part.rpartition(":")[2].strip()
         if "." not in name and name.lower() not in BACKENDS:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
-from slurmddp.spec import MODULE
+from slurmddp.spec import CONTROLLER, MODULE
 
 ARGUMENTS = "program.args"
 """The key of the arguments."""
@@ -51,7 +51,7 @@ def choices(value: str) -> list[str] | None:
 
 
 def as_typed(words: Sequence[str]) -> list[str]:
-    """Return settings with the program and its arguments at the end, as after `slurmddp run`.
+    """Return settings with the program and its arguments at the end, as after `slurmddp run` or `controller`.
 
     Args:
         words: settings (`key=value`); `program.script` and `program.args` may be among them. Arguments that
@@ -62,7 +62,8 @@ def as_typed(words: Sequence[str]) -> list[str]:
         key, _, value = word.lstrip("+").partition("=")
         if key == "program.script":
             program = _without_escapes(unquoted(value))
-            script = program.split(" ", 1) if program.startswith(MODULE) else [program]
+            if program != CONTROLLER:  # Its arguments begin with the script that was typed.
+                script = program.split(" ", 1) if program.startswith(MODULE) else [program]
         elif key == "program.args" and not REFERENCE.search(value):
             arguments = [*map(_without_escapes, typed(value))]
         else:

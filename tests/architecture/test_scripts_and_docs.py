@@ -77,6 +77,7 @@ def test_commands_in_the_docs_exist() -> None:
 
 def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "sockets.py").symlink_to(ROOT / "examples" / "13_own_transport" / "sockets.py")
     shown = [words[2:] for words in shell_lines() if words[:2] == ["slurmddp", "train"]]
     # A cluster or code of the reader's own is not here.
     known = [words for words in shown if not re.search(r"\+cluster=mine|my_|<", " ".join(words))]

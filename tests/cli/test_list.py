@@ -9,6 +9,7 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from slurmddp.runs.folder.jsonl import append_line
+from slurmddp.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -42,8 +43,12 @@ def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, ca
     for rate in ("1e-3", "1e-4"):
         typed = f'name=fit\n\'program.script="-m a.fit"\'\n\'program.args=["--lr","{rate}","b c"]\'\n'
         make_run(f"fit-{rate}").overrides_file.write_text(typed)
+        call = f'\'program.args=["{{run_dir}}","math.pow","[{rate}]"]\'\n'
+        make_run(f"pow-{rate}").overrides_file.write_text(f"'program.script=\"{FUNCTION_CALL}\"'\n{call}")
     assert main(["list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for rate in ("1e-3", "1e-4"):
+        assert f"  math.pow '[{rate}]'  " in lines[f"pow-{rate}"]
     for seed in (1, 2):
         assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
         assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]

@@ -53,6 +53,20 @@ def test_a_submission_says_when_the_progress_of_a_script_cannot_be_seen(
     assert ("after 4 time limits without" in shown) == is_shown
 
 
+def test_a_run_whose_saves_are_known_needs_no_name_of_its_files(project, cluster, capsys):
+    (project / "mine.py").write_text("")
+    command = ["train", *BIG, "program.script=mine.py", "time_limit=01:00:00"]
+    assert main(command) == 0
+    latest = only_run(project).checkpoints_dir / "latest"
+    latest.parent.mkdir()
+    latest.write_text("step-0000000004")
+    cluster.set_state("1", "TIMEOUT")
+    capsys.readouterr()
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "job     2\n" in shown and "program.checkpoints" not in shown
+
+
 def test_a_submission_with_spares_tells_of_them(project, cluster, capsys):
     assert main(["train", *BIG, "spare_nodes=2"]) == 0
     assert "(24 ranks on 3 nodes and 2 spares of big)" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from slurmddp.config.composition.compose import compose
 from slurmddp.config.script_arguments import as_typed, spelled
 from slurmddp.errors import EXIT_CONFIG, ConfigError
 from slurmddp.runs.folder.create import prepare
+from slurmddp.spec import CONTROLLER
 from support.runs.projects import job_of
 
 
@@ -179,6 +180,11 @@ def test_words_after_the_program_are_the_same_in_the_run_folder(project: Path, w
 def test_arguments_that_refer_to_other_values_are_shown_as_a_setting() -> None:
     shown = as_typed(["program.script=fit.py", "program.args=[--width,${model.width}]"])
     assert shown == ["program.args=[--width,${model.width}]", "fit.py"]
+
+
+def test_the_workers_of_a_controller_are_no_part_of_its_command() -> None:
+    typed = ["nodes=2", f'program.script="{CONTROLLER}"', 'program.args=["control.py","--lr","0.1"]']
+    assert as_typed(typed) == ["nodes=2", "control.py", "--lr", "0.1"]
 
 
 @pytest.mark.parametrize("words", [["???"], ["\udc80"], ["-x", "a\ud800"]])

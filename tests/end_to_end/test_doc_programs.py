@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,16 @@ def test_t15_every_python_block_of_the_documents_runs(
     if (doc, number) == (ROOT / "README.md", 0):  # It is a whole program.
         script = tmp_path / "program.py"
         script.write_text(block)
-        subprocess.run([sys.executable, script], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, script],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            check=True,
+            timeout=300,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert re.fullmatch(r"(step [1-6]00: loss 0\.\d{4}\n){6}", done.stdout)
         assert (tmp_path / "checkpoints" / "latest").is_file()
     else:
         names = request.getfixturevalue("names")

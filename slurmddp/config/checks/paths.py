@@ -190,7 +190,10 @@ def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
 
 
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
-    """Refuse a `_target_` that can't be imported; `here` is as for `check_program`."""
+    """Refuse a transport or `_target_` that can't be imported; `here` is as for `check_program`."""
+    for part in config["backend"].split(","):  # One backend, or one for each type of device.
+        if "." in (name := part.rpartition(":")[2].strip()):
+            _check_target("backend", name, project_dir, here=here)
     nodes = [
         (node, config.get(node)) for node in OPEN_NODES if not _is_shipped_section(node, config.get(node))
     ]

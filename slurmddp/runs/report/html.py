@@ -32,6 +32,7 @@ from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
+from slurmddp.spec import CONTROLLER
 from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000
@@ -173,7 +174,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
         output="\n".join(logs.tail(found.log, _OUTPUT_LINES)) if has_script and found.log else "",
         code=_text(folder.code_note_file).strip(),
-        command=_command(folder, "run" if has_script else "train"),
+        command=_command(folder, config),
         config=_config(folder),
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     )
@@ -324,7 +325,9 @@ def _chart_label(metrics: Metrics) -> str:
     return "Loss over steps: " + ", ".join(parts)
 
 
-def _command(folder: RunFolder, command: str) -> str:
+def _command(folder: RunFolder, config: Mapping[str, Any]) -> str:
+    script = (config.get("program") or {}).get("script")
+    command = "controller" if script == CONTROLLER else "run" if script else "train"
     typed = _text(folder.overrides_file)
     try:
         words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.

@@ -189,6 +189,15 @@ def test_the_page_of_a_script_shows_its_command_and_output_and_no_empty_card(fol
     assert not [one for one in ("loss", "Steps -", "Speed", "Where the time went") if one in text]
 
 
+def test_the_page_of_a_controller_shows_its_command(folder):
+    program = "program: {script: -m slurmddp.remote.job, args: [control.py]}\n"
+    folder.config_file.write_text(CONFIG + program)
+    folder.overrides_file.write_text(
+        "nodes=2\n'program.script=\"-m slurmddp.remote.job\"'\n'program.args=[\"control.py\"]'\n"
+    )
+    assert "slurmddp controller nodes=2 control.py" in page_of(folder).text
+
+
 def test_the_page_needs_nothing_from_outside_and_every_reference_is_met(folder):
     two_attempts(folder)
     html = html_of(folder)
