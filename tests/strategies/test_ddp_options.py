@@ -102,6 +102,22 @@ def test_a_load_without_a_state_of_the_strategy_forgets_all_later_steps(options,
     assert run_ranks(strategy_jobs.repeated_after_loads, 2, options, saved_by_others) == [[True] * 4] * 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**LOCAL, "hook_start_step": 0, "average_every": 4},
+        {"name": "local_sgd", "every": 4},
+        {"name": "diloco", "every": 4},
+    ],
+    ids=["post_local_sgd", "local_sgd", "diloco"],
+)
+def test_a_state_that_does_not_fit_the_strategy_is_refused_before_a_change_or_left_out(options, tmp_path):
+    for loads in run_ranks(strategy_jobs.loads_that_do_not_fit, 2, options, str(tmp_path)):
+        for (error, is_unchanged, is_left_out), said in zip(loads, ("optimizer", "2x4"), strict=True):
+            assert "does not fit this" in error and said in error
+            assert is_unchanged and is_left_out
+
+
 def test_gradients_that_the_ranks_do_not_average_are_refused():
     for errors in run_ranks(strategy_jobs.gradients_that_nobody_averages, 2):
         assert all("don't average the gradients of 1 parameters" in error for error in errors), errors

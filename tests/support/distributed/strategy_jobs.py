@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.utils.checkpoint import checkpoint
 
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError
 from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
 from slurmddp.strategies.ring import Ring
@@ -532,3 +532,63 @@ def loss_scales(root: str) -> list[float]:
                 d.save(1, root=root, model=model, optimizer=optimizer)
         d.load(root=root, model=model, optimizer=optimizer)
         return [*scales, d._scaler.state_dict()["scale"]]
+
+
+def loads_that_do_not_fit(options: dict[str, Any], root: str) -> list[tuple[str, bool, bool]]:
+    """Save two models, each with an optimizer; load with one optimizer, and with a second model of more rows.
+
+    Returns:
+        Of each load: the error of a strict one, whether it changed nothing, and whether a load that is not
+        strict gives all ranks the model of rank 0.
+    """
+    found = []
+    for optimizers, width in ((2, 2), (1, 2), (2, 3)):
+        with Distributon(strategy=_built(options), seed=3) as d:
+            d.launch()
+            models = d.setup_model(nn.Linear(4, 1), nn.Linear(4, width))
+            steps = [
+                d.setup_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in models[:optimizers]
+            ]
+            for one, optimizer in zip(models, steps, strict=False):
+                one(torch.full((1, 4), d.rank + 1.0)).square().mean().backward()
+                optimizer.step()
+            objects = {"first": models[0], "optimizer": steps[0]}
+            if (optimizers, width) == (2, 2):
+                d.save(1, objects, root=root)
+                continue
+            before = weights(models[0])
+            with pytest.raises(CheckpointError) as refused:
+                d.load(objects, root=root)
+            kept = all(torch.equal(one, before[name]) for name, one in weights(models[0]).items())
+            d.load(objects, root=root, strict=False)
+            flat = nn.utils.parameters_to_vector(models[0].parameters()).detach()
+            alike = all(torch.equal(flat, other) for other in d.all_gather(flat))
+            found.append((str(refused.value), kept, alike))
+    return found
+
+
+def group_added_before_a_save(root: str) -> bool:
+    """Save a DiLoCo training whose optimizer got a group after its first step; tell whether it resumes."""
+    ends = []
+    for resumes in (False, True):
+        with Distributon(strategy=build("diloco", every=2), seed=3) as d:
+            d.launch()
+            first, second = d.setup_model(nn.Linear(4, 4), nn.Linear(4, 1))
+            optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+            for step in range(7):
+                if step == (0 if resumes else 2):
+                    optimizer.add_param_group({"params": list(second.parameters())})
+                objects = {"first": first, "second": second, "optimizer": optimizer}
+                if step in (2, 5) and not resumes:
+                    d.save(step, objects, root=root)
+                if resumes and step in (0, 5):
+                    d.load(objects, root=root, step=2 if step == 0 else 5)
+                if resumes and step < 2:
+                    continue
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
+                second(first(x)).square().mean().backward()
+                optimizer.step()
+                first.zero_grad()
+                second.zero_grad()
+            ends.append([*weights(first).values(), *weights(second).values()])
+    return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
