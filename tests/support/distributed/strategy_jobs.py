@@ -214,7 +214,9 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
     d.seed_everything(5)
     net = Net(width=48)
     model = d.setup_model(net)
-    optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    first, *others = model.parameters()
+    groups = [{"params": others}, {"params": [first], "weight_decay": 0.5}]
+    optimizer = d.setup_optimizer(torch.optim.AdamW(groups, lr=0.01))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if steps.start:
@@ -232,6 +234,9 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
         if step + 1 == save_at:
             d.save(save_at, objects, root=root)
     local = getattr(optimizer, "optim", optimizer)
+    if local is not optimizer:
+        with pytest.raises(RuntimeError, match="has not been consolidated"):  # The state of the save is old.
+            optimizer.state_dict()
     share = sum(part.numel() for one in local.state.values() for part in one.values())
     return weights(net), losses, share
 
@@ -277,6 +282,8 @@ def reused_layer(static_graph: bool) -> str:
         model = d.setup_model(Reused())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if static_graph:
+            with torch.no_grad():
+                model(batch_of(0)[0])  # torch learns nothing about the graph from it.
             with pytest.raises(ConfigError, match="several batches per step"):
                 d.accumulating(model, last=False)
         try:
