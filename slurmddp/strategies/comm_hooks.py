@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +21,24 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from slurmddp.checkpoint.state import compatibility
 from slurmddp.strategies.replicas import average, collective_timeout
 
 State = dict[str, Any]
 
 
-class CommHook(Protocol):
-    """The exchange of one model's gradients."""
+class CommHook:
+    """The exchange of one model's gradients; without a state, and complete before an optimizer's step."""
 
     def follow(self, optimizer: Optimizer) -> None:
         """Take part in the steps of an optimizer."""
 
     def state_dict(self) -> State:
         """Return this rank's state."""
+        return {}
+
+    def check_state_dict(self, state: State) -> None:
+        """Raise CheckpointError if `load_state_dict` can't restore a state."""
 
     def load_state_dict(self, state: State) -> None:
         """Restore the state of this rank, after models and optimizers have got theirs."""
@@ -45,24 +50,15 @@ def _bf16(state: Any, bucket: Any) -> Any:
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
-class Compressed:
+class Compressed(CommHook):
     """Send gradients as float16 or bfloat16, and store the mean as float32 again."""
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         hooks: dict[str, Callable[..., Any]] = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}
         model.register_comm_hook(None, hooks[name])
 
-    def follow(self, optimizer: Optimizer) -> None:
-        """Do nothing: the mean is complete before the step."""
 
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing: the hook has no state."""
-
-
-class PowerSgd:
+class PowerSgd(CommHook):
     """Send gradient matrices as two thin factors (Vogels et al. 2019, arXiv:1905.13727).
 
     Each rank keeps the error of its compression and adds it to its next gradient.
@@ -76,9 +72,6 @@ class PowerSgd:
         model.register_comm_hook(
             self._state, _in_order if self._device.type == "cpu" else powerSGD_hook.powerSGD_hook
         )
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Do nothing: the mean is complete before the step."""
 
     def state_dict(self) -> State:
         kept, random = self._state, self._state.rng.get_state(legacy=False)
@@ -111,7 +104,7 @@ def _in_order(state: Any, bucket: Any) -> Any:
     return future
 
 
-class PostLocalSgd:
+class PostLocalSgd(CommHook):
     """Average gradients within groups of ranks, and weights over all ranks now and then.
 
     Before `start_step` gradients are averaged over all ranks (Lin et al. 2018, arXiv:1808.07217). Afterwards
@@ -143,6 +136,15 @@ class PostLocalSgd:
             state["model"] = self._model.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in self._optimizers]
         return state
+
+    def check_state_dict(self, state: State) -> None:
+        if "model" in state:
+            if (saved := len(state["optimizers"])) != (here := len(self._optimizers)):
+                problem = f"{saved} optimizers trained it, and {here} were set up before load"
+                raise compatibility.misfit("replica of a model", self._model, problem)
+            compatibility.check("replica of a model", self._model, state["model"])
+            for optimizer, one in zip(self._optimizers, state["optimizers"], strict=True):
+                compatibility.check("optimizer of a replica", optimizer, one)
 
     def load_state_dict(self, state: State) -> None:
         self._state.iter, self._steps = state["step"], state["steps"]

@@ -290,14 +290,24 @@ class Ddp:
         for _, hook, first in self._hooks:
             hook.load_state_dict(first)
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise CheckpointError if `load_state_dict` can't restore a state."""
+        for hook, saved in self._with_saved(state):
+            hook.check_state_dict(saved)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
         The state of another strategy or hook is ignored.
         """
-        if state.get("comm_hook", self._comm_hook) == self._comm_hook:
-            for (_, hook, _), saved in zip(self._hooks, state.get("hooks", []), strict=False):
-                hook.load_state_dict(saved)
+        for hook, saved in self._with_saved(state):
+            hook.load_state_dict(saved)
+
+    def _with_saved(self, state: dict[str, Any]) -> list[tuple[CommHook, dict[str, Any]]]:
+        if state.get("comm_hook", self._comm_hook) != self._comm_hook:
+            return []
+        hooks = [hook for _, hook, _ in self._hooks]
+        return list(zip(hooks, state.get("hooks", []), strict=False))
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context whose backward passes do not average gradients.

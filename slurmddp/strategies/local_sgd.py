@@ -13,6 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
+from slurmddp.checkpoint.state import compatibility
 from slurmddp.errors import ConfigError
 from slurmddp.strategies.replicas import Replicas, average, trains
 
@@ -74,6 +75,15 @@ class LocalSgd(Replicas):
         """Forget all steps; weights and optimizers stay as they are."""
         for replica in self._replicas:
             replica.load_state_dict({"steps": 0})
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise CheckpointError if `load_state_dict` can't restore a state."""
+        if "replicas" in state:
+            if (saved := len(state["replicas"])) != (here := len(self._replicas)):
+                problem = f"it has the replicas of {saved} optimizers, and {here} were set up before load"
+                raise compatibility.misfit("state of the strategy", self, problem)
+            for replica, one in zip(self._replicas, state["replicas"], strict=True):
+                replica.check_state_dict(one)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
@@ -154,6 +164,11 @@ class _Replica:
             state |= {"optimizer": self._optimizer.state_dict()}  # Equal weights, but moments of one rank.
         return state
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        for name, target in (("models", self._models), ("optimizer", self._optimizer)):
+            if name in state:
+                compatibility.check(f"{name} of a replica", target, state[name])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.is_apart = state["steps"], "models" in state
         if "models" in state:
@@ -179,7 +194,7 @@ class _OuterReplica(_Replica):
         elif added := self._weights[len(self._agreed) :]:
             new = [one.detach().clone().requires_grad_() for one in added]
             self._agreed += new
-            self._outer.add_param_group({"params": new})
+            self._outer.param_groups[0]["params"] += new  # A load makes one group of all weights.
 
     def _start_outer(self, agreed: Sequence[torch.Tensor]) -> SGD:
         self._agreed = [one.requires_grad_() for one in agreed]
@@ -203,12 +218,18 @@ class _OuterReplica(_Replica):
             state |= {"agreed": [one.detach() for one in self._agreed], "outer": self._outer.state_dict()}
         return state
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        super().check_state_dict(state)
+        shapes = [one.shape for one in self._weights]
+        if "agreed" in state and [one.shape for one in state["agreed"]] != shapes[: len(state["agreed"])]:
+            raise compatibility.misfit("agreed weights", self._optimizer, "they have other shapes")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._outer = None
         if "agreed" in state:
             agreed = [
                 saved.detach().to(like.device, copy=True)
-                for saved, like in zip(state["agreed"], self._weights, strict=True)
+                for saved, like in zip(state["agreed"], self._weights, strict=False)
             ]
             self._start_outer(agreed).load_state_dict(state["outer"])

@@ -112,7 +112,7 @@ class ParameterServer(Replicas):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counts of this rank's result of `state_dict`; ignore the state of another strategy."""
         if "staleness" in state:
-            for served, counts in zip(self._served, state["staleness"], strict=True):
+            for served, counts in zip(self._served, state["staleness"], strict=False):
                 served.staleness.update(dict(enumerate(counts)))
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def consolidate(self) -> None:
         """Gather the whole state into the memory of each rank's host, for `state_dict`. All ranks call it."""
-        self._sync_param_groups(self.param_groups, self.optim.param_groups)  # type: ignore[attr-defined]
         states: list[Any] = [None] * self.world_size
         distributed.all_gather_object(states, _on_cpu(self.optim.state_dict()))
         self._all_state_dicts = states

@@ -61,6 +61,21 @@ def test_c4_without_staleness_one_step_on_the_mean_answers_all_ranks(threads) ->
     assert server.staleness == {0: 3}
 
 
+def test_gradients_are_added_in_the_order_of_ranks_whichever_comes_first(threads) -> None:
+    server = server_of(0, 3)
+    early = [threads.submit(server.exchange, rank, gradient(value)) for rank, value in ((2, -1e8), (0, 1e8))]
+    wait_until(lambda: len(server._waiting) == 2, "two gradients")
+    assert weight_in(server, server.exchange(1, gradient(1.0))) == 1, "1e8 + 1 is 1e8 in float32"
+    assert [weight_in(server, one.result()) for one in early] == [1, 1]
+
+
+def test_a_rank_without_a_gradient_counts_as_one_of_zero(threads) -> None:
+    server = server_of(0, 2)
+    other = threads.submit(server.exchange, 1, [None])
+    assert weight_in(server, server.exchange(0, gradient(0.6))) == pytest.approx(0.7)
+    other.result()
+
+
 def test_c4_a_rank_is_never_more_steps_ahead_than_the_bound(threads) -> None:
     server = server_of(2, 2)
     # A gradient is applied at once, with its share of the learning rate.

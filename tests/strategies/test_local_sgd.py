@@ -86,6 +86,9 @@ class TestOnRanks:
     def test_groups_that_an_optimizer_gets_later_are_averaged_too(self, name: str) -> None:
         assert run_ranks(strategy_jobs.groups_added_later, 2, {"name": name, "every": 2}) == [True, True]
 
+    def test_a_resume_keeps_the_outer_steps_of_groups_that_were_added_later(self, tmp_path) -> None:
+        assert run_ranks(strategy_jobs.group_added_before_a_save, 2, str(tmp_path)) == [True, True]
+
     def test_averages_of_every_step_are_the_training_of_one_process(self, tmp_path) -> None:
         ranks = run_ranks(strategy_jobs.local_steps, 2, {"name": "local_sgd", "every": 1}, 5, WIDTH)
         own = torch.tensor(ranks[0]["weights"][0])

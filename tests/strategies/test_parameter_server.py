@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import distributed
 
 from slurmddp.errors import ConfigError
-from slurmddp.strategies import build
+from slurmddp.strategies import build, parameter_server
 from slurmddp.strategies.parameter_server import ServedOptimizer
 from support.distributed import server_jobs, strategy_jobs
 from support.distributed.rank_jobs import Net
@@ -73,6 +75,18 @@ def test_c4_a_dead_rank_is_named_on_all_others() -> None:
     assert dead == "died"
     assert "Rank 1 has left the training" in first
     assert last == "The parameter server has stopped, because of rank 1."
+
+
+def test_the_state_that_an_optimizer_has_before_the_setup_goes_to_the_server(monkeypatch) -> None:
+    for name, value in {"get_rank": 0, "get_world_size": 1, "new_group": None}.items():
+        monkeypatch.setattr(distributed, name, lambda value=value, **_: value)
+    monkeypatch.setattr(parameter_server, "collective_timeout", lambda: timedelta(seconds=60))
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    ServedOptimizer(optimizer, 0).step()
+    assert weight.item() == -1 - 1.5
 
 
 def test_what_the_server_cannot_do_is_refused() -> None:

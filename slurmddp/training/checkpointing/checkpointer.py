@@ -171,6 +171,13 @@ class Checkpointer:
         state: dict[str, Any] = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
         return state
 
+    def check_strategy(self, found: checkpoint.Checkpoint) -> None:
+        """Raise CheckpointError if the strategy can't restore the saved state of this rank."""
+        saved = found.state["rng"]
+        own = saved[collectives.rank()] if len(saved) == collectives.world_size() else {}
+        if "strategy" in own and hasattr(self.strategy, "check_state_dict"):
+            self.strategy.check_state_dict(own["strategy"])
+
     def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
         """Restore this rank's state of the strategy. On another number of ranks, the state is left out.
 

@@ -230,6 +230,13 @@ class _Load:
     def _check(self, found: checkpoint.Checkpoint) -> frozenset[str]:
         saver, ignored = self.checkpointer, None if self.strict else list[str]()
         certain = check(found.state, self.objects, saver.loaders, saver.unwrap, ignored)
+        try:
+            saver.check_strategy(found)
+        except CheckpointError:
+            if ignored is None:
+                raise
+            del found.state["rng"][collectives.rank()]["strategy"]
+            ignored.append("strategy: its state does not fit")
         if ignored and collectives.rank() == 0:
             log.warning("The load is not strict, and leaves out: %s.", "; ".join(ignored))
         return certain

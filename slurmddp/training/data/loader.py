@@ -127,7 +127,7 @@ def distribute(
         batch_size=(loader.batch_size or 1) * accumulate,
         seed=seed,
         drop_last=loader.drop_last,
-        even=even and not loader.drop_last and info.world_size > 1,
+        even=even,
         keyed=keyed,
     )
     changes: dict[str, Any] = {"dataset": SeededSamples(data, seed) if keyed else data}

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.state.shards import mapped
 from slurmddp.errors import CheckpointError
 from support.distributed.checkpoint_files import round_trip, same, save
 
@@ -148,3 +149,10 @@ def test_a_container_that_holds_itself_is_refused(tmp_path):
 def test_a_state_of_many_chunks(tmp_path):
     state = {f"w{i}": torch.randn(3_000_000) for i in range(3)}  # 12 MB each: more than one chunk
     assert same(round_trip(tmp_path, state), state)
+
+
+def test_a_changed_copy_of_a_state_keeps_the_versions_of_modules():
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    copy = mapped(state, lambda tensor: tensor + 1)
+    assert copy["weight"].tolist() == [2, 2] and state["weight"].tolist() == [1, 1]
+    assert copy._metadata == state._metadata and type(copy) is type(state)

@@ -51,7 +51,7 @@ def trained(strategy: Strategy, removed: bool = False) -> dict[str, Any]:
     rank, size = (
         (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     )
-    torch.manual_seed(5)
+    torch.manual_seed(5 + rank)  # All ranks begin with the weights of rank 0.
     net = Net(width=12)
     model = strategy.wrap(net, torch.device("cpu"))
     if removed and type(strategy) is Ddp and isinstance(model, DistributedDataParallel):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import writer_process
@@ -48,8 +49,10 @@ def part_of_batch(d: Distributon, seed: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def setup(d: Distributon, width: int = 7) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(5)
-    model = d.setup_model(Stack(width))
+    torch.manual_seed(5 + d.rank)  # All ranks begin with the weights and buffers of rank 0.
+    stack = Stack(width)
+    stack.scale.add_(d.rank)
+    model = d.setup_model(stack)
     return model, d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
@@ -117,6 +120,28 @@ def load_and_train(root: str, end: int, strategy: str = "fsdp") -> dict[str, Any
         take_steps(d, model, optimizer, step, end)
         last = whole_state(d.unwrap(model), optimizer)
         return {"step": step, "loaded": loaded, "last": last, "files": sorted(files), "rank": d.rank}
+
+
+def save_other_placements(root: str) -> bool:
+    """Save a tensor split by columns and a replicated one; tell whether a load restores this rank's parts."""
+    with Distributon() as d:
+        d.launch()
+        mesh = init_device_mesh("cpu", (d.world_size,))
+        values = torch.arange(24.0).reshape(4, 6)
+        model = nn.ParameterDict(
+            {
+                "columns": nn.Parameter(distribute_tensor(values, mesh, [Shard(1)])),
+                "copies": nn.Parameter(distribute_tensor(values, mesh, [Replicate()])),
+            }
+        )
+        d.save(1, model=model, root=root)
+        before = [local(one.detach()).clone() for one in model.values()]
+        with torch.no_grad():
+            for one in model.values():
+                one.zero_()
+        d.load(model=model, root=root)
+        after = [local(one.detach()) for one in model.values()]
+        return all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def save_and_wait(root: str) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.utils.checkpoint import checkpoint
 
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError
 from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
 from slurmddp.strategies.ring import Ring
@@ -214,7 +214,9 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
     d.seed_everything(5)
     net = Net(width=48)
     model = d.setup_model(net)
-    optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    first, *others = model.parameters()
+    groups = [{"params": others}, {"params": [first], "weight_decay": 0.5}]
+    optimizer = d.setup_optimizer(torch.optim.AdamW(groups, lr=0.01))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if steps.start:
@@ -232,6 +234,9 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
         if step + 1 == save_at:
             d.save(save_at, objects, root=root)
     local = getattr(optimizer, "optim", optimizer)
+    if local is not optimizer:
+        with pytest.raises(RuntimeError, match="has not been consolidated"):  # The state of the save is old.
+            optimizer.state_dict()
     share = sum(part.numel() for one in local.state.values() for part in one.values())
     return weights(net), losses, share
 
@@ -277,6 +282,8 @@ def reused_layer(static_graph: bool) -> str:
         model = d.setup_model(Reused())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if static_graph:
+            with torch.no_grad():
+                model(batch_of(0)[0])  # torch learns nothing about the graph from it.
             with pytest.raises(ConfigError, match="several batches per step"):
                 d.accumulating(model, last=False)
         try:
@@ -532,3 +539,63 @@ def loss_scales(root: str) -> list[float]:
                 d.save(1, root=root, model=model, optimizer=optimizer)
         d.load(root=root, model=model, optimizer=optimizer)
         return [*scales, d._scaler.state_dict()["scale"]]
+
+
+def loads_that_do_not_fit(options: dict[str, Any], root: str) -> list[tuple[str, bool, bool]]:
+    """Save two models, each with an optimizer; load with one optimizer, and with a second model of more rows.
+
+    Returns:
+        Of each load: the error of a strict one, whether it changed nothing, and whether a load that is not
+        strict gives all ranks the model of rank 0.
+    """
+    found = []
+    for optimizers, width in ((2, 2), (1, 2), (2, 3)):
+        with Distributon(strategy=_built(options), seed=3) as d:
+            d.launch()
+            models = d.setup_model(nn.Linear(4, 1), nn.Linear(4, width))
+            steps = [
+                d.setup_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in models[:optimizers]
+            ]
+            for one, optimizer in zip(models, steps, strict=False):
+                one(torch.full((1, 4), d.rank + 1.0)).square().mean().backward()
+                optimizer.step()
+            objects = {"first": models[0], "optimizer": steps[0]}
+            if (optimizers, width) == (2, 2):
+                d.save(1, objects, root=root)
+                continue
+            before = weights(models[0])
+            with pytest.raises(CheckpointError) as refused:
+                d.load(objects, root=root)
+            kept = all(torch.equal(one, before[name]) for name, one in weights(models[0]).items())
+            d.load(objects, root=root, strict=False)
+            flat = nn.utils.parameters_to_vector(models[0].parameters()).detach()
+            alike = all(torch.equal(flat, other) for other in d.all_gather(flat))
+            found.append((str(refused.value), kept, alike))
+    return found
+
+
+def group_added_before_a_save(root: str) -> bool:
+    """Save a DiLoCo training whose optimizer got a group after its first step; tell whether it resumes."""
+    ends = []
+    for resumes in (False, True):
+        with Distributon(strategy=build("diloco", every=2), seed=3) as d:
+            d.launch()
+            first, second = d.setup_model(nn.Linear(4, 4), nn.Linear(4, 1))
+            optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+            for step in range(7):
+                if step == (0 if resumes else 2):
+                    optimizer.add_param_group({"params": list(second.parameters())})
+                objects = {"first": first, "second": second, "optimizer": optimizer}
+                if step in (2, 5) and not resumes:
+                    d.save(step, objects, root=root)
+                if resumes and step in (0, 5):
+                    d.load(objects, root=root, step=2 if step == 0 else 5)
+                if resumes and step < 2:
+                    continue
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
+                second(first(x)).square().mean().backward()
+                optimizer.step()
+                first.zero_grad()
+                second.zero_grad()
+            ends.append([*weights(first).values(), *weights(second).values()])
+    return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

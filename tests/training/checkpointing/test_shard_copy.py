@@ -69,6 +69,13 @@ def test_fsdp_loads_a_checkpoint_of_replicas_and_saves_with_wait(tmp_path: Path)
     assert_equal(objects(tmp_path / "waited" / "step-0000000001"), waited)
 
 
+def test_tensors_that_are_not_split_by_rows_are_saved_whole(tmp_path: Path) -> None:
+    assert run_ranks(fsdp_jobs.save_other_placements, 2, str(tmp_path)) == [True, True]
+    saved = checkpoint.read(tmp_path / "step-0000000001").state["objects"]["model"]
+    values = torch.arange(24.0).reshape(4, 6)
+    assert_equal(saved, {"columns": values, "copies": values})
+
+
 def objects(folder: Path) -> State:
     """Return the whole model and optimizer state in a checkpoint, named as by `whole_state`."""
     saved: dict[str, Any] = checkpoint.read(folder).state["objects"]

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from slurmddp.checkpoint.state import Checkpoint
 from slurmddp.errors import MismatchError
 from slurmddp.training.checkpointing import training_state
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.iterable import IterableLoader
+from slurmddp.training.process_group import collectives
 from support.loaders import loader_of
 
 SAMPLES = 53
@@ -124,7 +126,9 @@ def test_a_resume_anywhere_gives_the_rest_of_the_epoch_and_the_next_one(
     assert ("Stateless is read again" in caplog.text) == (data is Stateless)
 
 
-def test_a_rank_resumes_in_its_own_epoch_when_rank_zero_has_begun_the_next_one() -> None:
+def test_a_rank_resumes_in_its_own_epoch_when_rank_zero_has_begun_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, second, resumed = (make(Placed, 0, rank, 2) for rank in (0, 1, 1))
     list(first)
     expected = shown(list(make(Placed, 0, 1, 2)))
@@ -132,7 +136,10 @@ def test_a_rank_resumes_in_its_own_epoch_when_rank_zero_has_begun_the_next_one()
     before = shown([next(walk) for _ in range(3)])
     resumed.load_state_dict(first.state_dict())
     assert resumed.epoch == 1
-    resumed.load_rank_state(second.rank_state())
+    saved = [{"data": [one.rank_state()]} for one in (first, second)]
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    training_state.restore_data(Checkpoint(1, {"rng": saved}, {}), [resumed])
     assert resumed.epoch == 0
     assert before + shown(list(resumed)) == expected
 
