@@ -91,6 +91,6 @@ def test_an_interrupted_removal_says_where_the_rest_lies(ended, monkeypatch, cap
             raise KeyboardInterrupt
 
     monkeypatch.setattr("slurmddp.cli.commands.rm.shutil.rmtree", interrupted)
-    assert main(["rm", "gpt", "--yes"]) != 0
+    assert main(["rm", "gpt", "--yes"]) == 130
     error = capsys.readouterr().err
     assert "the removal was interrupted" in error and f".removed-{ended.name}" in error

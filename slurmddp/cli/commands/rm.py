@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli import start_run
-from slurmddp.cli.messages import UsageError
+from slurmddp.cli.messages import EXIT_INTERRUPTED, UsageError
 from slurmddp.cli.refusals import refuse_active
 from slurmddp.errors import EXIT_FINISHED, RunStateError, SlurmddpError, plain
 from slurmddp.launchers.submit import array
@@ -131,9 +131,11 @@ def _remove_folder(folder: RunFolder, *, yes: bool) -> None:
         shutil.rmtree(doomed)
     except (OSError, KeyboardInterrupt) as error:
         why = plain(error) if isinstance(error, OSError) else "the removal was interrupted"
-        raise SlurmddpError(
+        left = SlurmddpError(
             f"{folder.name} is removed, but files are left: {why}.", hint=f"They lie in {doomed}."
-        ) from error
+        )
+        left.exit_code = left.exit_code if isinstance(error, OSError) else EXIT_INTERRUPTED
+        raise left from error
     print(f"{folder.name} is removed ({described}).")
 
 
