@@ -39,7 +39,8 @@ slurm:
 browser:
 	@PACKAGES=chromium PROGRAMS=chromium sh .ci/install-programs
 
-programs:  # all of both in one call, since two calls of apt would wait for each other's lock
+# SLURM and the browser in one call of apt: of two calls, one would wait for the other's lock.
+programs:
 	@PACKAGES="$(SLURM_PACKAGES) chromium" PROGRAMS="$(SLURM_PROGRAMS) chromium" sh .ci/install-programs
 
 test:  ## install what the tests need and run all of them, on a real SLURM too

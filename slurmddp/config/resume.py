@@ -19,7 +19,7 @@ from slurmddp.config.job import build_job
 from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
 from slurmddp.config.schema import FREE
-from slurmddp.config.script_arguments import typed
+from slurmddp.config.script_arguments import key_of, typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
@@ -100,9 +100,5 @@ def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a run: the first one, in which changes take the place of their keys."""
     first = folder.typed() if folder.overrides_file.exists() else []
     # A key that slurmddp does not know needs its first word, which has a plus.
-    changed = every_key().keys() & map(_key, changes)
-    return (*(one for one in first if _key(one) not in changed), *changes)
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0]
+    changed = every_key().keys() & map(key_of, changes)
+    return (*(one for one in first if key_of(one) not in changed), *changes)

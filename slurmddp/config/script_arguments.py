@@ -50,6 +50,11 @@ def choices(value: str) -> list[str] | None:
     return _items(value.removeprefix("choice"), end=")")
 
 
+def key_of(word: str) -> str:
+    """Return the key of a setting as typed: `+a.b=1` has the key `a.b`."""
+    return word.lstrip("+").partition("=")[0]
+
+
 def as_typed(words: Sequence[str]) -> list[str]:
     """Return settings with the program and its arguments at the end, as after `slurmddp run` or `controller`.
 

@@ -94,6 +94,7 @@ class Node:
         self._answers: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
         self._awaited = threading.Event()
+        """Set while somebody waits for the worker, so that commands are sent at once."""
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
         threading.Thread(target=self._receive, daemon=True).start()

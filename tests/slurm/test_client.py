@@ -425,7 +425,7 @@ scontrol: error: fetch_config: DNS SRV lookup failed
 scontrol: error: _establish_config_source: failed to fetch config
 scontrol: fatal: Could not establish a configuration source
 """
-"""What SLURM's programs print on a machine without slurm.conf and without a controller."""
+"""SLURM's programs print this on a machine without slurm.conf and without a controller."""
 
 
 NO_SLURMDBD = """\
@@ -433,7 +433,7 @@ sacct: error: slurm_persist_conn_open_without_init: failed to open persistent co
 sacct: error: Sending PersistInit msg: Connection refused
 sacct: error: Problem talking to the database: Connection refused
 """  # noqa: E501
-"""What sacct 22.05 prints while slurmdbd is away."""
+"""sacct 22.05 prints this while slurmdbd is away."""
 
 
 def write_site(programs: FakePrograms) -> None:

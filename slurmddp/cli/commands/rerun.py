@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 
 from slurmddp.cli.commands import train
+from slurmddp.config.script_arguments import key_of
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
@@ -50,7 +51,7 @@ def words_of(folder: RunFolder) -> list[str]:
         raise ConfigError(
             f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."
         ) from error
-    return [word for word in words if word.lstrip("+").partition("=")[0] != "name"]
+    return [word for word in words if key_of(word) != "name"]
 
 
 def free_name(name: str, folder: RunFolder) -> str:

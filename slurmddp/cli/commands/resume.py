@@ -146,12 +146,13 @@ def _print_notes(jobs: Sequence[Job], changes: Sequence[str]) -> None:
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
     from slurmddp.config.resources import SIZE
+    from slurmddp.config.script_arguments import key_of
 
     configs = [job.program.config for job in jobs]
     notes = (note for one in configs for note in (*unused(one, os.environ), *misspelled(one, os.environ)))
     for note in dict.fromkeys(notes):
         print(f"slurmddp: note: {note}", file=sys.stderr)
-    if any(change.lstrip("+").partition("=")[0] in SIZE for change in changes):
+    if any(key_of(change) in SIZE for change in changes):
         for job in jobs:
             _print_size(job)
 

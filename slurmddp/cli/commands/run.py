@@ -86,9 +86,9 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 def _own_keys(overrides: Sequence[str]) -> set[str]:
     """Return the keys of settings that are not slurmddp's: they are there to be referred to."""
     from slurmddp.config.keys import TOP
+    from slurmddp.config.script_arguments import key_of
 
-    keys = {one.lstrip("+").partition("=")[0] for one in overrides}
-    return {key for key in keys if key.partition(".")[0] not in TOP}
+    return {key for key in map(key_of, overrides) if key.partition(".")[0] not in TOP}
 
 
 def settings_of(program: Sequence[str], keys: Collection[str] = ()) -> list[str]:

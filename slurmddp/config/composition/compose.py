@@ -36,7 +36,7 @@ from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, de
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
 from slurmddp.config.schema import COMPUTED
-from slurmddp.config.script_arguments import ARGUMENTS, REFERENCE
+from slurmddp.config.script_arguments import ARGUMENTS, REFERENCE, key_of
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
@@ -167,9 +167,8 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
 
 
 def _asks_for_job(word: str) -> bool:
-    name, is_set, _ = word.lstrip("+").partition("=")
-    key = TOP.get(name)
-    return bool(is_set) and key is not None and not key.trainer and key.identity is not COMPUTED
+    key = TOP.get(key_of(word))
+    return "=" in word and key is not None and not key.trainer and key.identity is not COMPUTED
 
 
 def _unasked_memory(config: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ class Checkpointer:
     loaders: Loaders
     unwrap: Unwrap
     strategy: Any = None
-    """Its optional methods `state_dict`, `reset` and `load_state_dict` are called on all ranks."""
+    """Its optional methods for its state (see `Strategy`) are called on all ranks."""
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
@@ -79,8 +79,8 @@ class Checkpointer:
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
     """By folder, the step that was chosen for a load; until the next save, or load of the newest."""
-    named: set[str] = field(default_factory=set)
-    """The metrics of all saves, and those that were missed."""
+    known_metrics: set[str] = field(default_factory=set)
+    """The names of metrics that a save had, or whose absence was logged."""
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for the checkpoint's manifest: world size, seed, configuration."""
@@ -119,7 +119,7 @@ class Checkpointer:
             if writes:
                 state, stamp = found.completed(), found.stamp
                 snapshot = Snapshot(root, step, stamp, state, self.facts() | _measured(metrics))
-                self._miss_best(root, keep, metrics)
+                self._log_missing_metric(root, keep, metrics)
                 saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
             elif shards is not None:
                 saves.follow(shards)
@@ -140,10 +140,10 @@ class Checkpointer:
                 loaded, ", ".join(names),
             )  # fmt: skip
 
-    def _miss_best(self, root: Path, keep: Keep, metrics: Mapping[str, Any]) -> None:
+    def _log_missing_metric(self, root: Path, keep: Keep, metrics: Mapping[str, Any]) -> None:
         """Warn once, on rank 0, if no checkpoint has the metric of `keep_best`."""
-        self.named.update(metrics)
-        if collectives.rank() or keep.keep_best is None or keep.keep_best[0] in self.named:
+        self.known_metrics.update(metrics)
+        if collectives.rank() or keep.keep_best is None or keep.keep_best[0] in self.known_metrics:
             return
         name, given = keep.keep_best[0], ", ".join(metrics) or "none"
         if not ranked(root, keep.keep_best):
@@ -152,7 +152,7 @@ class Checkpointer:
                 "Only the last %d checkpoints stay. Give it as save(..., metrics={%r: value}).",
                 name, given, max(keep.keep_last, NEVER_BELOW), name,
             )  # fmt: skip
-        self.named.add(name)
+        self.known_metrics.add(name)
 
     def _gather_rank_states(self) -> list[Any] | None:
         """Return each rank's own part of the state on rank 0, and None elsewhere."""
