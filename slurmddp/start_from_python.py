@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.run_handle import POLL_S, Run, RunOverSsh
+from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
@@ -283,9 +284,13 @@ def _start_here(job: Job, *, again: bool) -> None:
         threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
         while process.poll() is None and not _has_begun(folder, process.pid):
             time.sleep(POLL_S / 4)
-        if process.returncode and not _has_begun(folder, process.pid):
+        if _has_begun(folder, process.pid):
+            return
+        if process.returncode:
             said.seek(0)
             raise SlurmddpError(f"The run did not start: {said.read().strip()}")
+    if changed := changed_since(folder, job):
+        print(f"slurmddp: note: {folder.name}: {changed} again=True runs the new code.", file=sys.stderr)
 
 
 def _has_begun(folder: RunFolder, pid: int) -> bool:

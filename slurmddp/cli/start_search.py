@@ -28,6 +28,7 @@ from slurmddp.errors import (
     near_matches,
 )
 from slurmddp.runs import sweeps
+from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Metrics, read
@@ -153,6 +154,7 @@ def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: b
             for at, job in enumerate(jobs, tried + 1)
         }
         left = [job for job in fresh if again or not _is_finished(job)]
+        _warn_of_old_code([job for job in fresh if job not in left])
         codes = start_sweep.start_points(left, begin, results.sweep, lines)
         if start_sweep.GIVEN_UP.isdisjoint(codes):
             if any(job.launcher == "slurm" for job in left):
@@ -167,6 +169,13 @@ def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: b
         tried += len(jobs)
         results.refuse_failures(tried)
     return results.show()
+
+
+def _warn_of_old_code(finished: Sequence[Job]) -> None:
+    """Print which finished trials, whose results count, have computed with other code."""
+    for job in finished:
+        if changed := changed_since(RunFolder(job.run_dir), job):
+            print(f"note    {job.run_name}  {changed} --again runs all trials with the new code.")
 
 
 def _is_finished(job: Job) -> bool:

@@ -201,11 +201,16 @@ def test_a_finished_script_is_started_again_only_with_again(project, capsys, mon
     assert main(command) == 0
     capsys.readouterr()
     assert main(command) == 0
-    assert (
-        "--again starts it once more; other arguments of the script are another run."
-        in capsys.readouterr().out
-    )
+    again = "`slurmddp run --again show.py ...`"
+    other = "other arguments of the script are another run."
+    assert f"{again} starts it once more; {other}" in capsys.readouterr().out
+    (project / "show.py").write_text((project / "show.py").read_text() + "# edited\n")
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert f"show.py has changed since this run. {again} runs the new code." in shown and other not in shown
     assert len([*(project / "runs").iterdir()]) == 1
+    assert main(["run", "--again", *command[1:]]) == 0
+    assert main(command) == 0 and "has changed" not in capsys.readouterr().out
 
 
 def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):

@@ -102,8 +102,10 @@ def test_the_same_command_runs_no_trial_twice(project, trials, capsys):
     assert f"sweep   slurmddp report {sweep_of(project).name}" in shown
     names = [run.name for run in sweep_of(project).runs]
 
+    (project / "my_data.py").touch()
     assert search() == EXIT_FINISHED
     again = capsys.readouterr().out
+    assert again.count("my_data.py has changed since this run. --again runs all trials") == 5
     assert trials.started == 5 and again.rpartition("best ")[2] == shown.rpartition("best ")[2]
     assert search(jobs=7) == EXIT_FINISHED
     assert trials.started == 7 and [run.name for run in sweep_of(project).runs][:5] == names

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -115,6 +117,44 @@ def test_again_puts_the_finished_run_aside(project, here, capsys):
     assert (project / "runs" / f"{name}.old-1" / "mark").exists()
     assert {path.name for path in (project / "runs").iterdir()} == {name, f"{name}.old-1", f"{name}.old-2"}
     assert here.started == 3
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_a_finished_or_active_run_names_the_code_that_has_changed_since(
+    project, here, cluster, capsys, monkeypatch, in_git
+):
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    if in_git:
+        subprocess.run(["git", "init", "-q", "."], check=True)
+    (project / "pkg").mkdir()
+    for name in ("my_model.py", "pkg/data.py", "notes.txt"):
+        (project / name).write_text("v = 1\n")
+    if in_git:
+        subprocess.run(["git", "add", "notes.txt"], check=True)
+
+    def shown(*words: str) -> str:
+        assert main(["train", *words]) == 0
+        return capsys.readouterr().out
+
+    shown(), shown(*BIG)
+    assert "has changed" not in shown() and "has changed" not in shown(*BIG)
+    (project / "losses.csv").write_text("written by the run")
+    (project / "runs" / "other.py").write_text("of another run")
+    assert "--again starts it once more from step 0" in shown()
+
+    (project / "my_model.py").write_text("v = 2\n")
+    assert "my_model.py has changed since this run. --again runs the new code." in shown()
+    assert "queued already" in (active := shown(*BIG)) and "my_model.py has changed since this run." in active
+
+    (project / "pkg" / "data.py").unlink()
+    (project / "pkg" / "new.py").touch()
+    (project / "notes.txt").write_text("v = 2\n")
+    names = (
+        "my_model.py, notes.txt, pkg/data.py and 1 more" if in_git else "my_model.py, pkg/data.py, pkg/new.py"
+    )
+    assert f"{names} have changed since this run. --again runs the new code." in shown()
+    shown("--again")
+    assert "changed" not in shown() and here.started == 2
 
 
 def test_cfg_prints_yaml_that_gives_the_run_again(project, capsys):

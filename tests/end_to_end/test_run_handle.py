@@ -48,7 +48,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("handle_work", None)
 
 
-def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(project: Path) -> None:
+def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import handle_work  # type: ignore[import-not-found]
 
     run = slurmddp.submit(handle_work.rank, 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
@@ -59,6 +61,12 @@ def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(projec
     again = slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
     assert again.path == run.path and again.result(60) == run.result()
     assert (run.path / "attempts.jsonl").read_text() == attempts
+    assert capsys.readouterr().err == ""
+    (project / "handle_work.py").write_text(MODULE.replace("factor *", "2 * factor *"))
+    slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
+    note = "handle_work.py has changed since this run. again=True runs the new code."
+    assert f"{run.name}: {note}" in capsys.readouterr().err
+    (project / "handle_work.py").write_text(MODULE)
     assert slurmddp.Run("rank").path == run.path
     assert slurmddp.submit("handle_work.rank", 3, [], ranks_per_node=1).result(60)[0] == 3
     named = slurmddp.submit("handle_work.seeded", 3, 4, ranks_per_node=1, seed=5, name="named")

@@ -19,6 +19,7 @@ from slurmddp.cli import hydra_flags, start_run
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import own_script
 
 if TYPE_CHECKING:
     from slurmddp.cli.start_array import ArrayStart
@@ -172,6 +173,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
     """
+    from slurmddp.runs.folder.code_changes import changed_since
     from slurmddp.runs.folder.history import is_unanswered
 
     folder = RunFolder(job.run_dir)
@@ -187,7 +189,10 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
             print(f"The run so far is kept as {put_aside(folder)}.")
             return begin(job, array=array)
         if lock.fileno < 0 or (found.active and not is_unanswered(folder)):
-            return start_run.already_active(found)
+            code = start_run.already_active(found)
+            if changed := changed_since(folder, job):
+                print(changed)
+            return code
         if found.state == "finished":
             return _already_finished(found, job)
         if found.attempts:
@@ -219,14 +224,26 @@ def _goes_on(found: RunStatus) -> str:
 
 
 def _already_finished(found: RunStatus, job: Job) -> int:
+    from slurmddp.runs.folder.code_changes import changed_since
+
     print(f"{found.name} is finished: {found.detail}.")
     if found.report is not None:
         print(f"report  {found.report}")
-    if job.program.config["program"].get("script"):
-        print("--again starts it once more; other arguments of the script are another run.")
+
+    again = _again(job)
+    if changed := changed_since(RunFolder(found.path), job):
+        print(f"{changed} {again} runs the new code.")
+    elif own_script(job.program.config["program"]):
+        print(f"{again} starts it once more; other arguments of the script are another run.")
     else:
-        print("--again starts it once more from step 0; another seed, model or train.steps is another run.")
+        print(f"{again} starts it once more from step 0; another seed, model or train.steps is another run.")
     return EXIT_FINISHED
+
+
+def _again(job: Job) -> str:
+    """Return how to start a finished run once more; after a script, `--again` would be its argument."""
+    script = own_script(job.program.config["program"])
+    return f"`slurmddp run --again {script} ...`" if script else "--again"
 
 
 def put_aside(folder: RunFolder) -> Path:

@@ -7,12 +7,11 @@ folder holds no copy of them. The snapshot records the commit and the difference
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -30,6 +29,8 @@ RECORD = ".slurmddp"
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
 """If git ignores more entries, only folders are linked."""
+_MOST_ENTRIES = 10_000
+"""Outside of a git repository, a folder with more entries is not searched for Python files."""
 _SECRETS = (".env*", "*.pem", "*.key", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".pypirc")
 """Patterns for names of files that hold passwords and keys."""
 _CACHES = frozenset({
@@ -95,6 +96,46 @@ def code_of(project_dir: Path) -> list[Path]:
         found = _list_files(project_dir, ()).code
     _refuse_large(project_dir, found)
     return sorted(found)
+
+
+def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
+    """Return the files of a project whose change is a change of its code, without those in `exclude`.
+
+    In a git repository these are the files that git tracks, and new Python files. A new file of another kind
+    may be a result of a run. Elsewhere, and if the files are larger than a snapshot may be, these are the
+    Python files. A folder with too many entries to look through, such as a home directory, has none.
+    """
+    if _git_trouble(project_dir):
+        return _python_files(project_dir, exclude)
+
+    tracked, new, _ = _entries(project_dir)
+    python = {path for path in new if path.suffix == ".py" and not _is_cache(path, project_dir)}
+    code = _without_runs({*tracked, *python}, project_dir, exclude)
+
+    if sum(path.lstat().st_size for path in code) > _MOST_MB * 1e6:
+        return [path for path in code if path.suffix == ".py"]
+    return code
+
+
+def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
+    """Return the Python files below a folder; none if the folder has more than `_MOST_ENTRIES` entries."""
+    python: list[Path] = []
+    entries = 0
+    for name, folders, files in os.walk(project_dir):
+        folder = Path(name)
+        entries += len(folders) + len(files)
+        if entries > _MOST_ENTRIES:
+            return []
+        python += [folder / file for file in files if file.endswith(".py")]
+        folders[:] = [
+            inner
+            for inner in folders
+            if not inner.startswith(".")
+            and folder / inner not in exclude
+            and not _is_cache(folder / inner, project_dir)
+            and not _is_run(folder / inner)
+        ]
+    return sorted(python)
 
 
 def share(taken: Path, target: Path) -> None:
@@ -164,21 +205,6 @@ def _record(project_dir: Path, target: Path, names: Sequence[str]) -> str:
     diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
     (record / "diff.patch").write_bytes(diff)
     return f"commit {commit}{', with uncommitted changes' if diff else ''}"
-
-
-def differences(old: Path, new: Path) -> list[str]:
-    """Return the names of the files that differ between two snapshots; empty if a snapshot has no record."""
-    before, after = _names(old), _names(new)
-    if before is None or after is None:
-        return []
-    both = before & after
-    return sorted(name for name in before | after if name not in both or not _same(old / name, new / name))
-
-
-def _same(one: Path, other: Path) -> bool:
-    if one.is_symlink() or other.is_symlink():
-        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
-    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def written_beside(code: Path) -> list[Path]:
@@ -252,15 +278,8 @@ def _list_files(project_dir: Path, exclude: Sequence[Path]) -> _ProjectFiles:
     tracked, new, ignored = _entries(project_dir)
     secrets = [path for path in new if _is_secret(path)]
 
-    is_run = cache(_is_run)  # Many files lie in one folder.
-
-    def is_left_out(path: Path) -> bool:
-        if any(path.is_relative_to(folder) for folder in exclude):
-            return True
-        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
-
     def taken(paths: set[Path]) -> list[Path]:
-        return sorted(path for path in paths if not is_left_out(path))
+        return _without_runs(paths, project_dir, exclude)
 
     # git also lists the entries of an ignored folder if that folder has a .gitignore.
     topmost = {path for path in ignored if not ignored.intersection(path.parents)}
@@ -269,6 +288,18 @@ def _list_files(project_dir: Path, exclude: Sequence[Path]) -> _ProjectFiles:
         secrets=taken(set(secrets)),
         ignored=[path for path in taken(topmost) if not _is_cache(path, project_dir)],
     )
+
+
+def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
+    """Return paths in order, without those in run folders of the project and in the folders `exclude`."""
+    is_run = cache(_is_run)  # Many files lie in one folder.
+
+    def is_left_out(path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in exclude):
+            return True
+        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
+
+    return sorted(path for path in paths if not is_left_out(path))
 
 
 def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:

@@ -22,7 +22,7 @@ import yaml
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
 from slurmddp.host.hard_link import link
-from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder import code_changes, code_snapshot
 from slurmddp.runs.folder.freeze import freeze
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
@@ -103,6 +103,7 @@ def write_element(place: Path, job: Job, script: str, runs: Sequence[Path]) -> R
     with _writable(place), _writable_for_us_alone():
         place.mkdir()
         freeze(place, job, script)
+        code_changes.write(place / "code.json", job)
         if job.snapshot:
             _take_code(place, job, exclude=[place.parent, *runs])
     warn_if_exposed(place)
@@ -144,6 +145,10 @@ def _fill(draft: Path, job: Job, script: str | None, common: Common) -> None:
     like = common.written
     if script is not None:
         freeze(draft, job, script, like=like)
+    if like is not None and like.code_digests_file.exists():
+        link(like.code_digests_file, draft / "code.json")
+    else:
+        code_changes.write(draft / "code.json", job)
     if not job.snapshot:
         return
     if like is not None and like.code_note_file.exists():
@@ -188,18 +193,22 @@ def _put_in_place(draft: Path, place: Path) -> bool:
 def _update(draft: Path, folder: RunFolder, say: Say) -> None:
     """Replace the files of an existing run by the files of a submission, each at once."""
     (folder.path / "logs").mkdir(exist_ok=True)
-    for name in ("config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt"):
+    if changed := code_changes.differences(folder.code_digests_file, draft / "code.json"):
+        say(f"The code has changed since the last submission: {code_changes.shown(changed)}.")
+    for name in (
+        "config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt", "code.json",
+    ):  # fmt: skip
         if (draft / name).exists():
             with replacing(folder.path / name) as stream:
                 stream.write((draft / name).read_bytes())
     if not (draft / "code.txt").exists():
         folder.code_note_file.unlink(missing_ok=True)
-    _replace_code(draft / "code", folder.code_dir, draft / "replaced", say)
+    _replace_code(draft / "code", folder.code_dir, draft / "replaced")
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)
 
 
-def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
+def _replace_code(new: Path, place: Path, replaced: Path) -> None:
     """Replace the old snapshot by the new one, or by none; keep the files that a job wrote there."""
     if not new.is_dir():
         if code_snapshot.written_beside(place):
@@ -208,10 +217,6 @@ def _replace_code(new: Path, place: Path, replaced: Path, say: Say) -> None:
             place.rename(replaced)
         return
     if place.is_dir():
-        changed = code_snapshot.differences(place, new)
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            say(f"The code has changed since the last submission: {', '.join(changed[:3])}{more}.")
         code_snapshot.carry_over(place, new)
         place.rename(replaced)
     new.rename(place)

@@ -65,6 +65,8 @@ class RunFolder:
     code_dir = _Entry("code")
     code_note_file = _Entry("code.txt")
     """A sentence that describes the snapshot in `code/`, or gives the reason why there is no snapshot."""
+    code_digests_file = _Entry("code.json")
+    """The digests of the files of the project's code at the submission."""
     attempts_file = _Entry("attempts.jsonl")
     metrics_file = _Entry("metrics.jsonl")
     loggers_dir = _Entry("loggers")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder.code_snapshot import code_of, differences, share, take
+from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder.code_snapshot import code_of, share, sources, take
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -235,7 +236,6 @@ def test_a_shared_snapshot_has_the_same_files_without_the_files_of_a_job(
     share(tmp_path / "one", tmp_path / "two")
     assert taken(tmp_path / "two") == taken(tmp_path / "one") - {"written.txt"}
     assert links(tmp_path / "two") == links(tmp_path / "one")
-    assert differences(tmp_path / "one", tmp_path / "two") == []
     same = [name for name in taken(tmp_path / "two") if (tmp_path / "two" / name).is_file()]
     assert all((tmp_path / "one" / name).samefile(tmp_path / "two" / name) for name in same) and same
     share(tmp_path / "none", tmp_path / "three")
@@ -287,3 +287,20 @@ def test_editable_installs_outside_the_project_are_named(
     monkeypatch.setattr(metadata, "distributions", lambda: found)
     note = take(project, tmp_path / "code")
     assert note.endswith(f" Editable installs, imported from where they are: other ({tmp_path}/a b).")
+
+
+def test_the_python_files_of_a_folder_without_git_are_its_code(tmp_path, monkeypatch):
+    names = ["train.py", "src/pkg/model.py", "readme.md", ".venv/lib/x.py", "env/lib/y.py", "out/z.py"]
+    for name in [
+        *names,
+        "env/pyvenv.cfg",
+        "runs/a/overrides.txt",
+        "runs/a/config.yaml",
+        "runs/a/code/train.py",
+    ]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [str(path.relative_to(tmp_path)) for path in sources(tmp_path, [tmp_path / "out"])]
+    assert found == ["src/pkg/model.py", "train.py"]
+    monkeypatch.setattr(code_snapshot, "_MOST_ENTRIES", 5)
+    assert sources(tmp_path) == [], "a home directory is not searched"

@@ -54,6 +54,7 @@ def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
         "job.sbatch",
         "job.json",
         "job.pyz",
+        "code.json",
         "code.txt",
         "code/train.py",
         "code/.slurmddp/commit.txt",
@@ -67,7 +68,7 @@ def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
 
 def test_a_local_run_has_no_batch_script(project: Path) -> None:
     folder = prepare(job_in(project, snapshot=False), None)
-    assert content(folder.path) == {"config.yaml", "overrides.txt"}
+    assert content(folder.path) == {"config.yaml", "overrides.txt", "code.json"}
 
 
 def test_the_same_command_again_keeps_the_run_and_takes_the_new_settings(project: Path) -> None:
@@ -100,6 +101,7 @@ def test_code_that_has_changed_is_named_once(project: Path) -> None:
     assert said == []
     (project / "train.py").write_text("v = 2\n")
     (project / "new.py").touch()
+    (project / "losses.csv").write_text("written by the run")
     prepare(job_in(project), None, said.append)
     prepare(job_in(project), None, said.append)
     assert said == ["The code has changed since the last submission: new.py, train.py."]
@@ -111,7 +113,7 @@ def test_without_a_new_snapshot_the_old_code_does_not_run(
 ) -> None:
     folder = prepare(job_in(project), None)
     prepare(job_in(project, snapshot=False), None)
-    assert content(folder.path) == {"config.yaml", "overrides.txt"}
+    assert content(folder.path) == {"config.yaml", "overrides.txt", "code.json"}
     prepare(job_in(project), None)
     monkeypatch.setenv("PATH", str(project))  # git is gone
     prepare(job_in(project), None)
