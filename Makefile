@@ -30,8 +30,8 @@ $(BIN)/.installed-test: $(BIN)/.installed
 
 install: $(BIN)/.installed
 
-train: install  ## set up a virtual environment and train a small GPT on this machine
-	$(BIN)/slurmddp train
+train: install  ## set up a virtual environment and train a small GPT on this machine; ARGS are settings
+	$(BIN)/slurmddp train $(ARGS)
 
 slurm:
 	@PACKAGES="$(SLURM_PACKAGES)" PROGRAMS="$(SLURM_PROGRAMS)" sh .ci/install-programs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -81,6 +82,19 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not open_group, "a process group is left"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def apart_from_the_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run all tests in an empty folder, with an index of runs that fixtures of any scope may write to.
+
+    The folder in which pytest was started may hold runs of the person, and so may the person's index.
+    """
+    folder = tmp_path_factory.mktemp("working-folder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("session-state")))
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def state_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Name folders that do not exist; pytest would read all folders of the session for each name."""
@@ -92,5 +106,16 @@ def state_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def own_state_home(
     nothing_is_left_behind: None, state_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give each test an index of runs of its own, so that it never touches the developer's index."""
+    """Give each test an index of runs of its own, so that it never reads the runs of another test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(next(state_homes)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written_here(apart_from_the_person: Path) -> Iterator[None]:
+    """Fail a test that writes into its working folder without entering a folder of its own."""
+    yield
+    written = sorted(path.name for path in apart_from_the_person.iterdir())
+    for name in written:
+        path = apart_from_the_person / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not written, f"files in the working folder: {written}"

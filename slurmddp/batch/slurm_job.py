@@ -26,6 +26,8 @@ _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 """SLURM's reasons for the end of a job whose batch script was killed."""
 
 
+_COMMAND = re.compile(r" Command=(.*?)(?: SubmitLine=| \w+=/|$)")
+"""The script of a job in `scontrol -o show job`; newer SLURMs print the sbatch line after it."""
 _Answer = TypeVar("_Answer")
 
 
@@ -159,7 +161,7 @@ class SlurmJob:
 
     def _is_own(self, facts: Mapping[str, str], text: str) -> bool:
         """Return whether `scontrol show job` tells of this job, and not of another one with its id."""
-        command = re.search(r" Command=(.*?)(?: \w+=/|$)", text)
+        command = _COMMAND.search(text)
         script = script_of(self.id, command[1]) if command else ""
         return not self._names or facts.get("JobName") in self._names or may_be_of(self._names, "", script)
 

@@ -43,5 +43,6 @@ def parse_run(comment: str) -> str:
 
 def parse_test_start(text: str) -> str:
     """Return what `sbatch --test-only` says of the start of a job, as a clause; empty without such a line."""
-    match = re.search(r"to start at (\S+) using (\d+ processors on nodes \S+)", text)
+    # SLURM 26.05 puts a word between the time and `using`.
+    match = re.search(r"to start at (\S+)(?: \w+)? using (\d+ processors on nodes \S+)", text)
     return f"at {match[1].replace('T', ' ')} with {match[2]}" if match else ""

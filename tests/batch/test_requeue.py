@@ -60,7 +60,10 @@ def test_another_job_with_the_id_of_this_one_is_not_requeued(run: Run, script: s
 
 @pytest.mark.parametrize(
     "own",
-    ["JobName=renamed Command={script} resubmitted WorkDir=/x", "JobName={name} Command=(null) WorkDir=/x"],
+    [
+        "JobName=renamed Command={script} resubmitted WorkDir=/x",
+        "JobName={name} Command=(null) WorkDir=/x",
+    ],
 )
 def test_a_job_is_recognized_by_its_script_or_by_its_name(run: Run, own: str) -> None:
     name = read_settings(run.folder).name

@@ -47,6 +47,24 @@ def test_ranks_that_slurm_ended_have_not_failed(run: Run, step: Step, job: str, 
     assert run.asked() == asked
 
 
+@pytest.mark.parametrize("after", ["WorkDir=/x", "SubmitLine=sbatch --array=0-1%1 {script} WorkDir=/x"])
+def test_an_element_is_recognized_by_the_script_of_its_array(tmp_path: Path, after: str) -> None:
+    """Newer versions of SLURM print the whole sbatch line after the path of the script."""
+    array = tmp_path / "my runs" / ".sweep.1"
+    array.mkdir(parents=True)
+    (array / "elements").write_text("gpt-1\ngpt-2\n")
+    script = array / "job.sbatch"
+    text = f"JobId=9 JobName=renamed JobState=RUNNING Command={script} {after.format(script=script)}"
+    variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}
+
+    def is_forgotten(name: str) -> bool:
+        job = slurm_job.SlurmJob(variables, command=lambda *_: slurm_job.Answer(0, text), names=[name])
+        job.poll()
+        return job.is_forgotten
+
+    assert not is_forgotten("gpt-2") and is_forgotten("gpt-1")
+
+
 def test_a_requeue_is_seen_by_a_higher_count_than_at_the_start(run: Run) -> None:
     run.slurm.job = RUNNING.replace("Restarts=0", "Restarts=3")
     assert [run.start(exits(1), SLURM_RESTART_COUNT=count) for count in ("2", "3")] == [1, 1]

@@ -469,11 +469,13 @@ def test_without_accounting_only_its_limits_are_not_known(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("between", ["", "a "], ids=["22.05", "26.05"])
 def test_a_test_of_a_script_queues_nothing_and_tells_the_start(
-    programs: FakePrograms, slurm: SlurmClient
+    programs: FakePrograms, slurm: SlurmClient, between: str
 ) -> None:
     words = (
-        "sbatch: Job 7 to start at 2026-11-25T07:49:25 using 8 processors on nodes n[1-2] in partition low"
+        f"sbatch: Job 7 to start at 2026-11-25T07:49:25 {between}using 8 processors on nodes n[1-2] "
+        "in partition low"
     )
     programs.write("test-only", f'grep -q "nodes=2" "${{@: -1}}" && echo "{words}" >&2')
     assert slurm.test("#SBATCH --nodes=2\n") == "at 2026-11-25 07:49:25 with 8 processors on nodes n[1-2]"

@@ -36,8 +36,9 @@ DAEMON = 'start(["sleep", "600"], start_new_session=True)'
 
 
 def started(folder: RunFolder) -> list[int]:
-    """Return the processes that the ranks say they have started."""
-    texts = [folder.rank_log(0, rank).read_text() for rank in range(2)]
+    """Return the processes that the ranks say they have started; a rank that was ended early has no log."""
+    logs = folder.rank_log(0, 0).parent.glob("rank-*.log")
+    texts = [log.read_text() for log in logs]
     return [int(word) for text in texts for word in text.split() if word.isdecimal()]
 
 

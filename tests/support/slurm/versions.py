@@ -1,4 +1,4 @@
-"""The two versions of SLURM on which the tests run: 22.05 in `make test`, 24.11 by `.ci/slurm-24.11`."""
+"""The versions of SLURM on which the tests run: 22.05 in `make test`, 24.11 and 26.05 by `.ci/slurm`."""
 
 from __future__ import annotations
 
