@@ -1,6 +1,10 @@
 """Read iterable data: each reader gets its share, and the position of each reader is saved.
 
 A reader is a rank, or a loader worker of a rank. docs/data.md describes the methods that a data set may have.
+Worker w is reader w in every attempt, because data sets divide themselves by `get_worker_info().id`. torch
+takes batches from its workers in turn, from worker 0 on. When a resume has to begin with a later reader, the
+readers before it give one empty batch first, which the rank drops.
+
 The random draws of a sample (generators of python, torch and NumPy) follow from (seed, epoch, reader, number
 of the sample).
 """
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -21,6 +26,9 @@ from slurmddp.training.data.distributed_loader import rebuild
 from slurmddp.training.data.passthrough import PassthroughLoader
 from slurmddp.training.data.seeding import DatasetProxy, draws
 
+_NO_SAMPLE = object()
+"""The samples of an empty batch."""
+
 
 class IterableShard(DatasetProxy, IterableDataset[Any]):
     """The share of `inner` that one reader of a rank yields.
@@ -28,12 +36,13 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
     The rank calls `begin` before each epoch. Loader workers start after that call, and so inherit its values.
     """
 
-    own_names = ("_inner", "_seed", "_info", "_readers", "_epoch", "_first", "_positions", "reader", "_read",
-                 "_preserved")  # fmt: skip
+    own_names = ("_inner", "_seed", "_info", "_readers", "_batch_size", "_epoch", "_first", "_positions",
+                 "reader", "_read", "_preserved")  # fmt: skip
 
-    def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int) -> None:
+    def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int, batch_size: int) -> None:
         self._inner, self._seed, self._info = inner, seed, info
         self._readers = max(1, workers)
+        self._batch_size = batch_size
         self.begin(0, 0, [])
         self._preserved: tuple[Any, ...] | None = None
         self.reader = self._read = 0
@@ -48,8 +57,7 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        # torch takes the batches of its workers in turn, beginning with worker 0.
-        self.reader = (self._first + (worker.id if worker else 0)) % self._readers
+        self.reader = worker.id if worker else 0
         if hasattr(self._inner, "set_epoch"):
             self._inner.set_epoch(self._epoch)
         if hasattr(self._inner, "set_share"):
@@ -58,7 +66,10 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
         self._read = position["samples"] if position and self.keeps_state else 0
         if position and self.keeps_state:
             self._inner.load_state_dict(deepcopy(position["data"]))
-        return self._samples(drop=position["samples"] if position else 0)
+        samples = self._samples(drop=position["samples"] if position else 0)
+        if self.reader < self._first:
+            return chain(repeat(_NO_SAMPLE, self._batch_size), samples)
+        return samples
 
     @property
     def _part(self) -> int:
@@ -101,14 +112,17 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
 
 
 class _CollateWithPosition:
-    """Collates a batch, and adds the number and the position of its reader."""
+    """Collates a batch, and adds the number and the position of its reader; for an empty batch, None."""
 
     def __init__(self, shard: IterableShard, collate: Callable[[Any], Any]) -> None:
         self._shard, self._collate = shard, collate
 
-    def __call__(self, samples: Any) -> tuple[int, dict[str, Any], Any]:
+    def __call__(self, samples: Any) -> tuple[int, dict[str, Any] | None, Any]:
         worker = get_worker_info()
         shard: IterableShard = worker.dataset if worker else self._shard  # type: ignore[assignment]
+        if samples is _NO_SAMPLE or (isinstance(samples, list) and samples[0] is _NO_SAMPLE):
+            return shard.reader, None, None
+
         shard.restore_generators()
         return shard.reader, shard.position(), self._collate(samples)
 
@@ -124,7 +138,13 @@ class IterableLoader(PassthroughLoader):
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
     ) -> None:
-        self._shard = IterableShard(loader.dataset, seed=seed, info=info, workers=loader.num_workers)
+        self._shard = IterableShard(
+            loader.dataset,
+            seed=seed,
+            info=info,
+            workers=loader.num_workers,
+            batch_size=loader.batch_size or 1,
+        )
         # A worker that lives on after an epoch would keep the values of the last `begin`.
         options = {"dataset": self._shard, "persistent_workers": False}
         own = rebuild(loader, **options, collate_fn=_CollateWithPosition(self._shard, loader.collate_fn))
@@ -142,6 +162,8 @@ class IterableLoader(PassthroughLoader):
         self._shard.begin(self._epoch, self._next_reader, list(self._positions))
         try:
             for reader, position, batch in self._started():
+                if position is None:
+                    continue
                 self._done, self._next_reader = self._done + 1, (reader + 1) % self._readers
                 self._positions[reader] = position
                 yield batch

@@ -113,10 +113,11 @@ def distribute(
             hint="Give DataLoaders of torch, each of them once.",
         )
     if not _has_known_order(loader):
-        if info.world_size > 1 and not hasattr(loader.dataset, "set_share"):
-            log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
         if isinstance(loader.dataset, IterableDataset):
+            _warn_of_undivided_stream(loader, info)
             return IterableLoader(loader, device, seed, info, accumulate)
+        if info.world_size > 1:
+            log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
         return PassthroughLoader(rebuild(loader), device, seed, info, accumulate)
     data: Any = loader.dataset
     keyed = draws(data)
@@ -139,10 +140,24 @@ def distribute(
     )
 
 
+def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
+    """Log how iterable data must divide itself, if several readers read it and nothing divides it.
+
+    The data may divide itself by the rank and by `get_worker_info()`, which can't be seen here.
+    """
+    readers = info.world_size * max(1, loader.num_workers)
+    if readers > 1 and not hasattr(loader.dataset, "set_share"):
+        log.warning(
+            "%s is iterable and has no method set_share(part, parts). Unless it divides itself by its rank "
+            "and by get_worker_info(), each of its %d readers trains all samples. Give it set_share: see "
+            "docs/data.md, Iterable data.",
+            type(loader.dataset).__name__,
+            readers,
+        )
+
+
 def _owner(loader: DataLoader[Any]) -> str:
     """Return the subject of a sentence about the object that chooses the samples of `loader`."""
-    if isinstance(loader.dataset, IterableDataset):
-        return f"Iterable data ({type(loader.dataset).__name__})"
     batches = loader.batch_sampler if loader.batch_size is None else None
     return f"The order of the {type(batches or loader.sampler).__name__}"
 

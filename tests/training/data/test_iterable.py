@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from slurmddp.checkpoint.state import Checkpoint
 from slurmddp.errors import MismatchError
@@ -226,3 +227,86 @@ def test_a_refused_checkpoint_loads_nothing() -> None:
     training_state.check(state, {}, [make(Placed, 0, 0, 2)], lambda module: module)
     with pytest.raises(MismatchError, match="2 ranks had read 3 batches each"):
         training_state.check(state, {}, [make(Placed, 0)], lambda module: module)
+
+
+class ByWorker(IterableDataset[Any]):
+    """Divides itself by the number of its loader worker, as torch's documentation shows."""
+
+    deterministic = True
+
+    def __iter__(self) -> Iterator[list[int]]:
+        worker = get_worker_info()
+        assert worker is not None
+        opened = getattr(self, "opened_by", worker.id)
+        for number in range(worker.id, SAMPLES, worker.num_workers):
+            yield [number, opened, torch.initial_seed()]
+
+
+class ByWorkerWithState(ByWorker):
+    """Keeps its position beside the number of the worker that has read it, as data sets of shards do."""
+
+    passed = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, self.passed = self.passed, 0
+        for number, sample in enumerate(super().__iter__()):
+            if number >= start:
+                self.passed = number + 1
+                yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "worker": get_worker_info().id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["worker"] == get_worker_info().id
+        self.passed = state["passed"]
+
+
+def open_shard(worker_id: int) -> None:
+    get_worker_info().dataset.opened_by = worker_id
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("batch_size", [3, None])
+@pytest.mark.parametrize("data", [ByWorker, ByWorkerWithState])
+def test_a_resume_gives_each_worker_the_number_that_it_had(data: type, batch_size: int | None) -> None:
+    """Two resumes, each in the middle of a round of three workers."""
+    options = {
+        "batch_size": batch_size,
+        "num_workers": 3,
+        "worker_init_fn": open_shard,
+        "persistent_workers": True,
+    }
+
+    def loader() -> DistributedLoader:
+        return loader_of(data(), **options)
+
+    def interrupted(stops: Sequence[int]) -> list[str]:
+        seen: list[str] = []
+        state = None
+        for stop in stops:
+            part = loader()
+            if state is not None:
+                part.load_state_dict(state[0])
+                part.load_rank_state(state[1])
+            walk = iter(part)
+            seen += shown(list(islice(walk, stop)))
+            state = part.state_dict(), part.rank_state()
+            del walk
+        return seen
+
+    whole = shown(list(loader()))
+    assert interrupted([4, 4, len(whole)]) == whole
+    assert interrupted([5, len(whole)]) == whole
+
+
+def test_the_warning_of_undivided_data_names_the_method_that_divides_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make(Placed, 2, ranks=2)
+    loader_of(ByWorker(), batch_size=3)
+    assert not caplog.text
+    loader_of(ByWorker(), batch_size=3, num_workers=2, ranks=2)
+    assert "ByWorker is iterable and has no method set_share(part, parts)" in caplog.text
+    assert "each of its 4 readers trains all samples" in caplog.text
