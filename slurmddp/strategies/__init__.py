@@ -26,14 +26,15 @@ class Strategy(Protocol):
 
     All ranks call `wrap` at the same place of the program, and so may talk to each other in it.
 
-    A strategy may have six further methods, which all ranks call together. `setup_optimizer(optimizer,
-    model)` returns the optimizer to step. `state_dict()` returns this rank's state, plain values and tensors;
-    each checkpoint keeps the states of all ranks. `check_state_dict(state)` raises CheckpointError if the
-    strategy can't restore a state: each load calls it before it changes anything. `reset()` forgets all
-    steps: each load calls it, after models and optimizers have got their states. `load_state_dict(state)`
-    then restores the state. On another number of ranks, or without a saved state of this rank, it is not
-    called. `close()` ends what the strategy has started. It is called at an orderly end, before the rank
-    leaves its process group.
+    A strategy may have seven further methods, which all ranks call together. `set_loss_scale(scale)` gives
+    it, in fp16 and before the first `wrap`, a function that returns the factor of the gradients in a backward
+    pass, a scalar on their device. `setup_optimizer(optimizer, model)` returns the optimizer to step.
+    `state_dict()` returns this rank's state, plain values and tensors; each checkpoint keeps the states of
+    all ranks. `check_state_dict(state)` raises CheckpointError if the strategy can't restore a state: each
+    load calls it before it changes anything. `reset()` forgets all steps: each load calls it, after models
+    and optimizers have got their states. `load_state_dict(state)` then restores the state. On another number
+    of ranks, or without a saved state of this rank, it is not called. `close()` ends what the strategy has
+    started. It is called at an orderly end, before the rank leaves its process group.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,12 @@ def _bf16(state: Any, bucket: Any) -> Any:
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
+@functools.wraps(post_localSGD_hook)
+def _exchange(hook: Any, bucket: Any) -> Any:
+    """Call the hook, with the signature that torch demands of a communication hook."""
+    return hook.exchange(bucket)
+
+
 class Compressed(CommHook):
     """Send gradients as float16 or bfloat16, and store the mean as float32 again."""
 
@@ -61,24 +67,89 @@ class Compressed(CommHook):
 class PowerSgd(CommHook):
     """Send gradient matrices as two thin factors (Vogels et al. 2019, arXiv:1905.13727).
 
-    Each rank keeps the error of its compression and adds it to its next gradient.
+    Each rank keeps the error of its compression and adds it to its next gradient. A step that is left out,
+    because its gradients are not finite, leaves errors and factors as they were before it.
+
+    Args:
+        model: the wrapped model.
+        rank: of the factors.
+        start_step: the exchanges of whole gradients before the first factors.
+        loss_scale: returns the factor of the gradients, a scalar on their device; None: always 1.
     """
 
-    def __init__(self, model: DistributedDataParallel, rank: int, start_step: int) -> None:
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        rank: int,
+        start_step: int,
+        loss_scale: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
         self._state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step
         )
         self._device = next(model.parameters()).device
-        model.register_comm_hook(
-            self._state, _in_order if self._device.type == "cpu" else powerSGD_hook.powerSGD_hook
-        )
+        self._loss_scale = loss_scale
+        self._scales: dict[int, torch.Tensor] = {}
+        """By bucket, the loss scale by which its error is multiplied; 1 without an entry."""
+        self._before: dict[int, _BucketMemory] = {}
+        """By bucket, what was kept before the first exchange since an optimizer's step."""
+        self._stepped: set[int] = set()
+        """The ids of the optimizers that have stepped since the last exchange."""
+        model.register_comm_hook(self, _exchange)
+
+    def exchange(self, bucket: Any) -> Any:
+        """Average the gradients of a bucket; return torch's future of them."""
+        state = self._state
+        if state.iter >= state.start_powerSGD_iter:
+            self._prepare(bucket)
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        if self._device.type == "cpu":
+            future.wait()  # gloo's threads would start the messages of several buckets in any order.
+        return future
+
+    def _prepare(self, bucket: Any) -> None:
+        """Bring the error of a bucket to the current loss scale, and remember what the bucket keeps."""
+        number = bucket.index()
+        if self._stepped:
+            self._stepped.clear()
+            self._before.clear()
+        elif number in self._before and not torch.isfinite(self._state.error_dict[number]).all():
+            # The program has left out a step by itself, without a call of the optimizer.
+            self._before[number].restore(self._state, number)
+        if self._loss_scale is not None:
+            self._rescale(number, self._loss_scale())
+        if number not in self._before:
+            self._before[number] = _BucketMemory(self._state, bucket)
+
+    def _rescale(self, number: int, scale: torch.Tensor) -> None:
+        error = self._state.error_dict.get(number)
+        if error is not None:
+            error.mul_(scale / self._scales.get(number, 1))
+        self._scales[number] = scale
+
+    def follow(self, optimizer: Optimizer) -> None:
+        if hasattr(optimizer, "register_step_post_hook"):
+            optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Restore the errors before a step that was left out: its optimizer has no gradients left."""
+        if id(optimizer) in self._stepped:  # There was no exchange since its last step.
+            return
+        self._stepped.add(id(optimizer))
+
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if all(parameter.grad is None for parameter in trained):
+            for number, memory in self._before.items():
+                memory.restore(self._state, number, {id(parameter) for parameter in trained})
 
     def state_dict(self) -> State:
         kept, random = self._state, self._state.rng.get_state(legacy=False)
         return {
             "step": kept.iter,
             "random": [torch.from_numpy(random["state"]["key"].astype(np.int64)), random["state"]["pos"]],
-            "errors": dict(kept.error_dict),
+            "errors": {
+                number: error / self._scales.get(number, 1) for number, error in kept.error_dict.items()
+            },
             "p": dict(kept.p_memory_dict),
             "q": dict(kept.q_memory_dict),
         }
@@ -90,18 +161,59 @@ class PowerSgd(CommHook):
         self._state.error_dict = self._own(state["errors"])
         self._state.p_memory_dict = self._own(state["p"])
         self._state.q_memory_dict = self._own(state["q"])
+        self._scales.clear()
+        self._before.clear()
+        self._stepped.clear()
 
     def _own(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Copy tensors, which the hook changes in place."""
         return {bucket: tensor.to(self._device, copy=True) for bucket, tensor in tensors.items()}
 
 
-@functools.wraps(powerSGD_hook.powerSGD_hook)
-def _in_order(state: Any, bucket: Any) -> Any:
-    """Wait for each bucket: gloo's threads would start the messages of several buckets in any order."""
-    future = powerSGD_hook.powerSGD_hook(state, bucket)
-    future.wait()
-    return future
+class _BucketMemory:
+    """The error and the factors that PowerSGD keeps of a bucket, at one moment.
+
+    torch makes a new error in each exchange, and overwrites the factors in place.
+    """
+
+    def __init__(self, state: powerSGD_hook.PowerSGDState, bucket: Any) -> None:
+        number = bucket.index()
+        self._error: torch.Tensor | None = state.error_dict.get(number)
+        self._factors = [
+            memory[number].clone() if number in memory else None for memory in _factors_of(state)
+        ]
+        self._spans: dict[int, slice] = {}
+        """By the id of a parameter, its part of the error."""
+        begin = 0
+        for parameter in bucket.parameters():
+            self._spans[id(parameter)] = slice(begin, begin + parameter.numel())
+            begin += parameter.numel()
+
+    def restore(
+        self, state: powerSGD_hook.PowerSGDState, number: int, parameters: Collection[int] | None = None
+    ) -> None:
+        """Give a bucket its memory back.
+
+        Args:
+            state: of torch's hook.
+            number: of the bucket.
+            parameters: the ids of the parameters whose errors to restore; None: all of them.
+        """
+        restored = [part for key, part in self._spans.items() if parameters is None or key in parameters]
+        if not restored:
+            return
+        for part in restored:
+            state.error_dict[number][part] = 0 if self._error is None else self._error[part]
+        # Factors only begin the search for better ones, so those of other parameters may go back as well.
+        for memory, factors in zip(_factors_of(state), self._factors, strict=True):
+            if factors is None:
+                memory.pop(number, None)
+            else:
+                memory[number] = factors.clone()
+
+
+def _factors_of(state: powerSGD_hook.PowerSGDState) -> list[dict[int, torch.Tensor]]:
+    return [state.p_memory_dict, state.q_memory_dict]
 
 
 class PostLocalSgd(CommHook):
@@ -116,23 +228,41 @@ class PostLocalSgd(CommHook):
     ) -> None:
         self._model, self._optimizers = model.module, list[Optimizer]()
         self._state = PostLocalSGDState(None, _own_group(group_ranks), start_step)  # type: ignore[no-untyped-call]
-        self._steps, self._start_step, self._period = 0, start_step, period
-        model.register_comm_hook(self._state, post_localSGD_hook)
+        self._period = period
+        self._steps: list[int] = []
+        """Of each optimizer, the steps on gradients that were averaged within groups only."""
+        self._is_local = False
+        """Whether the last gradients were averaged within groups only."""
+        model.register_comm_hook(self, _exchange)
+
+    def exchange(self, bucket: Any) -> Any:
+        """Average the gradients of a bucket; return torch's future of them."""
+        self._is_local = self._state.iter >= self._state.start_localSGD_iter
+        return post_localSGD_hook(self._state, bucket)
 
     def follow(self, optimizer: Optimizer) -> None:
+        number = len(self._optimizers)
         self._optimizers.append(optimizer)
-        optimizer.register_step_post_hook(lambda *_: self._average())
+        self._steps.append(0)
+        optimizer.register_step_post_hook(lambda *_: self._after_step(number))
 
-    def _average(self) -> None:
-        past = self._steps - self._start_step
-        if past >= 0 and past % self._period == 0:
-            with torch.no_grad():  # Parameters without a gradient too: ranks may leave out different steps.
-                average([one for one in self._model.parameters() if one.requires_grad])
-        self._steps += 1
+    def _after_step(self, number: int) -> None:
+        """Average the weights of one optimizer in its first local step, and in every `period`-th after it."""
+        if not self._is_local:
+            return
+        if self._steps[number] % self._period == 0:
+            self._average(self._optimizers[number])
+        self._steps[number] += 1
+
+    def _average(self, optimizer: Optimizer) -> None:
+        own = {id(parameter) for parameter in self._model.parameters()}
+        trained = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
+        with torch.no_grad():  # Parameters without a gradient too: ranks may leave out different steps.
+            average(trained)
 
     def state_dict(self) -> State:
-        state: State = {"step": self._state.iter, "steps": self._steps}
-        if self._steps > self._start_step:
+        state: State = {"step": self._state.iter, "steps": list(self._steps)}
+        if any(self._steps):
             state["model"] = self._model.state_dict()
             state["optimizers"] = [optimizer.state_dict() for optimizer in self._optimizers]
         return state
@@ -147,7 +277,9 @@ class PostLocalSgd(CommHook):
                 compatibility.check("optimizer of a replica", optimizer, one)
 
     def load_state_dict(self, state: State) -> None:
-        self._state.iter, self._steps = state["step"], state["steps"]
+        self._state.iter = state["step"]
+        self._steps = [*state["steps"], *[0] * (len(self._optimizers) - len(state["steps"]))]
+        self._is_local = any(self._steps)
         if "model" in state:
             self._model.load_state_dict(state["model"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):

@@ -9,7 +9,7 @@ graph is fixed without a pass, because torch would take that pass for the model'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,6 +196,7 @@ class Ddp:
         self._sharded: list[ShardedOptimizer] = []
         self._averaged: dict[int, nn.Parameter] = {}
         """By id, the parameters of wrapped models that required a gradient at that time."""
+        self._loss_scale: Callable[[], torch.Tensor] | None = None
 
     def _check_options(self) -> None:
         if self._comm_hook not in (None, "fp16", "bf16", "powersgd", "post_local_sgd"):
@@ -228,6 +229,10 @@ class Ddp:
                 hint="Choose one: ZeRO needs equal weights on all ranks.",
             )
 
+    def set_loss_scale(self, scale: Callable[[], torch.Tensor]) -> None:
+        """Take note of a function that returns the factor of the gradients, in fp16."""
+        self._loss_scale = scale
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if not distributed.is_initialized():
             return model
@@ -251,7 +256,8 @@ class Ddp:
         from slurmddp.strategies.comm_hooks import Compressed, PostLocalSgd, PowerSgd
 
         if name == "powersgd":
-            return PowerSgd(model, self._rank or 1, 1000 if self._start_step is None else self._start_step)
+            start = 1000 if self._start_step is None else self._start_step
+            return PowerSgd(model, self._rank or 1, start, self._loss_scale)
         if name == "post_local_sgd":
             start = 100 if self._start_step is None else self._start_step
             return PostLocalSgd(model, start, self._average_every or 4, self._group_ranks)
@@ -266,14 +272,14 @@ class Ddp:
         """
         if not isinstance(model, DistributedDataParallel):
             return optimizer
-        for owner, hook, _ in self._hooks:
-            if trains(optimizer, owner):
-                hook.follow(optimizer)
         if self._zero:
             from slurmddp.strategies.zero import shard
 
             optimizer = shard(optimizer)
             self._sharded.append(optimizer)
+        for owner, hook, _ in self._hooks:
+            if trains(optimizer, owner):
+                hook.follow(optimizer)
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer.register_step_pre_hook(_RefuseOthers(self._averaged))
         return optimizer

@@ -221,12 +221,18 @@ class Distributon:
                 return function(self, *args, **kwargs)
         self._session.start(self._num_devices, self._group_settings)
         if self._dtype is torch.float16:
-            self._scaler = LossScaler(self.device)
+            self._scaler = self._make_scaler()
         if self.is_global_zero:
             self._session.loggers = loggers_of(self._session.run, self._loggers, self._config)
         if self._seed is not None:
             self.seed_everything(self._seed)
         return self
+
+    def _make_scaler(self) -> LossScaler:
+        scaler = LossScaler(self.device)
+        if hasattr(self._strategy, "set_loss_scale"):
+            self._strategy.set_loss_scale(scaler.factor)
+        return scaler
 
     def seed_everything(self, seed: int, *, workers: bool = True) -> None:
         """Seed python, NumPy and torch equally on all ranks, as the constructor's `seed` does.

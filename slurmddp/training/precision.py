@@ -96,6 +96,11 @@ class LossScaler:
         self._has_scaled = True
         return self._scaler.scale(loss)
 
+    def factor(self) -> torch.Tensor:
+        """Return the scale of the running backward pass, a scalar on the device of the gradients."""
+        factor: torch.Tensor = self._scaler.scale(torch.ones((), device=self._device))
+        return factor
+
     def follow(self, optimizer: Optimizer) -> None:
         """Unscale the gradients before each step of `optimizer`.
 

@@ -253,12 +253,13 @@ class Training:
         if scaler is not None:
             scaler.unscale(model.parameters())
         norm = gradient_norm(model, self.components.settings.clip_norm)
-        is_skipped = self._guard.skips(norm)
-        if is_skipped:
+        if self._guard.skips(norm):
             optimizer.zero_grad(set_to_none=True)  # An optimizer leaves parameters without a gradient alone.
         optimizer.step()
+        # The loss scaler of fp16 removes gradients, too, to leave out a step.
+        is_taken = any(parameter.grad is not None for parameter in model.parameters())
         optimizer.zero_grad(set_to_none=True)
-        if self.components.ema is not None and not is_skipped:
+        if self.components.ema is not None and is_taken:
             self.components.ema.update()
         self._lr = float(optimizer.param_groups[0]["lr"])
         if scheduler is not None:

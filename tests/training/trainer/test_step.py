@@ -96,21 +96,23 @@ def test_a_step_follows_the_clipped_mean_gradient(
 def test_clipping_and_the_logged_norm_see_unscaled_gradients_in_fp16(
     tmp_path: Path, clip_norm: float | None
 ) -> None:
-    """A step whose scaled gradients are infinite is left out, and has no norm."""
+    """A step whose scaled gradients are infinite is left out of weights and average, and has no norm."""
     gradients, _ = gradients_of(1)
     norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])).item()
     scale = 1.0 if clip_norm is None else clip_norm / norm
     with Distributon(1, seed=0, precision="fp16") as d:
-        training, model = make(d.launch(), tmp_path, clip_norm=clip_norm)
+        training, model = make(d.launch(), tmp_path, clip_norm=clip_norm, ema=0.75)
+        average = training.components.ema.model
         d.setup_optimizer(training.components.optimizer)
         before = model.weight.detach().clone()
         training.take_step(batches())
-        after = model.weight.detach().clone()
+        after, average_after = model.weight.detach().clone(), average.weight.clone()
         training.components.loss = lambda *given: 1e30 * cross_entropy(*given)  # type: ignore[misc]
         training.take_step(batches())
         training._collect_losses()
     torch.testing.assert_close(before - after, 0.5 * scale * gradients[0], rtol=1e-2, atol=1e-5)
     assert torch.equal(model.weight, after)
+    assert torch.equal(average.weight, average_after)
     assert (len(training._losses), training._norms) == (2, [pytest.approx(norm, rel=1e-2)])
 
 
