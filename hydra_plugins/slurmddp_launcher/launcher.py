@@ -9,11 +9,13 @@ Because Hydra imports all plugins in every application, slurmddp is imported onl
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -22,6 +24,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
 
 _SIZE = ("nodes", "gpus", "spare_nodes", "gpus_per_node", "ranks_per_node", "cpus_per_node", "mem_gb")
 _PLACE = ("cluster", "time_limit", "partition", "account", "qos", "submitter")
@@ -39,6 +44,10 @@ ConfigStore.instance().store(
 )
 _OF_A_SWEEP = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.mode", "hydra.run")
 """The beginnings of overrides that a single job does not have."""
+_IN_ONE_RUN = ("hydra.mode=RUN", 'hydra.run.dir="{run_dir}/hydra"')
+"""Overrides that let the ranks of a job run the application once, whatever its files say."""
+_READS_NUMBER = re.compile(r"hydra\s*[:.]\s*job\s*(?:\.\s*(?:num|id|\$)|[,}])")
+"""A reference to the number or the id of the job, or to all of `hydra.job`."""
 _WAITS = ("hydra_plugins.hydra_optuna", "hydra_plugins.hydra_ax", "hydra_plugins.hydra_nevergrad")
 """The beginnings of sweepers that need the result of each job."""
 
@@ -48,39 +57,98 @@ class SlurmddpLauncher(Launcher):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = [f"{key}={text}" for key, text in _texts(settings)]
-        self._config: DictConfig | None = None
+        self._config = OmegaConf.create()
+        self._context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep the configuration of the application."""
+        """Keep the configuration of the application, and what composes the configuration of a job."""
         self._config = config
+        self._context = hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Start each job and return at once if they are submitted; the results hold the names of the runs."""
         from slurmddp.cli import messages, start_sweep
-        from slurmddp.cli.commands import run, train
+        from slurmddp.cli.commands import train
         from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 
         try:
+            _refuse_rank()
             _refuse_sweeper(self._config)
-            programs = [_program(self._config, overrides) for overrides in job_overrides]
+            lines = [
+                self._settings_of_job(overrides, number)
+                for number, overrides in enumerate(job_overrides, initial_job_idx)
+            ]
             with _without_the_application():
                 _refuse_ssh(self._settings)
-                jobs = train.jobs_of([*self._settings, *run.settings_of(program)] for program in programs)
+                jobs = train.jobs_of([*self._settings, *line] for line in lines)
+                _refuse_batches(self._config, jobs)
                 code = start_sweep.start(jobs, train.begin)
         except SlurmddpError as error:
             code = messages.report(error)
         if code != EXIT_FINISHED:
             sys.exit(code)
         return [
-            JobReturn(overrides=one, status=JobStatus.COMPLETED, _return_value=job.run_name)
-            for one, job in zip(job_overrides, jobs, strict=True)
+            JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=job.run_name)
+            for overrides, job in zip(job_overrides, jobs, strict=True)
         ]
 
+    def _settings_of_job(self, overrides: Sequence[str], number: int) -> list[str]:
+        """Return the settings of slurmddp for the application and one job.
 
-def _refuse_sweeper(config: DictConfig | None) -> None:
+        The number tells runs apart only if the configuration of the job refers to it. Otherwise the same
+        job is the same run, wherever it stands in a sweep.
+        """
+        from slurmddp.cli.commands import run
+        from slurmddp.config.script_arguments import FREE_ARGUMENTS, spelled
+
+        program = _program(self._config, overrides)
+        # Hydra's basic launcher gives the same number to both.
+        numbers = [f"hydra.job.num={number}", f"hydra.job.id={number}"]
+        if self._reads_number(overrides):
+            return run.settings_of([*program, *numbers])
+        return [*run.settings_of(program), f"{FREE_ARGUMENTS}={spelled(numbers)}"]
+
+    def _reads_number(self, overrides: Sequence[str]) -> bool:
+        """Return whether the configuration of a job refers to the number of the job."""
+        if self._context is None:
+            return False
+        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        content: Any = OmegaConf.to_container(composed, resolve=False)
+        content["hydra"] = content["hydra"].get("job")
+        return _READS_NUMBER.search(repr(content)) is not None
+
+
+def _refuse_rank() -> None:
+    """Refuse to launch inside a rank: its job would start as often as it has ranks, and never run."""
+    from slurmddp.environments.names import RUN_DIR_VARIABLE
     from slurmddp.errors import ConfigError
 
-    name = str(OmegaConf.select(config or OmegaConf.create(), "hydra.sweeper._target_"))
+    if folder := os.environ.get(RUN_DIR_VARIABLE):
+        raise ConfigError(
+            f"This process is a rank of the run {folder}, and its application would launch further jobs.",
+            hint="Add hydra.mode=RUN to the arguments of the application, so that each rank runs it once.",
+        )
+
+
+def _refuse_batches(config: DictConfig, jobs: Sequence[Job]) -> None:
+    """Refuse batches of jobs that should wait for each other: a submission does not wait."""
+    from slurmddp.errors import ConfigError
+
+    most = OmegaConf.select(config, "hydra.sweeper.max_batch_size")
+    # A smaller batch is the only one, or the last one.
+    if most is None or len(jobs) < most or jobs[0].launcher != "slurm":
+        return
+    raise ConfigError(
+        f"hydra.sweeper.max_batch_size={most} starts a batch of jobs when the batch before has ended, "
+        "and hydra/launcher=slurmddp returns when its jobs are queued.",
+        hint=f"Remove it, and add +hydra.launcher.array_parallelism={most}: at most {most} run at once then.",
+    )
+
+
+def _refuse_sweeper(config: DictConfig) -> None:
+    from slurmddp.errors import ConfigError
+
+    name = str(OmegaConf.select(config, "hydra.sweeper._target_"))
     if name.startswith(_WAITS):
         raise ConfigError(
             f"The sweeper {name} needs the result of each job, and hydra/launcher=slurmddp returns at once.",
@@ -116,13 +184,21 @@ def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", spelled(value)
 
 
-def _program(config: DictConfig | None, overrides: Sequence[str]) -> list[str]:
+def _program(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     """Return the words that start the application for one job: program, flags, overrides."""
-    given = OmegaConf.to_container((config or OmegaConf.create()).hydra.overrides, resolve=False)
-    own, of_hydra = (list(given[part]) for part in ("task", "hydra")) if isinstance(given, dict) else ([], [])
-    flags = [word for word in sys.argv[1:] if word not in {*own, *of_hydra, "-m", "--multirun"}]
-    kept = [word for word in of_hydra if not word.lstrip("+~").startswith(_OF_A_SWEEP)]
-    return [*_main(), *flags, *kept, *overrides, 'hydra.run.dir="{run_dir}/hydra"']
+    typed: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
+    flags = [
+        word
+        for word in sys.argv[1:]
+        if word not in (*typed["task"], *typed["hydra"]) and not _is_multirun(word)
+    ]
+    kept = [word for word in typed["hydra"] if not word.lstrip("+~").startswith(_OF_A_SWEEP)]
+    return [*_main(), *flags, *kept, *overrides, *_IN_ONE_RUN]
+
+
+def _is_multirun(word: str) -> bool:
+    """Return whether a word is Hydra's flag `--multirun`, which Hydra also takes shortened."""
+    return word == "-m" or (word.startswith("--m") and "--multirun".startswith(word))
 
 
 def _main() -> list[str]:

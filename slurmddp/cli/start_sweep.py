@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurmddp.cli import messages, start_run
-from slurmddp.config.script_arguments import as_typed
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
 from slurmddp.runs.text_format import counted, print_table
 
@@ -154,10 +154,11 @@ def show(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
 def numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
     """Return the number of each point, its job, and its settings without the settings of all points."""
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
-    return [
-        (number, job, shlex.join(as_typed([word for word in job.overrides if word not in shared])))
-        for number, job in enumerate(jobs, 1)
-    ]
+
+    def own(job: Job) -> list[str]:
+        return [word for word in job.overrides if word not in shared and key_of(word) != FREE_ARGUMENTS]
+
+    return [(number, job, shlex.join(as_typed(own(job)))) for number, job in enumerate(jobs, 1)]
 
 
 def _refuse_alike(jobs: Sequence[Job]) -> Path:

@@ -19,13 +19,11 @@ from slurmddp.config.job import build_job
 from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
 from slurmddp.config.schema import FREE
-from slurmddp.config.script_arguments import key_of, typed
+from slurmddp.config.script_arguments import EVERY_ARGUMENTS, key_of, typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
-
-_ARGUMENTS = "program.resume_args"
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
@@ -69,8 +67,8 @@ def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]
             )
         if one.value is None:
             raise ConfigError(f"{one.text!r} has no value.", hint=f"Say {one.key}=VALUE.")
-    arguments = [(one.key, typed(one.value or "")) for one in given if one.key == _ARGUMENTS]
-    others = [one for one in given if one.key != _ARGUMENTS]
+    arguments = [(one.key, typed(one.value or "")) for one in given if one.key in EVERY_ARGUMENTS]
+    others = [one for one in given if one.key not in EVERY_ARGUMENTS]
     try:
         parsed = OverridesParser.create().parse_overrides([one.text for one in others])
         return arguments + [(one.key, new.value()) for one, new in zip(others, parsed, strict=True)]

@@ -73,6 +73,9 @@ class ProgramSettings:
         "further arguments of later starts; with `checkpoints` only once such a file is there",
         FREE,
     )
+    free_args: Any | None = key(
+        [], "further arguments that decide no result: a run with others is the same run", FREE
+    )
     resumable: bool = key(
         False, "the script resumes by itself from its files, so its ranks may restart in place", FREE
     )

@@ -17,6 +17,10 @@ from slurmddp.spec import CONTROLLER, MODULE
 
 ARGUMENTS = "program.args"
 """The key of the arguments."""
+FREE_ARGUMENTS = "program.free_args"
+RESUME_ARGUMENTS = "program.resume_args"
+EVERY_ARGUMENTS = (ARGUMENTS, FREE_ARGUMENTS, RESUME_ARGUMENTS)
+"""The keys that hold arguments of a script, as typed."""
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 """Hydra's escapes outside quotes."""

@@ -15,7 +15,7 @@ from typing import Any
 from slurmddp.config.check_values import check_value
 from slurmddp.config.identity import fingerprint
 from slurmddp.config.keys import OPEN_NODES, TOP
-from slurmddp.config.script_arguments import ARGUMENTS, typed
+from slurmddp.config.script_arguments import ARGUMENTS, FREE_ARGUMENTS, typed
 from slurmddp.spec import Job
 
 _CHECKED = ("data",)
@@ -27,7 +27,7 @@ _NUMBER = re.compile(
 )
 """A setting whose value is a number in Hydra's grammar, and that no check of a job reads."""
 _ITEM = r'"(?:[^"\\$]|\\")*"'
-_ARGUMENTS = re.compile(rf"(\+{{0,2}}{ARGUMENTS})=(\[{_ITEM}(?:,{_ITEM})*\])")
+_ARGUMENTS = re.compile(rf"(\+{{0,2}}({ARGUMENTS}|{FREE_ARGUMENTS}))=(\[{_ITEM}(?:,{_ITEM})*\])")
 """Arguments as `script_arguments.literal` quotes them, without references and escapes except of quotes."""
 
 
@@ -76,7 +76,7 @@ def _take_apart(words: Sequence[str]) -> _Numbers:
             values[found["key"]] = float(found["value"]) if found["fraction"] else int(found["value"])
         elif found := _ARGUMENTS.fullmatch(word):
             others.append(found[1])
-            values[ARGUMENTS] = typed(found[2])
+            values[found[2]] = typed(found[3])
         else:
             others.append(word)
     return _Numbers(tuple(others), values)

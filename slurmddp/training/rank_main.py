@@ -33,7 +33,8 @@ from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
 
-NOT_OPTIONS = ("_target_", "script", "args", "resume_args", "resumable", "torchrun", "checkpoints")
+_OF_A_SCRIPT = ("script", "args", "free_args", "resume_args", "resumable", "torchrun", "checkpoints")
+NOT_OPTIONS = ("_target_", *_OF_A_SCRIPT)
 """Keys of `program` that are not arguments of its function."""
 TIMEOUTS = ("rendezvous_timeout_s", "collective_timeout_s")
 """Keys of `policy` that are arguments of Distributon."""

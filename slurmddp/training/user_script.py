@@ -107,7 +107,7 @@ def _is_shown_by_hook(error: BaseException) -> bool:
 def _words(folder: RunFolder, program: Mapping[str, Any]) -> list[str]:
     """Return the arguments of this start."""
     run = RunContext.read(os.environ, folder)
-    words = list(program.get("args") or [])
+    words = [*(program.get("args") or []), *(program.get("free_args") or [])]
     if (run.attempt or run.restart_count) and _has_saved(saved_files(program, folder.path)):
         words += program.get("resume_args") or []
     places = {"{run_dir}": str(folder.path), "{attempt}": str(run.attempt)}

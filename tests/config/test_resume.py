@@ -14,6 +14,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from support.runs.projects import job_of
 
 TYPED = {
+    "program.free_args": ("--log 'b c'", ["--log", "b c"]),
     "program.resume_args": ("--from=last 'b c'", ["--from=last", "b c"]),
     "program.resumable": ("true", True),
     "program.checkpoints": ("out/*.pt", "out/*.pt"),

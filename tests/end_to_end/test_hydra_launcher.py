@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,44 @@ if __name__ == "__main__":
     main()
 """
 
+ONCE = ["hydra.mode=RUN", 'hydra.run.dir="{run_dir}/hydra"']
+"""Arguments with which each rank runs the application once."""
+FACTS = """
+import json, os
+from pathlib import Path
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+@hydra.main(version_base="1.3", config_path="settings", config_name="facts")
+def main(config):
+    job, place = HydraConfig.get().job, Path(HydraConfig.get().runtime.output_dir)
+    facts = {"config": dict(config), "num": job.num, "id": job.id, "name": job.name, "chdir": job.chdir}
+    facts |= {"variable": os.environ["FOLD"], "overrides": list(HydraConfig.get().overrides.task)}
+    facts |= {"dirname": job.override_dirname, "in_output_dir": Path.cwd() == place}
+    facts |= {"written": sorted(path.name for path in place.iterdir())}
+    file = Path(hydra.utils.get_original_cwd(), config.by, config.out)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(facts, default=str))
+
+if __name__ == "__main__":
+    main()
+"""
+IN_A_FILE = """
+defaults: [_self_, override hydra/launcher: LAUNCHER]
+by: LAUNCHER
+rate: 1.0
+seed: ${hydra:job.num}
+out: result_${hydra:job.id}.json
+hydra:
+  mode: MULTIRUN
+  output_subdir: null
+  launcher: SETTINGS
+  sweeper: {params: {rate: "0.1,0.2"}, max_batch_size: 1}
+  sweep: {dir: elsewhere, subdir: "${hydra.job.num}"}
+  job: {name: fit, chdir: true, env_set: {FOLD: "fold-${hydra:job.num}"}}
+"""
+"""A configuration that says itself that the application is a multirun."""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -46,11 +85,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         # Hydra finds plugins on the path, where a wheel puts them.
-        env={**scrub(os.environ), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=400,
@@ -78,6 +117,42 @@ def test_a_job_of_a_hydra_application_trains_as_ranks_in_one_run_folder(project:
     assert (run.path / "hydra" / ".hydra" / "overrides.yaml").is_file()
 
 
+@pytest.mark.distributed
+def test_a_job_finds_what_the_basic_launcher_gives_it(project: Path) -> None:
+    (project / "facts.py").write_text(FACTS)
+    for by, launcher in (("slurmddp", {"ranks_per_node": 1}), ("basic", {})):
+        text = IN_A_FILE.replace("LAUNCHER", by).replace("SETTINGS", json.dumps(launcher))
+        (project / "settings" / "facts.yaml").write_text(text)
+        done = launch("facts.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+    for number in range(2):
+        own, basic = (
+            json.loads((project / by / f"result_{number}.json").read_text()) for by in ("slurmddp", "basic")
+        )
+        assert own["config"].pop("by") != basic["config"].pop("by")
+        assert own == basic and own["num"] == number and own["variable"] == f"fold-{number}"
+
+
+@pytest.mark.parametrize(("note", "is_same"), [("plain", True), ("'job ${hydra:job.num}'", False)])
+def test_the_number_of_a_job_tells_runs_apart_only_if_its_configuration_reads_it(
+    project: Path, programs: FakePrograms, note: str, is_same: bool
+) -> None:
+    names = []
+    for values in ("1,2", "2,3"):
+        words = [f"rate={values}", f"note={note}", "hydra/launcher=slurmddp", "hydra.launcher.cluster=small"]
+        done = launch("app.py", "--multi", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        names.append({path.name for path in (project / "runs").glob("app-????????")})
+    assert len(names[0]) == 2 and len(names[1]) == (3 if is_same else 4)
+
+
+def test_a_rank_that_would_launch_again_refuses(project: Path) -> None:
+    words = ["hydra.mode=MULTIRUN", "hydra/launcher=slurmddp", "rate=1,2"]
+    done = launch("app.py", *words, SLURMDDP_RUN_DIR="/runs/app-01234567")
+    assert done.returncode == EXIT_CONFIG and "hydra.mode=RUN" in done.stderr
+    assert "a rank of the run /runs/app-01234567" in done.stderr and not (project / "runs").exists()
+
+
 def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: FakePrograms) -> None:
     words = ["hydra/launcher=slurmddp", "hydra.launcher.cluster=small", "hydra.launcher.nodes=2"]
     words += ["+hydra.launcher.policy.max_restarts=9", "hydra.launcher.time_limit=2h"]
@@ -93,7 +168,8 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
         script, program = run.script_file.read_text(), run.config()["program"]
         assert "--nodes=2" in script and "--time=02:00:00" in script
         assert program["script"] == "-m package.app" and run.config()["policy"]["max_restarts"] == 9
-        assert program["args"] == ["hydra.verbose=true", f"rate={number}", 'hydra.run.dir="{run_dir}/hydra"']
+        assert program["args"] == ["hydra.verbose=true", f"rate={number}", *ONCE]
+        assert program["free_args"] == [f"hydra.job.num={number - 1}", f"hydra.job.id={number - 1}"]
         assert RunFolder(run.path).events()[-1]["event"] == "submitted"
 
 
@@ -103,6 +179,10 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
         (["hydra.launcher.cluster=smal"], "no cluster 'smal'.*Did you mean small"),
         (["hydra.launcher.nodes=0"], "`nodes` is 0"),
         (["+hydra/sweeper=needy"], "needs the result of each job"),
+        (
+            ["hydra.launcher.cluster=small", "++hydra.sweeper.max_batch_size=1"],
+            "max_batch_size=1 starts a batch.*+hydra.launcher.array_parallelism=1",
+        ),
         (
             ["hydra.launcher.cluster=small", "++hydra.launcher.ssh=login1"],
             "not submit over ssh.*name login1",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import statuses_over_ssh
-from slurmddp.config.script_arguments import as_typed, key_of
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder import config_secrets
@@ -191,7 +191,7 @@ def _typed(folder: RunFolder) -> list[str]:
         words = folder.typed()
     except (OSError, ValueError):
         return []
-    shown = [word for word in words if key_of(word) not in ("name", "cluster")]
+    shown = [word for word in words if key_of(word) not in ("name", "cluster", FREE_ARGUMENTS)]
     return [config_secrets.word_for_readers(word) for word in shown]
 
 

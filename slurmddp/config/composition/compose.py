@@ -36,7 +36,7 @@ from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, de
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
 from slurmddp.config.schema import COMPUTED
-from slurmddp.config.script_arguments import ARGUMENTS, REFERENCE, key_of
+from slurmddp.config.script_arguments import EVERY_ARGUMENTS, REFERENCE, key_of
 from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
@@ -103,7 +103,8 @@ def compose(
     paths.check_name(config["name"])
     paths.check_data(relevant(config), project_dir)
     if config["program"].get("script"):
-        for name in ("args", "resume_args"):
+        for key in EVERY_ARGUMENTS:
+            name = key.removeprefix("program.")
             config["program"][name] = script_words(config["program"].get(name))
     return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
 
@@ -311,12 +312,12 @@ def are_independent(
 def _takes_any(composed: DictConfig, key: str) -> bool:
     """Return whether a key holds a value that Hydra replaces by any of its kind: no type, not read-only.
 
-    The kind is a list for `program.args`, and a plain value for all other keys.
+    The kind is a list for the arguments of a script, and a plain value for all other keys.
     """
     outer, _, last = key.rpartition(".")
     parent = OmegaConf.select(composed, outer) if outer else composed
     node = parent._get_node(last) if isinstance(parent, DictConfig) else None
-    kind = ListConfig if key == ARGUMENTS else AnyNode
+    kind = ListConfig if key in EVERY_ARGUMENTS else AnyNode
     return type(node) is kind and not node._get_flag("readonly")
 
 
@@ -342,7 +343,7 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
         hydra = composed.pop("hydra", None)
     raw: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
     texts = "\n".join(_texts(raw))
-    if referred := re.findall(r"\$\{hydra:([\w.]+)", texts):
+    if referred := re.findall(REFERENCE.pattern + r"hydra:([\w.]+)", texts):
         _let_refer(hydra, referred)
     container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
     expressions = config_secrets.expressions(raw, container)

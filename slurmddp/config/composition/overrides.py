@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from slurmddp.config.composition import hydra_keys
 from slurmddp.config.keys import GROUPS, OPEN_NODES, TOP, defaults
 from slurmddp.config.schema import OWN_TRAINER
-from slurmddp.config.script_arguments import quoted, typed, unquoted
+from slurmddp.config.script_arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -231,7 +231,7 @@ def _with_sign(given: Given, draft: _Draft) -> str:
             f"`{given.key}={given.value}` names no choice.", hint=near_matches(given.value, known)
         )
     program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
-    if given.key in ("program.args", "program.resume_args") and program.get("_target_") == OWN_TRAINER:
+    if given.key in EVERY_ARGUMENTS and program.get("_target_") == OWN_TRAINER:
         items = ",".join(quoted(one) for one in typed(given.value or ""))
         return f"++{given.key}=[{items}]"
     by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)

@@ -16,11 +16,10 @@ from hydra.errors import HydraException
 from slurmddp.config.composition.compose import make_plan
 from slurmddp.config.composition.overrides import options, take_apart
 from slurmddp.config.composition.sources import Sources
-from slurmddp.config.script_arguments import choices
+from slurmddp.config.script_arguments import EVERY_ARGUMENTS, choices
 from slurmddp.errors import ConfigError
 
-_ARGUMENTS = ("program.args", "program.resume_args")
-_AS_TYPED = ("program.script", *_ARGUMENTS, "hydra.searchpath")
+_AS_TYPED = ("program.script", *EVERY_ARGUMENTS, "hydra.searchpath")
 """Keys whose commas belong to their value; arguments are swept by `choice(...)` alone."""
 _BASIC = "hydra/sweeper=basic"
 
@@ -48,7 +47,7 @@ def alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
     """
     key, _, typed = word.partition("=")
     if key.lstrip("+") in _AS_TYPED:
-        values = choices(typed) if key.lstrip("+") in _ARGUMENTS else None
+        values = choices(typed) if key.lstrip("+") in EVERY_ARGUMENTS else None
         return [word] if values is None else _each(word, key, values)
     given = take_apart(word)
     try:
