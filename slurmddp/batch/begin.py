@@ -19,6 +19,7 @@ from slurmddp.environments.names import (
     KILL_WAIT_VARIABLE,
     LEAD_VARIABLE,
     PREEMPT_GRACE_VARIABLE,
+    SIGNALS_ALL_VARIABLE,
 )
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.layout import RunFolder
@@ -26,6 +27,8 @@ from slurmddp.slurm.command_output import parse_run, parse_time
 from slurmddp.slurm.job_script import may_be_of, script_of
 
 _LAST_WORDS = ("submitted", "started", "ended")
+_SIGNALS_ALL = "proctrack/linuxproc"
+"""The ProctrackType with which SLURM signals every process of a step; with all others only the tasks."""
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
 """The id of a job, or of an element of an array; local runs have other ids."""
 _OVER = ("finished", "failed", "config", "no_progress")
@@ -145,7 +148,7 @@ def _leaves_failed_nodes(
 
 
 def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
-    """Ask when SLURM ends the job and how long it then waits before it kills.
+    """Ask when SLURM ends the job, how long it then waits before it kills, and which processes it signals.
 
     The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
 
@@ -158,8 +161,11 @@ def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
         end = parse_time(job.facts.get("EndTime", ""))
         return "" if end is None else f"{end:.0f}"
 
+    def signals_all() -> str:
+        return "1" if job.config("ProctrackType") == _SIGNALS_ALL else ""
+
     values = {LEAD_VARIABLE: str(settings.signal_lead_s)}
-    questions = {END_TIME_VARIABLE: end_time}
+    questions = {END_TIME_VARIABLE: end_time, SIGNALS_ALL_VARIABLE: signals_all}
     if settings.grace_s is None:
         questions[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
         questions[PREEMPT_GRACE_VARIABLE] = lambda: job.partition("GraceTime")

@@ -40,6 +40,8 @@ KILL_WAIT_VARIABLE = "SLURMDDP_KILL_WAIT_S"
 """Seconds from SIGTERM to SIGKILL."""
 PREEMPT_GRACE_VARIABLE = "SLURMDDP_PREEMPT_GRACE_S"
 """Further seconds before SIGKILL if the job is preempted."""
+SIGNALS_ALL_VARIABLE = "SLURMDDP_SIGNALS_ALL"
+"""`1` if SLURM signals every process of a step, and not only its tasks (`proctrack/linuxproc`)."""
 
 # Facts of a launch. The launcher gives them to the processes that it starts.
 

@@ -31,6 +31,7 @@ _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED = range(5)
 _SINCE, _STEPPED, _STEP_S, _WAIT_S, _FORWARD_S = range(5, 10)
+_FINISHED = 10
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 
@@ -57,6 +58,8 @@ class RankHeartbeat:
     """Whether the code that the rank runs now shows heartbeats."""
     forward_s: float = 0.0
     """Seconds of all forward passes together; on a GPU estimated from some of them."""
+    finished: bool = False
+    """Whether a training that answers requests to stop has come to its own end."""
 
 
 class HeartbeatPage:
@@ -101,6 +104,10 @@ class HeartbeatPage:
         """Show whether heartbeats follow from here on."""
         self._counts[_WATCHED] = watched
 
+    def finish(self) -> None:
+        """Show that the training has come to its own end, not to a stop."""
+        self._counts[_FINISHED] = True
+
     def resumed(self, step: int) -> None:
         """Show from which step the training resumes; 0 for a new training."""
         self._counts[_RESUMED] = step
@@ -128,6 +135,7 @@ class HeartbeatPage:
             wait_s=times[_WAIT_S],
             watched=bool(counts[_WATCHED]),
             forward_s=times[_FORWARD_S],
+            finished=bool(counts[_FINISHED]),
         )
 
     def forget_stacks(self) -> None:

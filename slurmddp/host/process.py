@@ -49,6 +49,21 @@ def exists(pid: int) -> bool:
     return True
 
 
+def handles(pid: int, sent: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal; False if the process is gone."""
+    return sent in _signals_of(pid, "SigCgt")
+
+
+def _signals_of(pid: int, field: str) -> frozenset[int]:
+    """Return the signals, by number, in a field of /proc/PID/status (proc(5)); empty without the file."""
+    with suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(f"{field}:"):
+                mask = int(line.split()[1], 16)
+                return frozenset(bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1)
+    return frozenset()
+
+
 def start_time(pid: int) -> str | None:
     """Return the id of the boot and the clock tick at which a process started; None without /proc.
 
@@ -243,6 +258,14 @@ class OrphanReaper:
 
     def _slot(self, content: int) -> int:
         return next(slot for slot in range(_SLOTS) if self._leaders[slot] == content)
+
+    def signals_seen(self) -> frozenset[int]:
+        """Return the signals that others have sent to the processes below the parent, by number.
+
+        Some sites let SLURM signal every process of a step, most only its tasks. The reaper blocks all
+        signals, so those that reach it wait and can be seen, before any process below the parent can react.
+        """
+        return _signals_of(self.pid, "ShdPnd")
 
     def close(self) -> None:
         """End the reaper, if it still runs."""

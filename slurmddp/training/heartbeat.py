@@ -80,6 +80,10 @@ class Heartbeat:
         finally:
             self.enter(before, watched=watched)
 
+    def finish(self) -> None:
+        """Write that the training has come to its own end."""
+        self._page.finish()
+
     def resumed(self, step: int) -> None:
         """Write from which step training resumes; 0 for a new training."""
         self._step = step

@@ -121,6 +121,8 @@ class RankSession:
         atexit.unregister(self._close_at_exit)
         if self._context is None or self._is_forked:
             return
+        if self.stop.is_answering and not StopController.is_leaving:
+            self.heartbeat.finish()
         self.heartbeat.enter("ending")
         try:
             self._before_leaving()

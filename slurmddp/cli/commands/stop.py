@@ -2,8 +2,8 @@
 
 The command writes the file `stop` into the run folder; `touch RUN/stop` does the same. The run saves, ends
 with exit code 75, and is not requeued. `slurmddp resume` and `slurmddp train` remove the file and resume.
-The ranks of a script get SIGUSR2, which ends them unless they call `should_stop()` or handle the
-signal. The job of a queued run leaves the queue.
+The ranks of a script get SIGTERM, or SIGUSR2 if they handle that. It ends them unless they call
+`should_stop()` or handle the signal. The job of a queued run leaves the queue.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _waits(found: RunStatus) -> bool:
 def promise(found: RunStatus) -> str:
     """Return the message about a run that was asked to stop."""
     if (RunFolder(found.path).config().get("program") or {}).get("script"):
-        then = "gets SIGUSR2, and is not requeued"
+        then = "gets SIGTERM, or SIGUSR2 if it handles that, and is not requeued"
         more = (
             " A script that calls should_stop() or handles the signal can save first; any other script ends "
             f"at once. `slurmddp cancel {found.name}` ends it in any case."

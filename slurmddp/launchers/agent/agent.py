@@ -190,6 +190,7 @@ class Agent:
             imports_s,
             common,
             forks=why is None,
+            is_script=rules.is_script,
         )
 
     @property

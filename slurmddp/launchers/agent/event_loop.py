@@ -220,13 +220,13 @@ class AgentLoop:
             report = replace(report, left=tuple(self._workers.left))
         return report
 
-    def _request_stop(self, sent: signal.Signals) -> None:
+    def _request_stop(self, sent: signal.Signals, by_slurm: bool) -> None:
         """Ask the coordinator to stop all ranks; leave at once if there are none, and no coordinator."""
         if self._assignment is None and self._coordinator is None and self._link.missing():
             self._records.say("stopped before the ranks were started")
             self._code = EXIT_STOPPED
         else:
-            self._send(msg.StopRequested(signal=sent))
+            self._send(msg.StopRequested(signal=sent, by_slurm=by_slurm))
 
     def _send_orders(self) -> None:
         """Send the orders of the coordinator, which is part of this agent, and obey those to this agent."""
@@ -256,7 +256,7 @@ class AgentLoop:
             case msg.KillWorkers():
                 self._kill()
             case msg.RequestStop():
-                self._stops.forward(order.signal)
+                self._stops.forward(signal.Signals(order.signal), by_slurm=order.by_slurm)
             case msg.ReportStacks():
                 self._watch.request_stacks(order.restart_count)
             case msg.OthersDone():

@@ -1,7 +1,7 @@
 """Requests to stop: from signals, from the stop file, and from a rank that has stopped unasked.
 
-The agent sends each signal to its ranks once. It forwards the first request to the coordinator, so that the
-ranks of all nodes stop at the same step.
+Each rank gets a signal once, from the agent or from SLURM. The agent forwards the first request to the
+coordinator, so that the ranks of all nodes stop at the same step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from slurmddp.environments.time_limits import Limits, leave_at
-from slurmddp.launchers.agent.worker_group import WorkerGroup
+from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 
@@ -25,6 +25,8 @@ _FOLLOW_S = 0.9
 
 Ranks that stop together need less. A rank that is signalled before the training tells no other rank.
 """
+_SLURM_S = 2.0
+"""Seconds for a signal of SLURM that has reached the ranks of another node to reach the ranks here."""
 _POLL_S, _FILE_POLL_S = 0.1, 1.0
 """Seconds between two polls: while ranks stop, and of the stop file of a script's run."""
 
@@ -37,16 +39,17 @@ class StopRequests:
         rules: the rules of the run.
         records: the records of the attempt.
         limits: when SLURM kills the job.
-        request: forwards the first request to the coordinator, with a signal for the ranks of other nodes.
+        request: forwards the first request to the coordinator, with a signal for the ranks of other nodes,
+            and whether SLURM has sent it to the ranks itself.
     """
 
     def __init__(
         self,
-        workers: WorkerGroup,
+        workers: ForkedWorkers,
         rules: Rules,
         records: Records,
         limits: Limits,
-        request: Callable[[signal.Signals], object],
+        request: Callable[[signal.Signals, bool], object],
     ) -> None:
         self.is_stopping = False
         self.deadline = 0.0
@@ -57,8 +60,8 @@ class StopRequests:
         """When SIGTERM came, in seconds since the epoch."""
         self._left_at: dict[int, float] = {}
         """When a rank stopped without a request to this agent, by the restart count of its worker group."""
-        self._sent: set[tuple[int, int]] = set()
-        """The signals that ranks have got, each with the restart count of their worker group."""
+        self._awaited: tuple[float, signal.Signals] | None = None
+        """A signal that SLURM should send to the ranks here, and when the agent sends it instead."""
 
     def receive(self, sent: signal.Signals) -> None:
         """Handle a signal to this agent."""
@@ -66,11 +69,20 @@ class StopRequests:
             self._terminated = self._terminated or time.time()
         self._stop(signal.SIGTERM if sent == signal.SIGINT else sent, f"received {sent.name}")
 
-    def forward(self, sent: int) -> None:
-        """Send the ranks a signal by which the run was asked to stop on another node."""
+    def forward(self, sent: signal.Signals, *, by_slurm: bool = False) -> None:
+        """Send the ranks a signal by which the run was asked to stop on another node.
+
+        Args:
+            sent: the signal.
+            by_slurm: whether SLURM has sent it to the ranks of the other node itself. Then it does so here.
+        """
         self._records.say("the run was asked to stop on another node: passed on to the ranks")
-        self._signal_ranks(sent)
+        self._workers.expect_stop()
         self.is_stopping, self.deadline = True, 0.0
+        if by_slurm:
+            self._awaited = time.monotonic() + _SLURM_S, sent
+        else:
+            self._signal_ranks(sent)
 
     def note_exit(self, now: float) -> None:
         """Take note that a rank of the present worker group has stopped, here or on another node."""
@@ -80,6 +92,9 @@ class StopRequests:
 
     def poll(self, now: float) -> None:
         """Stop the ranks, once, if a rank has stopped unasked, or a script's run has a stop file."""
+        if self._awaited is not None and now >= self._awaited[0]:
+            awaited, self._awaited = self._awaited, None
+            self._signal_ranks(awaited[1])
         left_at = self._left_at.get(self._workers.restart_count)
         self.deadline = now + (_POLL_S if self.is_stopping or left_at is not None else _FILE_POLL_S)
         if self.is_stopping or not self._workers:
@@ -104,11 +119,8 @@ class StopRequests:
         if self._workers:
             purpose = "the script decides what it saves" if self._rules.is_script else "for a save and an end"
             self._records.say(f"{why}: passed on to the ranks, {purpose}")
-        self._request(sent)
+        self._request(sent, sent in self._workers.signals_of_slurm())
 
-    def _signal_ranks(self, sent: int) -> None:
-        """Send a signal to the ranks here, once."""
-        once = self._workers.restart_count, sent
-        if self._workers and not self._workers.failed and once not in self._sent:
-            self._sent.add(once)
-            self._workers.signal(signal.Signals(sent))
+    def _signal_ranks(self, sent: signal.Signals) -> None:
+        if self._workers and not self._workers.failed:
+            self._workers.ask_to_stop(sent)

@@ -45,7 +45,7 @@ from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.causes import LEFT_EARLY
-from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, UnexplainedFailure
+from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, UnexplainedFailure, is_consequence
 from slurmddp.runs.folder.layout import RunFolder
 
 _UNKILLABLE_S = 60.0
@@ -53,6 +53,12 @@ _UNKILLABLE_S = 60.0
 _END_S = 2.0
 """Seconds that `stop` waits for a killed rank. A rank that the kernel holds in I/O is left to SLURM."""
 _POLL_S = 0.002
+_REQUESTS = STOP_SIGNALS | {signal.SIGINT}
+"""The signals by which a program is asked to stop."""
+_CODES_OF_A_STOP = frozenset(
+    {EXIT_FINISHED, EXIT_STOPPED, *(-sent for sent in _REQUESTS), *(128 + sent for sent in _REQUESTS)}
+)
+"""Exit codes of a program that was asked to stop and has left because of that; negative for a signal."""
 
 
 class WorkerGroup(ABC):
@@ -111,8 +117,9 @@ class WorkerGroup(ABC):
         """Take note of the ranks that have ended since the last call; return the failures among them."""
         ended = {pid: code for pid in self._running if (code := self._exit_code(pid)) is not None}
         failed: list[Failure] = []
-        for pid, code in ended.items():
+        for pid, exit_code in ended.items():
             local_rank = self._running.pop(pid)
+            code = self._judge(local_rank, exit_code)
             self._record_exit(local_rank, code)
             if code == EXIT_FINISHED:
                 self.left.append(self._failure(local_rank, code).because(LEFT_EARLY))
@@ -121,6 +128,10 @@ class WorkerGroup(ABC):
                 failed += [] if code in GOOD_CODES else [self._failure(local_rank, code)]
         self.failed += failed
         return failed
+
+    def _judge(self, local_rank: int, code: int) -> int:
+        """Return the exit code that counts for a rank; a subclass may know more than the code says."""
+        return code
 
     def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
         """Record how a rank ended; a subclass without a run folder does nothing."""
@@ -193,6 +204,8 @@ class WorkerSpec:
     """Variables that all ranks get."""
     forks: bool = True
     """Whether the agent can be forked after its imports."""
+    is_script: bool = False
+    """Whether the ranks run a person's script, whose exit code does not say whether it has finished."""
 
 
 class ForkedWorkers(WorkerGroup):
@@ -219,6 +232,12 @@ class ForkedWorkers(WorkerGroup):
         self._own: Address | None = None
         """The address of this node at which ranks can meet, once it is known."""
         self._since = 0.0
+        self._is_stopping = False
+        """Whether the run is asked to stop."""
+        self._sent: dict[int, set[int]] = {}
+        """The signals that each rank was sent, by local rank."""
+        self._seen_before: frozenset[int] = frozenset()
+        """The signals that others had sent to the processes of this node before the last rank started."""
 
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a worker; of a torchrun, the first one on its node."""
@@ -242,7 +261,50 @@ class ForkedWorkers(WorkerGroup):
         self._since = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()
+        self._sent = {}
         super().start(order)
+        self._seen_before = self._reaper.signals_seen()
+
+    def expect_stop(self) -> None:
+        """Take note that the run is asked to stop: ranks that leave from now on have not finished."""
+        self._is_stopping = True
+
+    def ask_to_stop(self, sent: signal.Signals) -> None:
+        """Send each rank a signal to stop, unless it was sent that signal before, by SLURM or from here.
+
+        A script that does not handle SIGUSR2 gets SIGTERM in its place, the signal of torchrun.
+        """
+        self.expect_stop()
+        for pid, local_rank in self._running.items():
+            number = sent
+            if self._spec.is_script and sent == signal.SIGUSR2 and not process.handles(pid, sent):
+                number = signal.SIGTERM
+            before = self._sent.setdefault(local_rank, set())
+            if number not in before | self.signals_of_slurm():
+                os.kill(pid, number)
+            before.add(number)
+
+    def signals_of_slurm(self) -> frozenset[int]:
+        """Return the signals to stop that have reached the ranks past this agent, by number."""
+        return (self._reaper.signals_seen() - self._seen_before) & _REQUESTS
+
+    def _judge(self, local_rank: int, code: int) -> int:
+        """Return 75 for a rank that has left because of a stop, whatever code its program has for that.
+
+        A script that saves at the signal usually ends with 0 or by the signal. A rank that then only loses
+        its peers has stopped as well. slurmddp's own loop knows whether it has finished, and says so.
+        """
+        if self._ended_by_us:
+            return code
+        if -code in STOP_SIGNALS:
+            return EXIT_STOPPED
+        if not self._spec.is_script or not (self._is_stopping or self.signals_of_slurm()):
+            return code
+        if code == EXIT_FINISHED and self._pages[local_rank].read().finished:
+            return code
+        if code in _CODES_OF_A_STOP or is_consequence(self._failure(local_rank, code).explained):
+            return EXIT_STOPPED
+        return code
 
     def _describe_step(self, agents: tuple[int, ...]) -> None:
         """Describe a step of these agents to each rank here, as srun does."""
@@ -308,9 +370,7 @@ class ForkedWorkers(WorkerGroup):
         # The dead leader still holds its pid here, so its group can't be another process's.
         process.signal_group(pid, signal.SIGKILL)
         self._reaper.forget(pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        # A program of the user without handlers has stopped, as a script does by `_stop_before_training`.
-        return EXIT_STOPPED if -code in STOP_SIGNALS and not self._ended_by_us else code
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
         log = self._log(local_rank)

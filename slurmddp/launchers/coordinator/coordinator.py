@@ -178,7 +178,7 @@ class Coordinator:
             case msg.Joined():
                 self._present.add(sender)
             case msg.StopRequested():
-                self._forward_stop(sender, message.signal)
+                self._forward_stop(sender, message)
             case msg.Lost():
                 self._lost(sender, message, now)
             case msg.AgentUnable():
@@ -293,12 +293,12 @@ class Coordinator:
 
     # Ranks.
 
-    def _forward_stop(self, sender: int, sent: int) -> None:
+    def _forward_stop(self, sender: int, request: msg.StopRequested) -> None:
         """Ask the ranks of the other nodes to stop as well; all ranks agree on the step."""
         is_first, self._stopping = not self._stopping, True
         if is_first and self.state == State.RUNNING:
             others = self._group.agents - self._group.done.keys() - {sender}
-            self._order(others, msg.RequestStop(signal=sent))
+            self._order(others, msg.RequestStop(signal=request.signal, by_slurm=request.by_slurm))
 
     def _note(self, message: msg.Report, now: float) -> None:
         """Take note of failures, unhealthy nodes and completed steps."""

@@ -53,6 +53,8 @@ class StopRequested(Message):
     """The run was asked to stop by a signal to the agent or to one of its ranks."""
 
     signal: int
+    by_slurm: bool = False
+    """Whether SLURM has sent it to the ranks itself, past the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,8 @@ class RequestStop(Order):
     """Send the ranks the signal by which the run was asked to stop on another node."""
 
     signal: int
+    by_slurm: bool = False
+    """Whether SLURM has sent it to the ranks of that node itself, past the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)

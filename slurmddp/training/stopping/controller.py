@@ -120,6 +120,11 @@ class StopController:
             agreement.request("the time limit")
 
     @property
+    def is_answering(self) -> bool:
+        """Whether the program has asked `should_stop`, so that its own end is no answer to a stop signal."""
+        return self._agreement is not None
+
+    @property
     def _limits(self) -> Limits:
         return self._guard.limits if self._guard is not None else Limits()
 
