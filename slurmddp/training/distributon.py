@@ -17,6 +17,7 @@ rank, under `torchrun`, under `mpirun`, and in jobs of slurmddp.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,6 +43,7 @@ from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
+from slurmddp.training.checkpointing.program import Program, loaded_line, nothing_left_line
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import merged, required_step
 from slurmddp.training.data.distributed_loader import DistributedLoader
@@ -152,6 +154,9 @@ class Distributon:
         """The checkpointer, from the first save or load on."""
         self.resumed_from: str | None = None
         """Where `load` found the state: "memory" or "disk"; None without a state."""
+        self._program = Program.current(self._session.run)
+        self._resumed: tuple[Path, int] | None = None
+        """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
 
     # Start and end.
 
@@ -213,9 +218,8 @@ class Distributon:
             if ranks := self._session.ranks_to_start(self._num_devices):
                 from slurmddp.launchers.local.function import call_on_ranks
 
-                return call_on_ranks(
-                    partial(_as_rank, self._settings, function, args, kwargs), ranks, self._session.launcher
-                )
+                call = partial(_as_rank, self._settings, self._program, function, args, kwargs)
+                return call_on_ranks(call, ranks, self._session.launcher)
             with self:
                 self.launch()
                 return function(self, *args, **kwargs)
@@ -274,6 +278,8 @@ class Distributon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._resumed = None
         self._session.end(error)
 
     # This process.
@@ -990,9 +996,11 @@ class Distributon:
 
         Rank 0 chooses the newest checkpoint that verifies. Ranks that replace dead ranks load the state in
         their nodes' memory if it is as new. If `load` raises, or finds no state, no object has changed.
+        Outside of run folders rank 0 prints which step of which command was loaded.
 
         Args:
-            state, root, objects: as for `save`; a dict is cleared and filled.
+            state, root, objects: as for `save`; a dict is cleared and filled. Elsewhere than in a job of
+                slurmddp, without `root` the newest checkpoint must be one of this script.
             step: load the checkpoint of this step.
             best: the name of a metric that was given to `save`, and "min" or "max": load the checkpoint with
                 the least or the greatest value; of equal ones the newest.
@@ -1007,8 +1015,8 @@ class Distributon:
             is an error.
 
         Raises:
-            CheckpointError: the checkpoint can't be read, does not fit an object, or does not exist; the
-                message lists the steps.
+            CheckpointError: the checkpoint can't be read, does not fit an object, is of another program, or
+                does not exist; the message lists the steps.
             ConfigError: the checkpoint has another `config`, an object has no `load_state_dict`, or the
                 arguments don't fit together.
 
@@ -1019,21 +1027,37 @@ class Distributon:
             d.load(model=model, strict=False)  # what fits
         """
         named = merged(state, objects, "load({...}, root=folder)")
-        chosen = step is not None or best is not None
         check_choice(step, best)
-        folder = self._root(root)
-        newest = self._session.milestones.open(folder)
-        if chosen:  # A save in the background may be the chosen one.
-            self.finish_saving()
         allow = allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1"
-        found = restore.load(
-            folder, named, self._checkpointer, step=step, best=best, strict=strict, allow_other_config=allow
-        )
+        load = partial(restore.load, step=step, best=best, strict=strict, allow_other_config=allow)
+        is_chosen = step is not None or best is not None
+        if root is None and not is_chosen and self._session.run.folder is None:
+            load = partial(load, of_program=self._program)
+        return self._load(load, self._root(root), named, is_chosen=is_chosen)
+
+    def _load(
+        self, load: Callable[..., Any], root: Path, objects: Mapping[str, Any], *, is_chosen: bool
+    ) -> int | None:
+        """Load by `load`, and record and print what was loaded; return the step."""
+        newest = self._session.milestones.open(root)
+        if is_chosen:  # A save in the background may be the chosen one.
+            self.finish_saving()
+
+        found = load(root, objects, self._checkpointer)
         at, self.resumed_from = (None, None) if found is None else found
+        if at is not None and not self._session.run.keeps(root):
+            self._show_load(root, at, is_chosen=is_chosen)
+
         self._session.heartbeat.resumed(at or 0)
-        self._session.milestones.resumed(None if chosen else newest, at, self.resumed_from)
+        self._session.milestones.resumed(None if is_chosen else newest, at, self.resumed_from)
         self._session.loggers.resumed(at)
         return at
+
+    def _show_load(self, root: Path, step: int, *, is_chosen: bool) -> None:
+        """Print which checkpoint was loaded: without a run of slurmddp, nothing else says so."""
+        self._resumed = None if is_chosen else (root, step)
+        if self.is_global_zero and self.resumed_from == "disk":
+            print(loaded_line(root, step, self._program, is_chosen=is_chosen), file=sys.stderr, flush=True)
 
     @property
     def _checkpointer(self) -> Checkpointer:
@@ -1049,6 +1073,7 @@ class Distributon:
                 scaler=self._scaler,
                 seed=self._seed,
                 config=self._config,
+                program=self._program,
                 saves=saves,
                 pace=SnapshotInterval(has_agent=saves.has_agent),
             )
@@ -1061,6 +1086,9 @@ class Distributon:
 
     def _leave(self) -> None:
         """End the strategy and all saves, at an orderly end."""
+        took_no_step = self._session.heartbeat.awaits_first_step and not StopController.is_leaving
+        if self._resumed is not None and took_no_step and self.is_global_zero:
+            print(nothing_left_line(*self._resumed), file=sys.stderr, flush=True)
         if hasattr(self._strategy, "close"):
             self._strategy.close()
         if self._opened is not None:
@@ -1104,9 +1132,12 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 def _as_rank(
     settings: Mapping[str, Any],
+    program: Program | None,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
     """Call a function on this rank, which `Distributon.launch(function)` has started."""
-    return Distributon(**settings).launch(function, *args, **kwargs)
+    distributon = Distributon(**settings)
+    distributon._program = program
+    return distributon.launch(function, *args, **kwargs)

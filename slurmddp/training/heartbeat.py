@@ -50,6 +50,11 @@ class Heartbeat:
         self._has_stepped = False
         """Whether a step was completed after the last call of `should_stop`."""
 
+    @property
+    def awaits_first_step(self) -> bool:
+        """Whether an optimizer was set up, and none of its steps has been completed."""
+        return self._hooked and self._is_first
+
     def enter(self, phase: str, *, watched: bool = True) -> None:
         """Write a heartbeat of `phase`; with `watched`, the watchdog expects more heartbeats."""
         if watched is not self._watched:

@@ -14,7 +14,10 @@ from slurmddp.errors import CheckpointError
 
 _SHOWN = 3
 """Number of keys of each kind in a message; a model of another depth has hundreds."""
-_HINT = "It was written with another configuration: go back to that, or choose another run name."
+_HINT = (
+    "It was written with another model or configuration: go back to that, or start in another folder, "
+    "by another name= of the run or root= in a script."
+)
 
 
 def check(name: str, target: Any, saved: Any, ignored: list[str] | None = None) -> bool:

@@ -32,6 +32,7 @@ from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
+from slurmddp.training.checkpointing.program import Program
 from slurmddp.training.checkpointing.shard_copy import ShardCopy
 from slurmddp.training.checkpointing.snapshot_interval import Figures, SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
@@ -75,6 +76,8 @@ class Checkpointer:
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
+    program: Program | None = None
+    """The program of this process; None if it is not known."""
     saves: AsyncWriter
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
@@ -83,11 +86,12 @@ class Checkpointer:
     """The names of metrics that a save had, or whose absence was logged."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the checkpoint's manifest: world size, seed, configuration."""
+        """Return the facts for the checkpoint's manifest: world size, seed, configuration, program."""
         return {
             "world_size": collectives.world_size(),
             "seed": self.seed,
             **config_match.manifest_facts(self.config),
+            **(self.program.facts() if self.program else {}),
         }
 
     def save(

@@ -27,6 +27,7 @@ from slurmddp.checkpoint.state.shards import mesh_of
 from slurmddp.checkpoint.state.staging import read_state
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
+from slurmddp.training.checkpointing.program import Program, refuse_other
 from slurmddp.training.checkpointing.training_state import (
     apply,
     check,
@@ -65,13 +66,16 @@ def load(
     best: Best | None = None,
     strict: bool = True,
     allow_other_config: bool = False,
+    of_program: Program | None = None,
 ) -> tuple[int, str] | None:
     """Load the newest state into `objects`, or the checkpoint of `step`, or the best one.
+
+    With `of_program`, a newest checkpoint that another program has written is an error.
 
     Returns:
         Its step, and `memory` or `disk`. None if there is no state; with `step` or `best` that is an error.
     """
-    one = _Load(root.absolute(), objects, checkpointer, strict, allow_other_config)
+    one = _Load(root.absolute(), objects, checkpointer, strict, allow_other_config, of_program)
     if step is None and best is None:
         return one.run()
     return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
@@ -130,6 +134,7 @@ class _Load:
     checkpointer: Checkpointer
     strict: bool
     allow_other_config: bool
+    of_program: Program | None
 
     def run(self) -> tuple[int, str] | None:
         offer, on_disk = self._find()
@@ -198,24 +203,32 @@ class _Load:
         """Return name, fingerprint and step of the newest good checkpoint; rank 0 calls this.
 
         Raises:
+            CheckpointError: another program has written it.
             ConfigError: it has another configuration.
         """
         folder = checkpoint.latest(self.root)
         return None if folder is None else self._described(folder)
 
     def _described(self, folder: Path) -> tuple[str, str, int]:
-        self._check_config(load_manifest(folder).meta, folder.name)
+        meta = load_manifest(folder).meta
+        refuse_other(meta, self.of_program, self.root)
+        self._check_config(meta, folder.name)
         return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
 
     def _from_disk(self, name: str, fingerprint: str, step: int) -> None:
         """Read and check the checkpoint on all ranks before any rank loads it."""
         folder = self.root / name
-        with collectives.agreed():
-            visibility.wait_until_visible(folder, fingerprint)
-            found = checkpoint.read(folder, mesh_of(self.objects.values()))
-            certain = self._check(found)
-            size = self._share(load_manifest(folder))
-        self._apply(found, certain, size)
+        try:
+            with collectives.agreed():
+                visibility.wait_until_visible(folder, fingerprint)
+                found = checkpoint.read(folder, mesh_of(self.objects.values()))
+                certain = self._check(found)
+                size = self._share(load_manifest(folder))
+            self._apply(found, certain, size)
+        except CheckpointError as error:
+            if str(folder) not in error.message:
+                error.message += f" The checkpoint is {folder}."
+            raise
 
     def _share(self, manifest: Manifest) -> int:
         """Return about how many bytes of a checkpoint the memory of one node holds."""

@@ -1,0 +1,131 @@
+"""The program that writes checkpoints: it is recorded in each one, so that no other program continues it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import slurmddp
+from slurmddp.checkpoint.files.manifest import folder_name, load_manifest
+from slurmddp.errors import CheckpointError
+from slurmddp.runs.folder.config_secrets import NOT_SHOWN
+from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.runs.text_format import duration
+
+_PACKAGE = Path(slurmddp.__file__).parent
+_SECRET = re.compile(r"token|secret|passw|credential|(api|access|private)[-_.]?key", re.IGNORECASE)
+"""Names of arguments whose values a checkpoint does not hold: more people may read it than start it."""
+_LONGEST_COMMAND = 500
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script or module with its arguments."""
+
+    file: str
+    """Its file, relative to the folder in which it was started; outside of that folder, the name alone."""
+    command: str
+    """The file and its arguments, for people."""
+
+    @classmethod
+    def current(cls, run: RunContext) -> Program | None:
+        """Return the program of this process; None in a notebook, for typed code and for slurmddp's own."""
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        if not file or Path(file).resolve().is_relative_to(_PACKAGE):
+            return None
+
+        name = _named(Path(file).absolute(), run)
+        words = _without_secrets(sys.argv[1:])
+        return cls(name, shlex.join([name, *words])[:_LONGEST_COMMAND])
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts for the manifest of a checkpoint that is written now."""
+        return {"program": {"file": self.file, "command": self.command, "time": round(time.time())}}
+
+
+def refuse_other(meta: Mapping[str, Any], program: Program | None, root: Path) -> None:
+    """Raise CheckpointError if another program than `program` wrote the newest checkpoint of `root`.
+
+    Args:
+        meta: the facts of that checkpoint. One of an earlier version names no program.
+        program: the program whose checkpoints are expected; None: any.
+        root: the folder of all checkpoints.
+    """
+    saved = meta.get("program")
+    if program is None or saved is None or saved["file"] == program.file:
+        return
+    raise CheckpointError(
+        f"The checkpoints in {root} are of another program: {saved['command']} has saved the newest "
+        f"{_ago(saved)}, and this is {program.file}. Nothing was loaded.",
+        hint=f"Give {program.file} a folder of its own: root=FOLDER in load and in save. Or delete {root}. "
+        f"To load them all the same, name the folder: load(..., root={root.name!r}).",
+    )
+
+
+def loaded_line(root: Path, step: int, program: Program | None, *, is_chosen: bool) -> str:
+    """Return a line for the screen about the checkpoint that was loaded.
+
+    Args:
+        root: the folder of all checkpoints.
+        step: the step of the checkpoint.
+        program: the program of this process.
+        is_chosen: whether the program has asked for this checkpoint, and not for the newest.
+    """
+    saved = load_manifest(root / folder_name(step)).meta.get("program")
+    origin = ""
+    if saved is not None:
+        is_same = program is None or saved["command"] == program.command
+        now = "" if is_same else f"; this is {program.command}"  # type: ignore[union-attr]
+        origin = f" (saved {_ago(saved)} by {saved['command']}{now})"
+    verb = "loaded" if is_chosen else "resuming from"
+    return f"slurmddp: {verb} step {step} of {shown(root)}{origin}"
+
+
+def nothing_left_line(root: Path, step: int) -> str:
+    """Return a line for the screen about a training that took no step after its load."""
+    return (
+        f"slurmddp: no step followed step {step} of {shown(root)}: nothing was left to train. "
+        "To train anew, delete that folder, or name another one by root=."
+    )
+
+
+def shown(root: Path) -> str:
+    """Return a folder as a person would type it."""
+    root = root.absolute()
+    return f"./{root.relative_to(Path.cwd())}" if root.is_relative_to(Path.cwd()) else str(root)
+
+
+def _named(file: Path, run: RunContext) -> str:
+    """Return the name of a script; a copy in the snapshot of a run has the name of the script."""
+    places = [Path.cwd()] if run.folder is None else [run.folder.code_dir, Path.cwd()]
+    for place in places:
+        if file.is_relative_to(place):
+            return str(file.relative_to(place))
+    return file.name
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Return arguments with a note in place of values that are secrets by the names of their options."""
+    kept: list[str] = []
+    hides_next = False
+    for word in words:
+        name, sign, _ = word.partition("=")
+        is_secret = _SECRET.search(name) is not None
+        if hides_next and not word.startswith("-"):
+            kept.append(NOT_SHOWN)
+        elif is_secret and sign:
+            kept.append(f"{name}={NOT_SHOWN}")
+        else:
+            kept.append(word)
+        hides_next = is_secret and not sign and word.startswith("-")
+    return kept
+
+
+def _ago(saved: Mapping[str, Any]) -> str:
+    return f"{duration(time.time() - saved['time'])} ago"
