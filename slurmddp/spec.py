@@ -15,6 +15,13 @@ from typing import Any
 from slurmddp.config.schema import OWN_TRAINER, Cluster, Policy
 from slurmddp.errors import ConfigError, MismatchError
 
+RUN_DIGITS = 12
+"""Length of the hash at the end of a run's name."""
+OLD_RUN_DIGITS = 8
+"""Its length in the names of runs of earlier versions."""
+END_OF_RUN_NAME = rf"-(?:[0-9a-f]{{{OLD_RUN_DIGITS}}}|[0-9a-f]{{{RUN_DIGITS}}})"
+"""The end of a run's name, as a regular expression."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
@@ -179,7 +186,7 @@ class Job:
 
     name: str
     run_name: str
-    """`<name>-<8 hex digits>`; the digits hash the keys that decide the computation."""
+    """`<name>-<12 hex digits>`; the digits hash the keys that decide the computation."""
     run_dir: Path
     project_dir: Path
     """The folder of the command: it holds `conf/` and modules, and relative paths start there."""

@@ -133,6 +133,7 @@ def map_array(
     """
     from slurmddp.cli import over_ssh, start_sweep
     from slurmddp.cli.commands import train as command
+    from slurmddp.cli.refusals import refuse_collisions
 
     path = _import_path(function)
     rows = _rows(iterable, *iterables)
@@ -146,7 +147,7 @@ def map_array(
     if there := over_ssh.submit([*_sweep(distinct), *words], "--multirun", *_flags(again=again)):
         return [RunOverSsh(there[distinct.index(call)]) for call in calls]
     jobs = command.jobs_of([*call, *words] for call in calls)
-    points = list({job.run_name: job for job in jobs}.values())
+    points = refuse_collisions(jobs)
     on_slurm = any(job.launcher == "slurm" for job in points)
     begin = partial(command.begin if on_slurm else _finish_here, again=again)
     if start_sweep.start(points, begin) != EXIT_FINISHED:

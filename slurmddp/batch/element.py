@@ -1,6 +1,7 @@
 """The first start of an element of a sweep's array: its run gets the files that the array holds for all runs.
 
-So the submission of a sweep writes these files once, not for each point.
+So the submission of a sweep writes these files once, not for each point. The run gets copies: a script that
+writes into its own `code/` changes no other run.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from slurmddp.host.hard_link import link
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.job_script import elements
 
 _WITH_DIGITS = ("job.json", "job.sbatch")
 """The files with the name of the run, in the order in which they are written: `job.sbatch` marks the end."""
@@ -25,18 +26,21 @@ def fill(folder: RunFolder, shared: Path, digits: str) -> None:
         digits: the word in the files that stands for the digits at the end of the run's name.
 
     Raises:
-        OSError: the run folder is gone, or can't be written.
+        OSError: the run folder can't be written.
+        SystemExit: the folder is not the folder of an element, so nothing in it may be replaced.
     """
     run = folder.path
+    if run.name not in elements(str(shared.parent)) or not folder.config_file.is_file():
+        raise SystemExit(f"{run} is no run folder of the array {shared.parent}. Nothing was started.")
+
     (run / "logs").mkdir(exist_ok=True)
     for path in sorted(shared.iterdir()):
         if path.is_dir():
             shutil.rmtree(run / path.name, ignore_errors=True)
-            shutil.copytree(path, run / path.name, symlinks=True, copy_function=_link)
+            shutil.copytree(path, run / path.name, symlinks=True)
         elif path.name not in _WITH_DIGITS:
-            if (run / path.name).exists():
-                (run / path.name).unlink()
-            link(path, run / path.name)
+            shutil.copy2(path, run / path.name)
+
     for name in _WITH_DIGITS:
         text = (shared / name).read_text(encoding="utf-8").replace(digits, run.name[-len(digits) :])
         draft = run / f".{name}"
@@ -45,7 +49,3 @@ def fill(folder: RunFolder, shared: Path, digits: str) -> None:
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
         draft.replace(run / name)
-
-
-def _link(path: str, copy: str) -> None:
-    link(Path(path), Path(copy))

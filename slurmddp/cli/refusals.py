@@ -2,9 +2,66 @@
 
 from __future__ import annotations
 
-from slurmddp.errors import ConfigError, RunStateError, SlurmError
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from slurmddp.errors import ConfigError, RunStateError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+_MOST_SHOWN = 5
+"""Keys that a refusal lists."""
+
+
+def refuse_other_run(job: Job) -> None:
+    """Raise ConfigError if the folder of a job holds a run with another configuration.
+
+    A folder whose configuration can't be read is left to the checks of the run's state.
+    """
+    from slurmddp.config.same_run import differences_of_runs
+
+    folder = RunFolder(job.run_dir)
+    if not folder.config_file.is_file():
+        return
+    try:
+        stored = folder.config()
+    except (SlurmddpError, OSError):
+        return
+    different = differences_of_runs(stored, job.program.config)
+    if different:
+        raise ConfigError(
+            f"{folder.path} is another run whose name has the same digits: "
+            f"{_listed(different, 'there', 'in this command')}. Nothing was started.",
+            hint="Give this run another name=.",
+        )
+
+
+def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs without those of the same run; raise ConfigError if two runs have one name."""
+    from slurmddp.config.same_run import differences_of_runs
+
+    by_name: dict[str, Job] = {}
+    for job in jobs:
+        other = by_name.setdefault(job.run_name, job)
+        if other is job or other.program.config == job.program.config:
+            continue
+        different = differences_of_runs(other.program.config, job.program.config)
+        if different:
+            raise ConfigError(
+                f"Two runs have the same name {job.run_name}, because the digits at its end collide: "
+                f"{_listed(different, 'in one', 'in the other')}. Nothing was started.",
+                hint="Give one of them another name=.",
+            )
+    return list(by_name.values())
+
+
+def _listed(different: list[tuple[str, str, str]], there: str, here: str) -> str:
+    texts = [f"{key} is {before} {there}, and {now} {here}" for key, before, now in different[:_MOST_SHOWN]]
+    more = len(different) - _MOST_SHOWN
+    return "; ".join(texts) + (f"; and {more} more keys differ" if more > 0 else "")
 
 
 def refuse_unclear(found: RunStatus) -> None:

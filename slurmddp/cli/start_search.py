@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.cli import start_run, start_sweep
+from slurmddp.cli.refusals import refuse_collisions
 from slurmddp.config.composition.search_space import Choices, Interval, Search
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.errors import (
@@ -118,7 +119,7 @@ def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
     """Return the jobs of the first trials, which start together, and the name of their sweep."""
     edges = jobs_of(search.edges())
     jobs = jobs_of(Sampler(search).suggest(min(search.at_once, search.trials)))
-    return list({job.run_name: job for job in jobs}.values()), _name(search, edges)
+    return refuse_collisions(jobs), _name(search, edges)
 
 
 def _name(search: Search, edges: Sequence[Job]) -> str:
@@ -206,11 +207,12 @@ class Results:
 
     def add(self, jobs: Sequence[Job]) -> list[Job]:
         """Add trials to the sweep; return the new runs: two trials may be the same run."""
-        fresh = {job.run_name: job for job in jobs if job.run_name not in self._jobs}
-        self._jobs |= fresh
+        runs = refuse_collisions([*self._jobs.values(), *jobs])
+        fresh = runs[len(self._jobs) :]
+        self._jobs |= {job.run_name: job for job in fresh}
         self._trials += [(job.run_name, job.overrides) for job in jobs]
         self._write()
-        return list(fresh.values())
+        return fresh
 
     def _write(self) -> None:
         before = sweeps.read(self._runs_dir, self.sweep)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurmddp.cli import messages, start_run
+from slurmddp.cli.refusals import refuse_collisions, refuse_other_run
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
 from slurmddp.runs.text_format import counted, print_table
@@ -52,7 +53,9 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
 
 
 def refuse_misfits(jobs: Sequence[Job]) -> None:
-    """Raise SlurmddpError if this machine, or SLURM, would never start one of the jobs."""
+    """Raise SlurmddpError if one of the jobs can never start: on this machine, on SLURM, in its folder."""
+    for job in jobs:
+        refuse_other_run(job)
     for job in {repr((job.resources, job.cluster)): job for job in jobs}.values():
         start_run.script_of(job)
 
@@ -163,6 +166,7 @@ def numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
 
 def _refuse_alike(jobs: Sequence[Job]) -> Path:
     """Raise ConfigError if two points are the same run; return the folder of all runs."""
+    refuse_collisions(jobs)
     seen: dict[str, Job] = {}
     for job in jobs:
         if other := seen.get(job.run_name):

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.schema import Identity
+from slurmddp.spec import RUN_DIGITS
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return the eight hex digits of a run's name: a hash of the computation and its extent."""
-    named = part_of(config, Identity.COMPUTED, Identity.EXTENT)
-    text = json.dumps(named, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    """Return the hex digits of a run's name: a hash of the computation and its extent."""
+    return hashlib.sha256(_text(named(config)).encode()).hexdigest()[:RUN_DIGITS]
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values; an empty mapping counts as a value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, value
+
+
+def shown(values: Mapping[str, Any], key: str) -> str:
+    """Return the value of a key for a message."""
+    return json.dumps(values[key], default=str) if key in values else "not set"
+
+
+def named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that decide a run's name."""
+    return part_of(config, Identity.COMPUTED, Identity.EXTENT)
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
 
 
 def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 from slurmddp.config import after
 from slurmddp.config.checks import paths
 from slurmddp.config.checks.training import check_training
-from slurmddp.config.identity import fingerprint
 from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
+from slurmddp.config.same_run import run_dir_of
 from slurmddp.config.schema import Cluster, Policy
 from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import ConfigError, near_matches
@@ -57,14 +57,14 @@ def build_job(
         "launcher": launcher,
         "project_dir": str(project_dir),
     }
-    run_name = folder.name if folder else f"{config['name']}-{fingerprint(final)}"
+    runs_dir = Path(os.path.normpath(project_dir / config["runs_dir"]))
+    run_dir = folder.path if folder else run_dir_of(runs_dir, config["name"], final)
     if config["elastic"]:
         final = hold_global_batch(final, resources)
-    run_dir = folder.path if folder else Path(os.path.normpath(project_dir / config["runs_dir"] / run_name))
     paths.check_folder(run_dir)
     return Job(
         name=config["name"],
-        run_name=run_name,
+        run_name=run_dir.name,
         run_dir=run_dir,
         project_dir=project_dir,
         launcher=launcher,

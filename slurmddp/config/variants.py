@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmddp.config.check_values import check_value
-from slurmddp.config.identity import fingerprint
 from slurmddp.config.keys import OPEN_NODES, TOP
+from slurmddp.config.same_run import run_dir_of
 from slurmddp.config.script_arguments import ARGUMENTS, FREE_ARGUMENTS, typed
 from slurmddp.spec import Job
 
@@ -86,11 +86,11 @@ def _with_values(job: Job, words: Sequence[str], values: Mapping[str, int | floa
     config = dict(job.program.config)
     for key, value in values.items():
         _put(config, key.split("."), check_value(value, TOP[key]) if key in TOP else value)
-    name = f"{job.name}-{fingerprint(config)}"
+    run_dir = run_dir_of(job.run_dir.parent, job.name, config)
     return replace(
         job,
-        run_name=name,
-        run_dir=job.run_dir.with_name(name),
+        run_name=run_dir.name,
+        run_dir=run_dir,
         program=replace(job.program, config=config),
         overrides=tuple(words),
     )

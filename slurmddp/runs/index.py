@@ -16,6 +16,7 @@ from slurmddp.errors import RunNotFoundError
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
+from slurmddp.spec import END_OF_RUN_NAME
 
 SWEEP_SUFFIX = ".sweep"
 """The end of the name of a file that lists the runs of a sweep."""
@@ -108,7 +109,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
     found = exact or [run for run in runs if name and run.name.startswith(name)]
     found = _without_put_aside(found)
     # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
-    found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
+    found = [run for run in found if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or found
     # Of runs in several folders, those in this folder's `runs/` are meant.
     found = [run for run in found if run.path.parent == here / "runs"] or found
     if len(found) == 1:
@@ -198,7 +199,7 @@ def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
             f"{what}: neither ./runs nor {index_file()} names any.", hint="Start one with `slurmddp train`."
         )
     names = sorted({run.name for run in runs})
-    # People remember the first part of a name; the eight digits at its end only blur the comparison.
+    # People remember the first part of a name; the digits at its end only blur the comparison.
     near = [one for one in names if difflib.get_close_matches(name, (one, one.rpartition("-")[0]), n=1)]
     hint = "`slurmddp list` shows all."
     if near:

@@ -18,6 +18,7 @@ from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.jsonl import append_line, read_lines
+from slurmddp.spec import END_OF_RUN_NAME
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def find(name: str | None) -> SshRun | None:
             run for run in runs if run.name.startswith(name) or f"{run.host}:{run.name}".startswith(name)
         ]
         # `exp` names exp-0a1b2c3d though exp2-... begins alike.
-        found = [run for run in found if re.fullmatch(r"-[0-9a-f]{8}", run.name.removeprefix(name))] or found
+        found = [run for run in found if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or found
     if found and len(found) + len(here) > 1:
         raise _ambiguous(name, found, here)
     return found[0] if found else None

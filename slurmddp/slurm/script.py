@@ -22,7 +22,7 @@ from slurmddp.environments.names import (
 )
 from slurmddp.errors import ConfigError
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
-from slurmddp.spec import Job
+from slurmddp.spec import RUN_DIGITS, Job
 from slurmddp.templates import template
 
 _OF_A_TASK = (
@@ -31,9 +31,7 @@ _OF_A_TASK = (
 )  # fmt: skip
 """Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
 
-_DIGITS = 8
-"""Length of the hash at the end of a run's name."""
-_NAMED_BY_US = re.compile(rf".{{1,{99 - _DIGITS}}}-[0-9a-f]{{{_DIGITS}}}")
+_NAMED_BY_US = re.compile(rf".{{1,{99 - RUN_DIGITS}}}-[0-9a-f]{{{RUN_DIGITS}}}")
 """The name of a run that stands whole in the name of its job, which has at most 100 characters."""
 
 _OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
@@ -86,12 +84,12 @@ class ScriptOfRuns:
 
     def render(self, job: Job) -> str:
         """Return what `render` returns for `job`, which fits."""
-        return self.text.replace(self.digits, job.run_name[-_DIGITS:])
+        return self.text.replace(self.digits, job.run_name[-RUN_DIGITS:])
 
     def _named(self, job: Job) -> Job:
         if not _NAMED_BY_US.fullmatch(job.run_name):
             return job  # Only this very job fits.
-        name = job.run_name[:-_DIGITS] + self.digits
+        name = job.run_name[:-RUN_DIGITS] + self.digits
         return replace(job, run_name=name, run_dir=job.run_dir.with_name(name), overrides=())
 
     @staticmethod
@@ -102,7 +100,7 @@ class ScriptOfRuns:
 
 def _in_place_of_digits(job: Job) -> str:
     """Return a word that no other word in the script of a job can be expected to hold."""
-    return hashlib.sha256(job.run_name.encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(job.run_name.encode()).hexdigest()[:RUN_DIGITS]
 
 
 def render_array(jobs: Sequence[Job], folder: Path) -> str:

@@ -309,6 +309,7 @@ def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) 
     (array / "element").mkdir()
     for name in files:
         (script.folder.path / name).rename(array / "element" / name)
+    script.folder.config_file.touch()
     for attempt in (0, 1):
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         told = (script.folder.path / "logs/slurm-40_3.out").read_text()
@@ -317,12 +318,20 @@ def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) 
             script.events("started")[attempt]["job_id"] == script.events("ended")[attempt]["job_id"] == "40_3"
         )
         assert script.end == ("finished", "none")
-        assert script.folder.batch_file.samefile(array / "element/job.pyz")
+        assert script.folder.batch_file.exists()
         (array / "element/job.sbatch").unlink(missing_ok=True)
-    environ["SLURM_ARRAY_TASK_ID"] = "0"
+    before = sorted(array.parent.rglob("*"))
+    for index, words in (
+        ("0", "is no run folder of the array"),  # The run folder is gone.
+        ("4", "can't read the name of element 4"),  # Line 5 of `elements` does not exist.
+    ):
+        environ["SLURM_ARRAY_TASK_ID"] = index
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == 1 and words in done.stderr
+    (array / "elements").unlink()
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.returncode == 1 and "FileNotFoundError" in done.stderr, "the run folder is gone"
-    assert not (array.parent / "a").exists()
+    assert done.returncode == 1 and "Nothing was started" in done.stderr
+    assert sorted(array.parent.rglob("*")) == [path for path in before if path.name != "elements"]
 
 
 def test_a_host_without_python_starts_nothing(script: Script, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_the_script_that_is_shown_has_the_name_of_the_sweep_and_a_note_is_printe
 def test_the_first_trials_are_shown_and_nothing_starts(project, trials, capsys):
     three = ["hydra.sweeper.n_jobs=3"]
     assert search("--dry-run", *three) == EXIT_FINISHED
-    assert len(re.findall(r"^# \d +gpt-\w{8} +optimizer.lr=", capsys.readouterr().out, flags=re.M)) == 3
+    assert len(re.findall(r"^# \d +gpt-\w{12} +optimizer.lr=", capsys.readouterr().out, flags=re.M)) == 3
     assert search("--cfg", *three) == EXIT_FINISHED
     assert capsys.readouterr().out.count("---\n# gpt-") == 3
     assert trials.started == 0 and not (project / "runs").exists()

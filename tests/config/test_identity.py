@@ -37,7 +37,7 @@ def test_where_and_how_long_leave_the_name_alone(project: Path, override: str) -
 def test_new_keys_renamed_no_run(project: Path) -> None:
     """The digits that this configuration had before there were the keys that say how, not what."""
     config = json.dumps(job_of(project, "+cluster=big", "nodes=2").program.config)
-    assert fingerprint(json.loads(config.replace(".training.builtin.", ".training."))) == "6ebe84ae"
+    assert fingerprint(json.loads(config.replace(".training.builtin.", ".training."))).startswith("6ebe84ae")
 
 
 @pytest.mark.parametrize("override", WHAT)
@@ -62,4 +62,5 @@ def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_p
     command = [sys.executable, "-c", code, str(project)]
     names.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     assert len(names) == 1
-    assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{names.pop()[-8:]}"
+    digits = names.pop().rpartition("-")[2]
+    assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{digits}"

@@ -18,7 +18,7 @@ def test_a_laptop_gets_two_ranks(project: Path) -> None:
     assert job.resources == Resources(nodes=1, ranks_per_node=2)
     assert (job.launcher, job.cluster.name, job.name) == ("local", "local", "gpt")
     assert job.run_dir == project / "runs" / job.run_name
-    assert job.run_name.startswith("gpt-") and len(job.run_name) == len("gpt-") + 8
+    assert job.run_name.startswith("gpt-") and len(job.run_name) == len("gpt-") + 12
 
 
 def test_a_machine_with_gpus_gets_one_rank_for_each(project: Path) -> None:

@@ -68,18 +68,22 @@ def test_runs_that_differ_in_their_digits_share_a_rendered_script() -> None:
     def run(name: str, **changes: object) -> Job:
         return make_job(run_name=name, run_dir=Path("/shared/it's") / name, **changes)
 
-    names = ("a--b-0123abcd", "a--b-89abcdef", "a--b-00000000")
-    setup = (f"echo {names[0]}", "echo 0123abcd")
+    names = ("a--b-0123abcd4567", "a--b-89abcdef0123", "a--b-000000000000")
+    setup = (f"echo {names[0]}", "echo 0123abcd4567")
     shared = ScriptOfRuns(run(names[0], setup=setup))
     for name in names:
         job = run(name, setup=setup)
         assert shared.fits(job) and shared.render(job) == render(job)
-    others = (run(names[1]), run("b-0123abcd", setup=setup), replace(job, run_dir=Path("/x") / name))
+    others = (run(names[1]), run("b-0123abcd4567", setup=setup), replace(job, run_dir=Path("/x") / name))
     assert not any(map(shared.fits, others))
     own_files = replace(job.program, config={"program": {"checkpoints": "{run_dir}/*.pt"}})
     assert shared.fits(replace(job, program=replace(job.program, config={"seed": 2})))
     assert not shared.fits(replace(job, program=own_files)), "job.json names the files"
-    for name in (f"{'n' * 91}-0123abcd", f"{'n' * 92}-0123abcd", "a.old-1"):  # With 100, 101 and 7 letters.
+    for name in (
+        f"{'n' * 87}-0123abcd4567",
+        f"{'n' * 88}-0123abcd4567",
+        "a.old-1",
+    ):  # With 100, 101 and 7 letters.
         one, other = run(name), run(f"{name[:-1]}9")
         own = ScriptOfRuns(one)
         assert own.render(one) == render(one)

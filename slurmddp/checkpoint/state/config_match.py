@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.config.identity import part_of
+from slurmddp.config.identity import leaves, part_of, shown
 from slurmddp.config.schema import Identity
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
@@ -61,25 +61,13 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Return one line for each key whose values differ: `optimizer.lr: 0.1 in the checkpoint, 0.2 here`."""
-    before, now = dict(_leaves(saved)), dict(_leaves(given))
+    before = dict(leaves(saved))
+    now = dict(leaves(given))
     return [
-        f"{key}: {_shown(before, key)} in the checkpoint, {_shown(now, key)} here"
+        f"{key}: {shown(before, key)} in the checkpoint, {shown(now, key)} here"
         for key in sorted(before.keys() | now.keys())
-        if _shown(before, key) != _shown(now, key)
+        if shown(before, key) != shown(now, key)
     ]
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; an empty mapping counts as a value."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, value
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key]) if key in values else "not there"
 
 
 def _plain(value: Any) -> Any:

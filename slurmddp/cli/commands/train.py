@@ -173,6 +173,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
     """
+    from slurmddp.cli.refusals import refuse_other_run
     from slurmddp.runs.folder.code_changes import changed_since
     from slurmddp.runs.folder.history import is_unanswered
 
@@ -183,6 +184,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
     with start_run.hold(folder) as lock:
         if is_new and lock.fileno >= 0 and folder.is_untouched:
             return start(job, lock, is_new=True)
+        refuse_other_run(job)
         found = start_run.status_of(folder)
         if again and not is_new:
             refuse_put_aside(folder, found, is_held_elsewhere=lock.fileno < 0)

@@ -139,8 +139,9 @@ def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
 
 
 def share(taken: Path, target: Path) -> None:
-    """Give the new folder `target` the files of the snapshot `taken`, by hard links where possible.
+    """Copy the files of the snapshot `taken` into the new folder `target`.
 
+    Hard links would be faster, but a script that writes into its own `code/` would then change other runs.
     Files that a job has written into `taken` since are left out. If `taken` does not exist, do nothing.
     """
     names = _names(taken)
@@ -149,7 +150,7 @@ def share(taken: Path, target: Path) -> None:
     record = (str(path.relative_to(taken)) for path in (taken / RECORD).iterdir())
     for name in [*names, *record]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        link(taken / name, target / name)
+        shutil.copy2(taken / name, target / name, follow_symlinks=False)
 
 
 def _copy(path: Path, copy: Path) -> None:

@@ -21,7 +21,6 @@ import yaml
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
-from slurmddp.host.hard_link import link
 from slurmddp.runs.folder import code_changes, code_snapshot
 from slurmddp.runs.folder.freeze import freeze
 from slurmddp.runs.folder.layout import RunFolder
@@ -37,7 +36,7 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 class Common:
     """The texts and files that the runs of one array have in common, if one command writes their folders.
 
-    A run folder gets the snapshot of the code and the batch step of the array, by hard links.
+    A run folder gets copies of the array's snapshot of the code, which git is asked for once.
     A setting keeps its text in YAML if it is the same object as in the configuration before.
     """
 
@@ -144,16 +143,16 @@ def _fill(draft: Path, job: Job, script: str | None, common: Common) -> None:
     _write_settings(draft, job, common)
     like = common.written
     if script is not None:
-        freeze(draft, job, script, like=like)
+        freeze(draft, job, script)
     if like is not None and like.code_digests_file.exists():
-        link(like.code_digests_file, draft / "code.json")
+        shutil.copy2(like.code_digests_file, draft / "code.json")
     else:
         code_changes.write(draft / "code.json", job)
     if not job.snapshot:
         return
     if like is not None and like.code_note_file.exists():
         code_snapshot.share(like.code_dir, draft / "code")
-        link(like.code_note_file, draft / "code.txt")
+        shutil.copy2(like.code_note_file, draft / "code.txt")
     else:
         _take_code(draft, job, exclude=[draft, job.run_dir])
 

@@ -13,8 +13,6 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
-from slurmddp.host.hard_link import link
-from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import settings
 from slurmddp.spec import Job
 
@@ -39,7 +37,6 @@ MODULES = (
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
-    "slurmddp.host.hard_link",
     "slurmddp.runs.folder.excluded_nodes",
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.layout",
@@ -59,17 +56,11 @@ sys.exit(main(sys.argv[1:], os.environ))
 """
 
 
-def freeze(place: Path, job: Job, script: str, like: RunFolder | None = None) -> None:
-    """Write the batch script of a job, its settings and the batch step into the folder `place`.
-
-    The run folder `like`, which this process wrote just before, shares its batch step by a hard link.
-    """
+def freeze(place: Path, job: Job, script: str) -> None:
+    """Write the batch script of a job, its settings and the batch step into the folder `place`."""
     (place / "job.sbatch").write_text(script, encoding="utf-8")
     (place / "job.json").write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
-    if like is not None and like.batch_file.exists():
-        link(like.batch_file, place / "job.pyz")
-    else:
-        (place / "job.pyz").write_bytes(batch_program())
+    (place / "job.pyz").write_bytes(batch_program())
 
 
 @cache

@@ -249,9 +249,9 @@ def test_t8_another_configuration_is_explained_key_by_key(tmp_path) -> None:
     assert caught.value.message.splitlines() == [
         "Checkpoint step-0000000003 is of another configuration; 4 keys differ:",
         "  betas: [0.9, 0.95] in the checkpoint, [0.9, 0.99] here",
-        '  model.new: not there in the checkpoint, "x" here',
+        '  model.new: not set in the checkpoint, "x" here',
         "  model.width: 4 in the checkpoint, 8 here",
-        "  none: null in the checkpoint, not there here",
+        "  none: null in the checkpoint, not set here",
     ]
     assert "allow_other_config=True" in caught.value.hint
     assert config_match.ALLOW_OTHER_CONFIG_VARIABLE in caught.value.hint
