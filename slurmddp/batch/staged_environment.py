@@ -3,17 +3,24 @@
 Imports of torch read thousands of files. A shared disk serves them to all nodes at once, a node's own disk
 serves one node. Each node keeps one copy for each state of an environment, which later jobs use again:
 
-    FOLDER/slurmddp-UID/KEY          the copy
-    FOLDER/slurmddp-UID/KEY.part     a copy that is not whole
-    FOLDER/slurmddp-UID/KEY.lock     locked alone while the copy is made or removed, shared while it is used
+    FOLDER/slurmddp-UID/KEY          the copy, with a list of its files
+    FOLDER/slurmddp-UID/KEY.part     a copy that is being made
+    FOLDER/slurmddp-UID/KEY.lock     locked alone while the copy is made or put aside, shared while it is used
+    FOLDER/slurmddp-UID/KEY-N.gone   a copy that was put aside, and is being removed
+
+A copy gets its name when it is whole, and loses its name before its first file is removed. Nodes also have
+programs that remove old files from /tmp, such as systemd-tmpfiles. So each use compares the copy with its
+list, and holds a lock on the folder of the copy, which systemd-tmpfiles respects.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import stat
@@ -32,6 +39,10 @@ _MARKS = ("pyvenv.cfg", "conda-meta")
 """A file of each virtual environment, and a folder of each conda environment."""
 _LISTED = ("conda-meta", "lib/python*/site-packages", "lib64/python*/site-packages")
 """Folders whose entries change when a package is installed, updated or removed."""
+_LIST = "slurmddp-files.json"
+"""A file in the copy: the size of each of its files by its path."""
+_IN_USE_S = 5.0
+"""Seconds after which a damaged copy counts as used by another job; jobs that start hold it for moments."""
 _STOPS = (signal.SIGTERM, signal.SIGUSR2)
 
 
@@ -65,30 +76,74 @@ def staged(python: str, folder: str, attempt: Attempt) -> str:
         SlurmddpError: the copy failed.
         OSError: the folder can't be written.
     """
-    found = environment_of(python)
+    environment = environment_of(python)
     place = _own_folder(folder)
-    copy = place / key(found)
+    copy = place / key(environment)
     lock = os.open(f"{copy}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        while not copy.exists():
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # Jobs that ask at once give way to each other for different times.
-                time.sleep(random.uniform(0, 0.1))
-            else:
-                if not copy.exists():
-                    began = time.monotonic()
-                    _copy(found, copy)
-                    attempt.say(f"{found} was copied to {copy} in {time.monotonic() - began:.1f} s")
-            fcntl.flock(lock, fcntl.LOCK_SH)  # Waits while another job makes the copy.
+        os.utime(lock)  # No program that removes old files takes it for one.
+        _make(environment, copy, lock, attempt)
         os.utime(copy)
+        folder_lock = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)
     except BaseException:
         os.close(lock)
         raise
-    os.set_inheritable(lock, True)  # The agent holds the lock as long as it lives.
+    fcntl.flock(folder_lock, fcntl.LOCK_SH)
+    for descriptor in (lock, folder_lock):
+        os.set_inheritable(descriptor, True)  # The agent holds the locks as long as it lives.
     remove_unused(place)
     return str(copy / "bin" / Path(shutil.which(python) or python).name)
+
+
+def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
+    """Make the copy unless it is whole, and return with a shared lock.
+
+    Raises:
+        SlurmddpError: the copy failed, or a copy that is not whole is used by another job.
+    """
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    began = time.monotonic()
+    while not is_whole(copy):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:  # Jobs that ask at once give way to each other for different times.
+            if copy.exists() and time.monotonic() - began > _IN_USE_S:
+                raise SlurmddpError(f"Files are missing in {copy}, which another job uses.") from error
+            time.sleep(random.uniform(0, 0.1))
+        else:
+            if not is_whole(copy):
+                if copy.exists():
+                    _put_aside(copy)
+                begin = time.monotonic()
+                _copy(environment, copy)
+                attempt.say(f"{environment} was copied to {copy} in {time.monotonic() - begin:.1f} s")
+        fcntl.flock(lock, fcntl.LOCK_SH)  # Waits while another job makes the copy.
+
+
+def is_whole(copy: Path) -> bool:
+    """Return whether a copy has all the files that it had when it was made."""
+    try:
+        listed = json.loads((copy / _LIST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    files = _sizes(copy)
+    return all(files.get(path, -1) >= size for path, size in listed.items())
+
+
+def _sizes(copy: Path) -> dict[str, int]:
+    """Return the size of each file by its path, without compiled modules, which Python replaces."""
+    sizes: dict[str, int] = {}
+    folders = [""]
+    while folders:
+        inside = folders.pop()
+        with os.scandir(copy / inside) as entries:
+            for entry in entries:
+                path = f"{inside}{entry.name}"
+                if not entry.is_dir(follow_symlinks=False):
+                    sizes[path] = entry.stat(follow_symlinks=False).st_size
+                elif entry.name != "__pycache__":
+                    folders.append(f"{path}/")
+    return sizes
 
 
 def environment_of(python: str) -> Path:
@@ -119,14 +174,33 @@ def key(environment: Path) -> str:
 
 
 def remove_unused(place: Path) -> None:
-    """Remove the copies that no job uses and that no job has used for a week."""
-    for copy in place.iterdir():
+    """Remove what no job uses: copies without a use for a week, and the rest of interrupted calls.
+
+    The removal goes on in the background, since an environment has tens of thousands of files.
+    """
+    for path in list(place.iterdir()):
+        if path.suffix in ("", ".part"):
+            with suppress(OSError), open(path.with_suffix(".lock"), "a") as lock:
+                is_old = time.time() - path.stat().st_mtime >= UNUSED_S
+                if path.suffix == ".part" or is_old:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _put_aside(path)
+    gone = [str(path) for path in place.glob("*.gone")]
+    if gone:
+        # The shell ends at once, so that the agent gets no child that it does not know.
+        command = ["sh", "-c", 'rm -rf -- "$@" </dev/null >/dev/null 2>&1 &', "sh", *gone]
         with suppress(OSError):
-            if copy.suffix or time.time() - copy.stat().st_mtime < UNUSED_S:
-                continue
-            with open(f"{copy}.lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(copy)
+            subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
+
+
+def _put_aside(path: Path) -> None:
+    """Take the name from a copy that is to be removed; raises BlockingIOError if a job uses it."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.rename(path.with_name(f"{path.stem}-{secrets.token_hex(4)}.gone"))
+    finally:
+        os.close(folder)
 
 
 def _own_folder(folder: str) -> Path:
@@ -144,7 +218,7 @@ def _own_folder(folder: str) -> Path:
 
 
 def _copy(environment: Path, copy: Path) -> None:
-    """Copy under another name, check that the interpreter runs there, then rename: a copy is always whole."""
+    """Copy under another name, check that the interpreter runs there, list the files, then rename."""
     part = copy.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)  # Left by a job that was killed.
     try:
@@ -153,6 +227,9 @@ def _copy(environment: Path, copy: Path) -> None:
         prefix = _run(str(part / "bin/python"), "-Ic", "import sys; print(sys.prefix)")
         if prefix != str(part):
             raise SlurmddpError(f"The interpreter of the copy {part} uses {prefix}.")
+        sizes = _sizes(part)
+        sizes.pop(_LIST, None)  # The environment may be such a copy itself.
+        (part / _LIST).write_text(json.dumps(sizes), encoding="utf-8")
         part.rename(copy)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -14,9 +14,17 @@ import pytest
 
 from slurmddp.batch import staged_environment
 from slurmddp.batch.attempt import Attempt, Settings
-from slurmddp.batch.staged_environment import UNUSED_S, environment_of, key, staged
+from slurmddp.batch.staged_environment import (
+    UNUSED_S,
+    environment_of,
+    is_whole,
+    key,
+    remove_unused,
+    staged,
+)
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import wait_until
 
 
 @pytest.fixture
@@ -91,25 +99,88 @@ def test_a_failed_copy_leaves_nothing(environment: Path, disk: Path, tmp_path: P
     assert [path.suffix for path in disk.glob("*/*")] == [".lock"]
 
 
-def test_copies_unused_for_a_week_are_removed_unless_a_job_has_them(
-    environment: Path, disk: Path, tmp_path: Path
-) -> None:
+def test_what_no_job_uses_is_removed(environment: Path, disk: Path, tmp_path: Path) -> None:
     place = disk / f"slurmddp-{os.getuid()}"
     place.mkdir(mode=0o700)
-    for name, age_s in (("old", UNUSED_S + 60), ("used", UNUSED_S + 60), ("new", 60)):
+    old = time.time() - UNUSED_S - 60
+    unused = dict.fromkeys(("old", "used", "kept", "a.part", "b.part", "c.gone"), old)
+    for name, touched in {**unused, "new": old + 120}.items():
         (place / name).mkdir()
-        os.utime(place / name, (time.time() - age_s,) * 2)
-    with open(place / "used.lock", "w") as lock:
+        (place / name / "file").touch()
+        os.utime(place / name, (touched, touched))
+
+    # Its lock file was removed from outside, and is not the one that the next job finds.
+    folder = os.open(place / "kept", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_SH)
+    with open(place / "used.lock", "w") as lock, open(place / "b.lock", "w") as other:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(other, fcntl.LOCK_EX)
         staged(str(environment / "bin/python"), str(disk), attempt_in(tmp_path)[0])
-    assert {path.name for path in place.iterdir() if path.is_dir()} == {"used", "new", key(environment)}
+    os.close(folder)
+
+    def folders() -> set[str]:
+        return {path.name for path in place.iterdir() if path.is_dir()}
+
+    wait_until(lambda: folders() == {"used", "kept", "new", "b.part", key(environment)}, "the rest is gone")
+
+
+def test_a_removal_that_is_interrupted_leaves_no_half_copy(
+    environment: Path, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, attempt = str(environment / "bin/python"), attempt_in(tmp_path)[0]
+    copy = Path(staged(python, str(disk), attempt)).parents[1]
+    for lock in open_locks(copy):
+        os.close(lock)
+    with monkeypatch.context() as patched:
+        patched.setattr(staged_environment, "UNUSED_S", -60)
+        patched.setattr(staged_environment.subprocess, "run", lambda *_, **__: None)  # The node goes down.
+        remove_unused(copy.parent)
+    assert not copy.exists()
+    assert staged(python, str(disk), attempt) == str(copy / "bin/python") and is_whole(copy)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "no list", "made by an earlier version"])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_copy_that_lost_files_is_made_again_unless_a_job_uses_it(
+    environment: Path, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, is_used: bool
+) -> None:
+    """Programs that remove old files from /tmp remove single ones."""
+    attempt, said = attempt_in(tmp_path)
+    copy = Path(staged(str(environment / "bin/python"), str(disk), attempt)).parents[1]
+    if not is_used:
+        for lock in open_locks(copy):
+            os.close(lock)
+    if damage == "missing":
+        (packages_of(copy) / "mine.py").unlink()
+    elif damage == "empty":
+        (packages_of(copy) / "mine.py").write_text("")
+    else:
+        (copy / "slurmddp-files.json").write_text("{" if damage == "no list" else "")
+    monkeypatch.setattr(staged_environment, "_IN_USE_S", 0.1)
+    if is_used:
+        with pytest.raises(SlurmddpError, match="which another job uses"):
+            staged(str(environment / "bin/python"), str(disk), attempt)
+        return
+    staged(str(environment / "bin/python"), str(disk), attempt)
+    assert len(said) == 2 and (packages_of(copy) / "mine.py").read_text() == "print(__file__)\n"
+
+
+def open_locks(copy: Path) -> list[int]:
+    """Return the descriptors of this process that lock a copy."""
+    names = {str(copy), f"{copy}.lock"}
+    links = [link for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)]
+    return [int(link.name) for link in links if str(link.readlink()) in names]
 
 
 def test_a_copy_is_locked_as_long_as_its_agent_lives(environment: Path, disk: Path, tmp_path: Path) -> None:
     staged(str(environment / "bin/python"), str(disk), attempt_in(tmp_path)[0])
     (lock,) = disk.glob("*/*.lock")
-    with lock.open() as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for path in (lock, lock.with_suffix("")):
+        other = os.open(path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
+    assert all(map(os.get_inheritable, open_locks(lock.with_suffix(""))))
 
 
 @pytest.mark.parametrize(
