@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.ssh_runs import SshRun
@@ -133,7 +134,7 @@ class Run:
     def _pickled(self) -> bytes | None:
         refuse_foreign(self.path, READ_ONLY)  # A pickle of another account could run anything.
         file = self._folder.result_file
-        return file.read_bytes() if file.is_file() else None
+        return file.read_bytes() if is_there(file) else None
 
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""

@@ -25,6 +25,7 @@ from slurmddp.batch import event_command, requeue_policy
 from slurmddp.batch.event_command import EventCommands
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
+from slurmddp.runs.folder.late_files import is_there, look_again, names_in, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
@@ -141,7 +142,7 @@ class Attempt:
             code = self._patient_exit_code_of(node, sleep)
             if code not in (EXIT_FINISHED, EXIT_STOPPED):
                 # An agent that had not begun when a person stopped the run leaves no code.
-                only_late = code is None and common == EXIT_STOPPED and self.folder.stop_file.exists()
+                only_late = code is None and common == EXIT_STOPPED and self.folder.is_stopped
                 return common if only_late else None
             common = max(common, code)
             if self.settings.tolerates_node_loss:
@@ -150,27 +151,28 @@ class Attempt:
 
     def _patient_exit_code_of(self, node: int, sleep: Callable[[float], None]) -> int | None:
         for delay in _LATE_S:
+            look_again(self.log_dir)
             code = self.exit_code_of(node)
             if code is not None:
                 return code
             sleep(delay)
+        look_again(self.log_dir)
         return self.exit_code_of(node)
 
     def recorded_failure(self) -> int | None:
         """Return the exit code in the record of the first failure, 0 without one; None without a record."""
         path = self.folder.failure_file(self.number)
-        if not path.exists():
+        if not is_there(path):
             return None
         try:
-            code = json.loads(path.read_text(encoding="utf-8", errors="replace")).get("exit_code")
-        except (OSError, ValueError, AttributeError):
+            code = json.loads(read_text(path) or "").get("exit_code")
+        except (ValueError, AttributeError):
             return 0
         return code if isinstance(code, int) else 0
 
     def silent_nodes(self) -> list[int]:
         """Return the nodes whose agents left no exit code."""
-        nodes = range(self.settings.nodes)
-        return [node for node in nodes if not self.folder.exit_file(self.number, node).exists()]
+        return self.folder.silent_nodes(self.number, self.settings.nodes)
 
     def replaced_nodes(self) -> list[int]:
         """Return the silent nodes without which node 0's agent let the ranks continue."""
@@ -182,7 +184,9 @@ class Attempt:
 
         Such an agent was killed, or its host is gone.
         """
-        lost = [node for node in self.silent_nodes() if (self.log_dir / f"node-{node}.log").exists()]
+        names = names_in(self.log_dir)
+        began = self.folder.node_log
+        lost = [node for node in self.silent_nodes() if began(self.number, node).name in names]
         return {node: hosts[node] if node < len(hosts) else "" for node in lost}
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
@@ -220,8 +224,8 @@ class Attempt:
             has_progressed,
             latest_name(self.folder),
             trained=self.settings.saves_at_stop and (at_limit or bool(self._events("first_step"))),
-            cancelled=self.folder.cancelled_file.exists(),
-            stop_asked=self.folder.stop_file.exists(),
+            cancelled=self.folder.is_cancelled,
+            stop_asked=self.folder.is_stopped,
             near_limit=near_limit,
         )
         return requeue_policy.decide(

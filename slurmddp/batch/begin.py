@@ -22,6 +22,7 @@ from slurmddp.environments.names import (
     SIGNALS_ALL_VARIABLE,
 )
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
+from slurmddp.runs.folder.late_files import look_again
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_run, parse_time
 from slurmddp.slurm.job_script import may_be_of, script_of
@@ -80,9 +81,10 @@ def _why_not(
 ) -> str:
     """Return the reason why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
-    if folder.cancelled_file.exists():
+    look_again(folder.path)  # `slurmddp resume` has just removed the marks of a cancel and a stop.
+    if folder.is_cancelled:
         return "This run was cancelled."
-    if folder.stop_file.exists():
+    if folder.is_stopped:
         return f"A person stopped this run; resume it with: slurmddp resume {name}"
     over = _over(events, job, is_resubmitted)
     if over:

@@ -8,9 +8,11 @@ from collections.abc import Collection, Mapping
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.exclusions import Exclusions
+from slurmddp.batch.launch_failure import launch_failure, record
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
-from slurmddp.errors import EXIT_FAILED, EXIT_NO_PROGRESS
+from slurmddp.errors import EXIT_FAILED, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE
+from slurmddp.runs.folder.late_files import is_there
 
 _BOUNDED_WAIT_S = 600.0
 _CODES_OF_RANKS = {0, 75, 76, 78, 79, *range(128, 256)}
@@ -49,7 +51,7 @@ class AttemptEnd:
         if code is None:
             say("bash can't read the setup lines of the cluster file; no rank was started.")
             return EXIT_FAILED
-        if not self._attempt.settings.setup or (self._attempt.log_dir / "set-up").exists():
+        if not self._attempt.settings.setup or is_there(self._attempt.log_dir / "set-up"):
             say(f"srun ended with code {code}.")
             self._ranks_began = True
             return code
@@ -59,11 +61,17 @@ class AttemptEnd:
     def _conclude(self, srun_code: int) -> int:
         attempt, job = self._attempt, self._job
         job.poll_patiently()
+        if attempt.folder.is_superseded(attempt.number):
+            return self.carry_out(srun_code, has_progressed=False).code
         self._find_failed_nodes()
         if job.fate == requeue_policy.REQUEUED:  # At once: SLURM ends this process soon.
             self._exclusions.choose()
             self._exclusions.send()
         has_progressed = attempt.has_progressed()
+        unlaunched = launch_failure(attempt, job.hosts)
+        if unlaunched is not None:
+            record(attempt, unlaunched)
+            return self.carry_out(EXIT_UNHEALTHY_NODE, has_progressed, lost={}).code
         failure = attempt.recorded_failure()
         ask_agents = failure is None and self._ranks_began
         agents = attempt.common_exit_code(job.sleep) if ask_agents else None
@@ -94,7 +102,7 @@ class AttemptEnd:
             silent: nodes whose agents left no exit code.
             replaced: nodes without which the attempt continued.
         """
-        log = self._attempt.log_dir / "batch.log"
+        log = self._attempt.folder.batch_log(self._attempt.number)
         self._exclusions.note_failed(
             self._job.node_list, began=self._attempt.began, batch_log=log, silent=silent, replaced=replaced
         )
@@ -157,9 +165,9 @@ class AttemptEnd:
             self._exclusions.send()
             return decision
         # A person may have ended the run while SLURM refused to put the job back.
-        if job.fate == requeue_policy.CANCELLED or folder.cancelled_file.exists():
+        if job.fate == requeue_policy.CANCELLED or folder.is_cancelled:
             return decision._replace(outcome="cancelled", next="none")
-        if folder.stop_file.exists():
+        if folder.is_stopped:
             return decision._replace(next="none")
         if resubmit(folder, job, self._attempt.number, self._exclusions.choice):
             return decision._replace(next="resubmit")

@@ -10,6 +10,7 @@ from typing import Any
 from slurmddp.batch.attempt import Settings, said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.runs.folder.excluded_nodes import adopt, exclude, excluded_nodes, share, shared_nodes
+from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_time
 
@@ -21,10 +22,7 @@ _SOON_S = 300.0
 
 def lost_nodes(batch_log: Path) -> set[str]:
     """Return the nodes that SLURM gave up, according to srun's messages in `batch_log`."""
-    try:
-        text = batch_log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
+    text = read_text(batch_log) or ""
     return {name for names in _LOST.findall(text) for name in hosts_of(names)}
 
 
@@ -50,8 +48,7 @@ class Exclusions:
 
     @property
     def _any(self) -> bool:
-        path = self._folder.excluded_file
-        return self._hours > 0 and path.exists() and path.stat().st_size > 0
+        return self._hours > 0 and bool(read_text(self._folder.excluded_file))
 
     def note_failed(
         self,
@@ -173,5 +170,5 @@ def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Ma
     attempt, began, nodes = told[-1].get("attempt"), told[-1].get("time"), str(told[-1].get("nodes") or "")
     if not isinstance(attempt, int) or not isinstance(began, (int, float)) or not nodes:
         return False
-    log = folder.log_dir(attempt) / "batch.log"
+    log = folder.batch_log(attempt)
     return exclusions.note_failed(nodes, began=int(began), batch_log=log, silent=hosts_of(nodes)[:1])

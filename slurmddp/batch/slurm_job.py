@@ -195,7 +195,7 @@ class SlurmJob:
         return (
             self.facts.get("Requeue") == "1"
             and self.config("PreemptType") == "preempt/partition_prio"
-            and self.partition("PreemptMode") == "REQUEUE"
+            and "REQUEUE" in self.partition("PreemptMode").split(",")  # SLURM 26: `PRIORITY,REQUEUE`
         )
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:

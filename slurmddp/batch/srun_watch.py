@@ -1,4 +1,8 @@
-"""Watch srun and end it if it waits for agents which have left: SLURM may be unable to report their ends."""
+"""Watch srun, and end it when it waits in vain: for agents that have left, or that SLURM could not start.
+
+After a cut link SLURM may be unable to report the ends of agents to srun. An srun of an attempt whose later
+attempt has begun is ended as well: it would cancel its step by id, and the later step has the same id.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from slurmddp.batch.attempt import Attempt
+from slurmddp.batch.launch_failure import launch_failure, record
+from slurmddp.batch.slurm_job import hosts_of
 from slurmddp.environments.names import KILL_WAIT_VARIABLE
 
 _TICK_S = 2.0
@@ -25,7 +31,11 @@ _KILL_WAIT_S = 30
 def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
     """Read the process id of srun from standard input, and watch it until it ends or the input is closed."""
     kill_wait = environ.get(KILL_WAIT_VARIABLE, "")
-    srun = SrunWatch(attempt, kill_wait_s=int(kill_wait) if kill_wait.isdigit() else _KILL_WAIT_S)
+    srun = SrunWatch(
+        attempt,
+        kill_wait_s=int(kill_wait) if kill_wait.isdigit() else _KILL_WAIT_S,
+        hosts=hosts_of(environ.get("SLURM_JOB_NODELIST", "")),
+    )
     signal.signal(signal.SIGTERM, srun.note_end)
     line = sys.stdin.readline().strip()
     if line.isdigit():
@@ -35,32 +45,51 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
 class SrunWatch:
     """The watch over one srun."""
 
-    def __init__(self, attempt: Attempt, *, kill_wait_s: float) -> None:
-        self._attempt, self._kill_wait_s = attempt, kill_wait_s
+    def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
+        self._attempt, self._kill_wait_s, self._hosts = attempt, kill_wait_s, hosts
         self._is_ending = False
+        self._failed_launch = False
 
     def note_end(self, _number: int, _frame: object) -> None:
         """Note that SLURM ends the job."""
         self._is_ending = True
 
     def run(self, pid: int, has_ended: Callable[[], bool]) -> None:
-        """Check srun every two seconds and end it when it has waited for too long.
+        """Check srun every two seconds and end it when it waits in vain.
 
         Args:
             pid: the process id of srun.
             has_ended: waits two seconds at most for the end of srun; returns whether srun has ended.
         """
-        waited = 0.0
+        attempt, waited = self._attempt, 0.0
         while not has_ended() and Path(f"/proc/{pid}").exists():
-            if self._attempt.exit_code_of(0) is None:
+            if attempt.folder.is_superseded(attempt.number):
+                attempt.say("A later attempt has begun: this script ends its srun.")
+                return _kill(pid)
+            self._end_failed_launch(pid)
+            if attempt.exit_code_of(0) is None:
                 continue
             waited += _TICK_S
             if waited >= self._limit_s():
-                self._attempt.say(
+                attempt.say(
                     f"The agents have left, and SLURM has not told srun within {waited:.0f} s: "
                     "this script ends srun."
                 )
                 return _kill(pid)
+
+    def _end_failed_launch(self, pid: int) -> None:
+        """Let srun cancel its step if SLURM could not start an agent; the others leave at once."""
+        failure = None if self._failed_launch else launch_failure(self._attempt, self._hosts)
+        if failure is None:
+            return
+        self._failed_launch = self._is_ending = True
+        record(self._attempt, failure)
+        self._attempt.say(
+            f"SLURM could not start the agent of node {failure.node} ({failure.host}): this script ends srun."
+        )
+        for child in _children(pid):
+            with suppress(OSError):
+                os.kill(child, signal.SIGTERM)
 
     def _limit_s(self) -> float:
         if self._is_ending:
@@ -71,15 +100,24 @@ class SrunWatch:
 
 
 def _kill(pid: int) -> None:
-    """Kill srun: the subshell that runs it, and its children."""
-    for one in (pid, *_children(pid)):
+    """Kill the subshell that runs srun, then what it has started, the deepest first.
+
+    srun has a child that waits for its death and then cancels the step by id. A later attempt of the job may
+    have a step with this id by then.
+    """
+    for process in [pid, *_descendants(pid)]:
         with suppress(OSError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the descendants of a process, each before its parent."""
+    return [process for child in _children(pid) for process in [*_descendants(child), child]]
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += map(int, task.read_text().split())
-    return found
+            children += map(int, task.read_text().split())
+    return children

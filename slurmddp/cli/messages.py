@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
   69  SLURM is missing, does not answer, or refused
   73  the run has finished, is ending, or is active, so it can't be changed or put aside; nothing was done
   75  stopped before its end; the same command resumes, from a checkpoint if the program has saved one
-  76  the preflight found an unhealthy node; the job runs again on others
+  76  a node failed the preflight, or SLURM could not start its agent; the job runs again
   78  a wrong value of a setting or flag; if it was found at once, nothing was started, queued or written
   79  no progress since the last attempt, so the job does not run again
   130 interrupted; a killed local run resumes from its last checkpoint, if its program has saved one

@@ -76,7 +76,7 @@ def refuse_unclear(found: RunStatus) -> None:
             f"The state of job {found.job_id} of {found.name} is not known: {found.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
         )
-    if found.active and RunFolder(found.path).stop_file.exists():
+    if found.active and RunFolder(found.path).is_stopped:
         reason = "was asked to stop and has not ended yet"
         hint = f"Try again when `slurmddp status {found.name}` says stopped; nothing was started."
     elif found.state == "cancelled":

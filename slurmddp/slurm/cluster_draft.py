@@ -69,7 +69,9 @@ def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[
 
 
 def _preemption(partition: Partition, site: Site) -> str:
-    if site.config.get("PreemptType", "preempt/none") == "preempt/none" or partition.preempt_mode == "OFF":
+    if site.config.get(
+        "PreemptType", "preempt/none"
+    ) == "preempt/none" or "OFF" in partition.preempt_mode.split(","):
         return "Preemption: none (PreemptType, PreemptMode)."
     return (
         f"Preemption: PreemptMode={partition.preempt_mode}, GraceTime={partition.grace_s}: "

@@ -93,7 +93,10 @@ def test_a_job_that_was_cancelled_with_scancel_stays_cancelled(run: Run, job: st
     ("requeue", "kind", "mode", "expected"),
     [
         (1, "preempt/partition_prio", "REQUEUE", ("cancelled", "none")),
+        (1, "preempt/partition_prio", "PRIORITY,REQUEUE", ("cancelled", "none")),  # SLURM 26
+        (1, "preempt/partition_prio", "GANG,REQUEUE", ("cancelled", "none")),
         (1, "preempt/partition_prio", "CANCEL", ("stopped", "requeue")),
+        (1, "preempt/partition_prio", "PRIORITY,CANCEL", ("stopped", "requeue")),
         (1, "preempt/qos", "REQUEUE", ("stopped", "requeue")),  # the QOS may say otherwise
         (0, "preempt/partition_prio", "REQUEUE", ("stopped", "resubmit")),  # SLURM cancels those
     ],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from slurmddp.batch.srun_watch import _descendants, _kill
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
+from support.runs.agent_runs import runs, wait_until
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.run_processes import agent_of, processes_of
 from support.slurm.sandboxes import lose, own_sandbox
@@ -92,6 +95,24 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
     for record in run.records("metrics.jsonl"):
         losses.setdefault(record["step"], set()).add(record["loss"])
     assert all(len(values) == 1 for values in losses.values())
+
+
+def test_the_end_of_an_srun_leaves_its_step_alone(command: Command, tmp_path: Path) -> None:
+    """Of a superseded attempt: the step of the later attempt has the same id."""
+    started, asked, pid_file = tmp_path / "started", tmp_path / "asked", tmp_path / "pid"
+    task = f"trap 'touch {asked}' USR1; touch {started}; while :; do sleep 0.1; done"
+    script = tmp_path / "job.sh"
+    script.write_text(f'#!/bin/bash\n(srun bash -c "{task}"; :) & echo $! >{pid_file}; wait; sleep 600\n')
+    job_id = command.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", str(script))
+    wait_until(started.exists, "the task runs")
+    shell = int(pid_file.read_text())
+    processes = [shell, *_descendants(shell)]
+    assert len(processes) == 3, "the subshell, srun, and the child of srun that waits for its death"
+    _kill(shell)
+    wait_until(lambda: not any(map(runs, processes)), "srun and its child have ended")
+    command.slurm("scancel", "--signal=USR1", f"{job_id}.0")
+    wait_until(asked.exists, "the step runs on and gets a signal")
+    command.slurm("scancel", job_id)
 
 
 def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_again(command: Command) -> None:

@@ -69,7 +69,7 @@ def cancel(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
     """
     for folder in folders:
         read_history(folder)
-    again = [folder.cancelled_file.exists() for folder in folders]
+    again = [folder.is_cancelled for folder in folders]
     # The mark comes first: from now on the batch step neither requeues nor resubmits.
     for folder in folders:
         mark = "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n"

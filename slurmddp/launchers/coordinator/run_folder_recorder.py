@@ -18,6 +18,7 @@ from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, as_json, describe, from_json
+from slurmddp.runs.folder.late_files import names_in
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -41,15 +42,11 @@ class Records(Record):
 
     def is_stopped(self) -> bool:
         """Whether a person has asked the run to stop."""
-        with suppress(OSError):
-            return self._folder.stop_file.exists()
-        return False
+        return self._folder.is_stopped
 
     def failure(self) -> Failure | None:
         """Return the failure that ended the attempt; None before a failure, or if the file can't be read."""
-        with suppress(OSError):
-            return capture.read(self._folder, self._attempt)
-        return None
+        return capture.read(self._folder, self._attempt)
 
     def code_of_first_node(self) -> int | None:
         """Return the exit code of node 0's agent, if it has left."""
@@ -85,12 +82,11 @@ class Records(Record):
 
     def is_confirmed(self, agent: int) -> bool:
         """Whether node 0 has read this agent's report."""
-        with suppress(OSError):
-            return not self._unable_file(agent).exists()
-        return False
+        names = names_in(self._folder.log_dir(self._attempt))
+        return bool(names) and self._unable_file(agent).name not in names
 
     def _unable_file(self, agent: int) -> Path:
-        return self._folder.log_dir(self._attempt) / f"unable-node-{agent}.json"
+        return self._folder.unable_file(self._attempt, agent)
 
     def flush_newest(
         self, checkpoints: CheckpointService, *, states: bool = True, parts: bool = True

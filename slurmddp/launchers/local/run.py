@@ -198,9 +198,9 @@ class LocalRun:
         end = requeue_policy.End(
             code,
             progressed=has_progressed,
-            cancelled=self.nodes.killed or self.folder.cancelled_file.exists(),
+            cancelled=self.nodes.killed or self.folder.is_cancelled,
             # A laptop has no queue: the person who stopped the run starts it again.
-            stop_asked=self.nodes.stopping or code == EXIT_STOPPED or self.folder.stop_file.exists(),
+            stop_asked=self.nodes.stopping or code == EXIT_STOPPED or self.folder.is_stopped,
         )
         rules = requeue_policy.Policy(policy.requeue, policy.max_restarts)
         decision = requeue_policy.decide(end, self._counts, rules)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, as_json, from_json
 from slurmddp.runs.failures.tracebacks import TRACEBACK
+from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 _READ_LINES = 400
@@ -212,11 +213,9 @@ def write_exit(
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the recorded failure of an attempt; None before it is complete."""
-    try:
-        return from_json(folder.failure_file(attempt).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    """Return the recorded failure of an attempt; None before it is complete, or if it can't be read."""
+    text = read_text(folder.failure_file(attempt))
+    return None if text is None else from_json(text)
 
 
 def as_drawn(line: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmddp.environments import hostlist
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
-from slurmddp.runs.failures import causes
+from slurmddp.runs.failures import capture, causes
 from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, from_json, is_consequence
 from slurmddp.runs.folder.history import Attempt
 from slurmddp.runs.folder.layout import RunFolder
@@ -49,7 +49,7 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     An agent that was killed leaves no failure, and the other agents fail because they lost it. The batch step
     names such an agent in the `ended` event.
     """
-    left = _read(folder.failure_file(attempt)) or _first_bad_exit(folder, attempt)
+    left = capture.read(folder, attempt) or _first_bad_exit(folder, attempt)
     if left is not None and _stands(left, folder, attempt):
         return left
     hosts = _hosts_of_lost_agents(folder, attempt)
@@ -129,16 +129,15 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
                 lost |= event.get("lost") or {}
     hosts = {int(node): host or f"node-{node}" for node, host in lost.items()}
     # A shared file system may have shown an exit code late.
-    return {
-        node: host for node, host in sorted(hosts.items()) if not folder.exit_file(attempt, node).exists()
-    }
+    silent = folder.silent_nodes(attempt, max(hosts, default=-1) + 1)
+    return {node: hosts[node] for node in silent if node in hosts}
 
 
 def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
     """Return the failure of an agent that could not start, if srun, Python, SLURM or a container says so."""
     codes = _exit_codes(folder, attempt)
     for node in sorted(hosts, key=lambda node: (node not in codes, node)):
-        code, lines = codes.get(node), _tail(folder.log_dir(attempt) / f"node-{node}.log")
+        code, lines = codes.get(node), _tail(folder.node_log(attempt, node))
         if code is None and any(line.startswith("slurmddp agent: ") for line in lines):
             continue
         told = [found[0] for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
@@ -162,7 +161,7 @@ def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> F
 def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
     """Return the exit codes of the agents that ended by themselves, by node, as srun reports them."""
     codes: dict[int, int] = {}
-    for line in _tail(folder.log_dir(attempt) / "batch.log"):
+    for line in _tail(folder.batch_log(attempt)):
         if (found := _TASK_EXITED.match(line)) and int(found[2]) not in _KILLED:
             codes |= {int(node): int(found[2]) for node in hostlist.expand(f"[{found[1]}]")}
     return codes

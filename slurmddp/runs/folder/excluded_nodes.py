@@ -13,6 +13,7 @@ from typing import Any
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 
 
@@ -65,6 +66,8 @@ def adopt(folder: RunFolder, cluster: str) -> None:
 
 def _held(path: Path, at: float) -> list[dict[str, Any]]:
     """Return the notes that hold at a time; none if the file can't be read, because notes are only advice."""
+    if not is_there(path):
+        return []
     try:
         return [one for one in read_lines(path) if one.get("node") and _time(one, "expires") > at]
     except (SlurmddpError, OSError):

@@ -10,9 +10,15 @@ from typing import Any
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
+from slurmddp.runs.folder.late_files import is_there, names_in, read_text
 
 REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
+LATE = frozenset(
+    {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "log_dir", "rank_log"}
+    | {"node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
+)
+"""What one host writes while another may already ask for it; only `late_files` looks for these."""
 
 
 def state_dir() -> Path:
@@ -21,25 +27,6 @@ def state_dir() -> Path:
     # The XDG specification says to ignore a relative path.
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     return base / "slurmddp"
-
-
-def is_there(path: Path) -> bool:
-    """Return whether `path` exists; False if this can't be found out.
-
-    A network file system may answer from its cache for up to a minute. Opening the folder makes it ask its
-    server.
-    """
-    try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        os.stat(path.name, dir_fd=folder)
-    except OSError:
-        return False
-    finally:
-        os.close(folder)
-    return True
 
 
 class _Entry:
@@ -96,11 +83,33 @@ class RunFolder:
         marks = (self.attempts_file, self.cancelled_file, self.stop_file)
         return not any(map(os.path.lexists, marks))
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a person has cancelled the run, and not resumed it since."""
+        return is_there(self.cancelled_file)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a person has asked the run to save and leave, and not resumed it since."""
+        return is_there(self.stop_file)
+
     def log_dir(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt-{attempt}"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.log_dir(attempt) / f"rank-{rank}.log"
+
+    def node_log(self, attempt: int, node: int) -> Path:
+        """The log of a node's agent; SLURM creates it when it starts the agent."""
+        return self.log_dir(attempt) / f"node-{node}.log"
+
+    def batch_log(self, attempt: int) -> Path:
+        """The output of the batch script and of srun."""
+        return self.log_dir(attempt) / "batch.log"
+
+    def unable_file(self, attempt: int, node: int) -> Path:
+        """The report of an agent without a link to node 0, that its node can run no ranks."""
+        return self.log_dir(attempt) / f"unable-node-{node}.json"
 
     def failure_file(self, attempt: int) -> Path:
         """The first failure of an attempt: rank, host, cause, last lines."""
@@ -112,11 +121,13 @@ class RunFolder:
 
     def exit_code_of(self, attempt: int, node: int) -> int | None:
         """Return the exit code that a node's agent left; None without one."""
-        try:
-            text = self.exit_file(attempt, node).read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
+        text = (read_text(self.exit_file(attempt, node)) or "").strip()
         return int(text) if text.isdecimal() else None
+
+    def silent_nodes(self, attempt: int, nodes: int) -> list[int]:
+        """Return which of the first `nodes` nodes have an agent that left no exit code."""
+        names = names_in(self.log_dir(attempt))
+        return [node for node in range(nodes) if self.exit_file(attempt, node).name not in names]
 
     def claim_attempt(self) -> int:
         """Create the log folder of the next attempt and return its number, higher than all before.
@@ -135,8 +146,8 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, in order."""
-        names = (folder.name.partition("-")[2] for folder in (self.path / "logs").glob("attempt-*"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        found = [name.partition("-") for name in names_in(self.path / "logs")]
+        return sorted(int(number) for kind, _, number in found if kind == "attempt" and number.isdecimal())
 
     def is_superseded(self, attempt: int) -> bool:
         """Return whether a later attempt of the run has started; False if the folder can't be read.
@@ -145,11 +156,11 @@ class RunFolder:
         that has lost a node, but after a cut link the processes on that node still run. The number of an
         attempt is its fencing token.
         """
-        return is_there(self.log_dir(attempt + 1))
+        return any(number > attempt for number in self.attempts())
 
     def is_over(self, attempt: int) -> bool:
         """Return whether a person has ended the run, or a later attempt has started."""
-        return any(map(is_there, (self.stop_file, self.cancelled_file))) or self.is_superseded(attempt)
+        return self.is_stopped or self.is_cancelled or self.is_superseded(attempt)
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; raises RunNotFoundError if this is no run folder."""

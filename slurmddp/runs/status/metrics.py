@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
@@ -179,7 +180,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
+    if not is_there(path):
         return
     with path.open("rb") as stream:
         for line in stream:
@@ -189,7 +190,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
+    if not is_there(path):
         return
     with path.open("rb") as stream:
         position = stream.seek(0, os.SEEK_END)

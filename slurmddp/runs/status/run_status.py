@@ -164,8 +164,8 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
     return decide(
         history,
         run=read.folder.name,
-        cancelled=read.folder.cancelled_file.exists(),
-        stop=read.folder.stop_file.exists(),
+        cancelled=read.folder.is_cancelled,
+        stop=read.folder.is_stopped,
         alive=is_alive(history.newest) if read.is_local and history.may_live and history.newest else None,
         local=read.is_local,
         asked=jobs is not None,
@@ -222,7 +222,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
 def _stop_reason(folder: RunFolder, verdict: Verdict, newest: Attempt) -> str:
     if verdict.state != "stopped":
         return ""
-    return why_stopped(newest) if verdict.active or not folder.stop_file.exists() else "on request"
+    return why_stopped(newest) if verdict.active or not folder.is_stopped else "on request"
 
 
 def _detail(

@@ -25,7 +25,7 @@ from pathlib import Path
 from torch.distributed import Store, TCPStore
 
 from slurmddp.errors import RankFailure
-from slurmddp.runs.folder.layout import is_there
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.stopping.signals import StopSignals
 

@@ -10,7 +10,6 @@ import pytest
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.training.stopping.agreement import file_reason
 from support.runs.agent_runs import make_run, start_agent
 
 
@@ -46,27 +45,13 @@ def test_a_new_attempt_is_never_taken_for_an_old_one_because_logs_were_deleted(t
     assert not folder.is_superseded(8)
 
 
-def test_a_file_server_is_asked_for_marks_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client may remember that there is no such name; opening the folder asks the server."""
-    folder = RunFolder(tmp_path)
-    asked: list[Path] = []
-    real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: asked.append(Path(path)) or real(path, *rest))
-    assert file_reason(folder.stop_file) is None
-    assert not folder.is_over(0)
-    assert asked.count(tmp_path) >= 3, "once for a stop, and for a stop and a cancellation"
-    folder.stop_file.touch()
-    assert file_reason(folder.stop_file) == f"the file {folder.stop_file}"
-    assert folder.is_over(0)
-
-
 def test_a_run_of_which_nothing_can_be_read_is_not_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.stop_file.touch()
     with monkeypatch.context() as broken:
-        broken.setattr(os, "stat", lambda *words, **options: os.open(tmp_path / "absent", os.O_RDONLY))
+        broken.setattr(os, "scandir", lambda *words: os.open(tmp_path / "absent", os.O_RDONLY))
         assert not folder.is_over(0)
     assert folder.is_over(0)
 

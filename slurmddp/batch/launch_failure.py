@@ -1,0 +1,77 @@
+"""srun's report that SLURM could not start an agent: the attempt can't begin, whatever the other agents do.
+
+srun goes on after such a report, and the other agents would wait for the missing one until
+`policy.join_timeout_s`. Nothing is known against the node, so the next attempt may run there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slurmddp.batch.attempt import Attempt, said_if_not_recorded
+from slurmddp.runs.folder.late_files import names_in, read_text
+
+_REPORT = re.compile(
+    r"^srun: error: (?:Task launch for \S+ failed on node (?P<host>\S+)|task (?P<node>\d+) launch failed): "
+    r"(?P<why>.+)$",
+    re.MULTILINE,
+)
+
+
+class LaunchFailure(NamedTuple):
+    """An agent that SLURM could not start."""
+
+    node: int
+    host: str
+    why: str
+    """SLURM's words."""
+
+
+def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
+    """Return the first agent that SLURM could not start, by srun's report and its missing log; None if none.
+
+    The report alone is no proof: the setup lines may call srun too. With spare nodes or `elastic`, the other
+    agents begin without the missing one.
+    """
+    if attempt.settings.tolerates_node_loss:
+        return None
+    names = names_in(attempt.log_dir)
+    for report in _REPORT.finditer(read_text(attempt.folder.batch_log(attempt.number)) or ""):
+        node = _node_of(report, hosts)
+        if node < len(hosts) and attempt.folder.node_log(attempt.number, node).name not in names:
+            return LaunchFailure(node, hosts[node], report["why"])
+    return None
+
+
+def _node_of(report: re.Match[str], hosts: Sequence[str]) -> int:
+    """Return the number of the node in a report of srun, which starts one task on each node."""
+    if report["node"]:
+        return int(report["node"])
+    return [*hosts, report["host"]].index(report["host"])
+
+
+def record(attempt: Attempt, failure: LaunchFailure) -> None:
+    """Record the failure as the cause of the attempt's end, unless it has one."""
+    reason = f"was not started by SLURM: {failure.why}"
+    facts = {
+        "rank": None,
+        "node_rank": failure.node,
+        "host": failure.host,
+        "exit_code": None,
+        "signal": None,
+        "reason": reason,
+    }
+    path = attempt.folder.failure_file(attempt.number)
+    with said_if_not_recorded("The failed launch", attempt.say):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({**facts, "time": round(time.time(), 3)}) + "\n")
+        attempt.folder.add_event("rank_failed", attempt=attempt.number, generation=0, **facts)
