@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from slurmddp.collectives import values as collectives
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.names import CONTROLLER_VARIABLE, LAUNCHER_VARIABLE, SECRET_VARIABLE
@@ -29,7 +30,6 @@ from slurmddp.host import process
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.remote import channel
 from slurmddp.remote.worker import Worker
-from slurmddp.training.process_group import collectives
 from slurmddp.training.process_group.setup import RankContext, finish, start
 
 

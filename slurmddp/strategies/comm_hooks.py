@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmddp.checkpoint.state import compatibility
+from slurmddp.collectives.values import gather
 from slurmddp.strategies.replicas import average, collective_timeout
 
 State = dict[str, Any]
@@ -288,9 +289,8 @@ class PostLocalSgd(CommHook):
 
 def _own_group(group_ranks: int | None) -> distributed.ProcessGroup:
     """Return the group of this rank: blocks of `group_ranks` ranks; None: the ranks of each node."""
-    names: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(names, socket.gethostname())
-    keys = names if group_ranks is None else [rank // group_ranks for rank in range(len(names))]
+    names = gather(socket.gethostname())
+    keys = names if group_ranks is None else [str(rank // group_ranks) for rank in range(len(names))]
     blocks = [[rank for rank, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
     group, _ = distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
         blocks, timeout=collective_timeout()

@@ -14,6 +14,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from slurmddp.collectives.link import CountedLink, GroupLink
+from slurmddp.collectives.values import from_zero
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.strategies.gradient_server import LEFT, GradientServer, MessageFormat, Values
 from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero, collective_timeout
@@ -212,10 +213,9 @@ class ServedOptimizer(Optimizer):
 
     def share_state(self) -> None:
         """Give all ranks the state of rank 0."""
-        state: list[Any] = [self.state_dict() if self._server is not None else None]
-        distributed.broadcast_object_list(state, src=0)
-        if self._server is None:
-            self.load_state_dict(state[0])
+        state = from_zero(self.state_dict() if self._server is not None else None)
+        if self._server is None and state is not None:
+            self.load_state_dict(state)
 
     def leave(self) -> None:
         """Tell the server that this rank takes no further step; on rank 0, wait until all ranks have left."""

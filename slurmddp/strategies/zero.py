@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import distributed
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
+from slurmddp.collectives.values import gather
 from slurmddp.errors import ConfigError
 
 
@@ -20,9 +20,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def consolidate(self) -> None:
         """Gather the whole state into the memory of each rank's host, for `state_dict`. All ranks call it."""
-        states: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(states, _on_cpu(self.optim.state_dict()))
-        self._all_state_dicts = states
+        self._all_state_dicts = gather(self.optim.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state."""
@@ -58,9 +56,3 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
             f"strategy.zero_optimizer can't spread this {kind.__name__}: {error}",
             hint="Take an optimizer of torch, dense parameters of one dtype, or zero_optimizer=false.",
         ) from error
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    return value.cpu() if hasattr(value, "cpu") else value

@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint.files.best_by_metric import check_best, check_choice
 from slurmddp.checkpoint.state.shards import has_shards, whole
+from slurmddp.collectives import values as collectives
 from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
@@ -52,7 +53,6 @@ from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.loggers import Logger
 from slurmddp.training.loggers.dispatch import build as build_loggers
 from slurmddp.training.precision import LossScaler, autocast, dtype_of
-from slurmddp.training.process_group import collectives
 from slurmddp.training.process_group.rendezvous import environment_with
 from slurmddp.training.rank_session import RankSession
 from slurmddp.training.run_log import RunLog, loggers_of, numbers

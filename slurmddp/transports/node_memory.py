@@ -6,6 +6,7 @@ of eight aligned bytes tell the other ranks what is ready. One rank writes a wor
 
 from __future__ import annotations
 
+import hmac
 import mmap
 import os
 import platform
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import ConfigError, RankFailure
 
 LINE_BYTES = 128
@@ -66,7 +68,7 @@ class NodeMemory:
         self.first_word = world_size * _LINE_WORDS
         begin = (world_size + words) * LINE_BYTES
         self._fence = _fence(platform.machine())
-        descriptor = os.memfd_create("slurmddp-collectives") if rank == 0 else -1
+        descriptor = os.memfd_create(_memory_name()) if rank == 0 else -1
         try:
             if rank == 0:
                 os.ftruncate(descriptor, begin + data_bytes)
@@ -180,8 +182,23 @@ def _meet(
             "containers.",
             hint="Use backend=hierarchical on several nodes, or put all ranks on one node.",
         )
-    processes = {other: int(pid) for other, (_, pid, _) in told.items()}
-    return processes, f"/proc/{processes[0]}/fd/{told[0][2]}"
+    try:
+        processes = {other: int(pid) for other, (_, pid, _) in told.items()}
+        return processes, f"/proc/{processes[0]}/fd/{int(told[0][2])}"
+    except ValueError as error:
+        raise _other_file(f"{' '.join(told[0])!r}") from error
+
+
+def _memory_name() -> str:
+    """Return the name of the memory that the ranks of this attempt share.
+
+    Any account can write to the store, so a rank maps no memory without this name. It follows from the
+    attempt's secret, if there is one, so that no other run of this account has it.
+    """
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if not secret:
+        return "slurmddp-collectives"
+    return f"slurmddp-collectives-{hmac.digest(secret.encode(), b'slurmddp memory', 'sha256').hex()[:32]}"
 
 
 def host_identity() -> str:
@@ -195,7 +212,9 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _map(file: str, size: int) -> mmap.mmap:
+    """Map the memory of rank 0; raise ConfigError if the file is anything else."""
     try:
+        _refuse_other_file(file)  # Opening a device or a pipe could do something already.
         descriptor = os.open(file, os.O_RDWR)
     except OSError as error:
         raise ConfigError(
@@ -203,9 +222,28 @@ def _map(file: str, size: int) -> mmap.mmap:
             hint="All ranks must run as the same user.",
         ) from error
     try:
+        _refuse_other_file(f"/proc/self/fd/{descriptor}")
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_size < size:
+            raise _other_file(file)
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
+
+
+def _refuse_other_file(link: str) -> None:
+    """Raise ConfigError if an open file is not the memory that the ranks of this attempt share."""
+    # Nothing on a disk has this path: the kernel gives it to the memory of that name alone.
+    if os.readlink(link) != f"/memfd:{_memory_name()} (deleted)":  # noqa: PTH115
+        raise _other_file(link)
+
+
+def _other_file(file: str) -> ConfigError:
+    return ConfigError(
+        f"backend=shm: the store names {file} as the memory of rank 0, and it is another file.",
+        hint="A process outside of this run has written to the store. Ask for whole nodes, or use "
+        "backend=gloo.",
+    )
 
 
 def _death_of(pid: int) -> Callable[[], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import threading
 import time
@@ -17,8 +18,9 @@ import torch
 from torch.distributed import HashStore, ReduceOp
 
 from slurmddp.collectives import ALGORITHMS, all_reduce
+from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import ConfigError, RankFailure
-from slurmddp.transports import shared_memory
+from slurmddp.transports import node_memory, shared_memory
 from slurmddp.transports.shared_memory import MESSAGE_BYTES, SharedMemoryLink
 from support.distributed import collective_jobs
 from support.distributed.ranks import run_ranks
@@ -199,3 +201,39 @@ def test_the_memory_goes_away_with_the_link() -> None:
 def test_an_unknown_reduction_is_left_to_the_group() -> None:
     link = SharedMemoryLink(HashStore(), 0, 1, timedelta(seconds=5))
     assert link.all_reduce(torch.ones(3), ReduceOp.PREMUL_SUM) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    "forged", ["file", "path", "other memory", "memory of another run", "small memory", "words"]
+)
+def test_a_rank_maps_no_file_that_a_stranger_names_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: str
+) -> None:
+    """Each account that reaches the store can write there."""
+    precious = tmp_path / "checkpoint"
+    precious.write_bytes(b"precious" * 1_000_000)
+    opened = os.open(precious, os.O_RDWR)
+    monkeypatch.setenv(SECRET_VARIABLE, "another" if forged == "memory of another run" else "secret")
+    own_name = node_memory._memory_name()
+    monkeypatch.setenv(SECRET_VARIABLE, "secret")
+    name = "something" if forged == "other memory" else own_name
+    memory = os.memfd_create(name)
+    os.ftruncate(memory, 4096 if forged == "small memory" else 64_000_000)
+
+    named = {"file": str(opened), "path": f"0/../../../..{precious}", "words": "1 2"}
+    store = HashStore()
+    stranger = f"{node_memory.host_identity()} {os.getpid()} {named.get(forged, str(memory))}"
+
+    class Forged:
+        """The store, in which a stranger overwrites what rank 0 sets."""
+
+        set = store.set
+
+        def get(self, key: str) -> bytes:
+            return stranger.encode() if key == "shm/0" else store.get(key)
+
+    with pytest.raises(ConfigError, match="it is another file"):
+        SharedMemoryLink(Forged(), 1, 2, timedelta(seconds=5))  # type: ignore[arg-type]
+    assert precious.read_bytes() == b"precious" * 1_000_000
+    os.close(opened)
+    os.close(memory)

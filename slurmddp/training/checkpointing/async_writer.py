@@ -23,11 +23,11 @@ from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of, fail_part
 from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
+from slurmddp.collectives import values as collectives
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing.shard_copy import ShardCopy
-from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 

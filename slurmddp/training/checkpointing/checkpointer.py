@@ -30,6 +30,7 @@ from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
 from slurmddp.checkpoint.state.staging import Snapshot
 from slurmddp.checkpoint.state.state_tree import flatten
+from slurmddp.collectives import values as collectives
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
 from slurmddp.training.checkpointing.program import Program
@@ -37,7 +38,6 @@ from slurmddp.training.checkpointing.shard_copy import ShardCopy
 from slurmddp.training.checkpointing.snapshot_interval import Figures, SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
 from slurmddp.training.precision import LossScaler
-from slurmddp.training.process_group import collectives
 from slurmddp.training.run_log import numbers
 
 log = logging.getLogger(__name__)

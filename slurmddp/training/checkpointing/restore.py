@@ -25,6 +25,7 @@ from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.shards import mesh_of
 from slurmddp.checkpoint.state.staging import read_state
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
 from slurmddp.training.checkpointing.program import Program, refuse_other
@@ -35,7 +36,6 @@ from slurmddp.training.checkpointing.training_state import (
     restore_data,
     restore_randomness,
 )
-from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from slurmddp.checkpoint.state.safetensors_stream import layout
 from slurmddp.checkpoint.state.staging import NoMemory
 from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.checkpoint.state.writer import write_shards
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError
-from slurmddp.training.process_group import collectives
 
 _Place = tuple[int, int, dict[int, int]]
 """Process and descriptor of a buffer, and where the file of each rank of the node begins."""

@@ -13,10 +13,10 @@ from torch import nn
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import compatibility
 from slurmddp.checkpoint.state.shards import fitted
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
-from slurmddp.training.process_group import collectives
 
 log = logging.getLogger(__name__)
 

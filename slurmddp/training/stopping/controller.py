@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import ClassVar
 
+from slurmddp.collectives import values as collectives
 from slurmddp.environments.time_limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.training.process_group import collectives
 from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.stopping.agreement import StopAgreement, file_reason, signal_reason
 from slurmddp.training.stopping.deadline import Pace, last_safe_moment, shortfalls

@@ -8,12 +8,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.checkpoint.state.shards import has_shards
+from slurmddp.collectives import values as collectives
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import to_device
 from slurmddp.training.data.sampler import shard_range
 from slurmddp.training.data.seeding import SeededSamples, draws
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.process_group import collectives
 from slurmddp.training.trainer import dataset, metrics
 from slurmddp.training.trainer.batch import forward
 from slurmddp.training.trainer.compilation import uncompiled

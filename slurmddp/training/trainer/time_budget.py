@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from slurmddp.collectives import values as collectives
 from slurmddp.slurm.units import parse_duration_s
-from slurmddp.training.process_group import collectives
 
 
 class TimeBudget:

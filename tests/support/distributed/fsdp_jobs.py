@@ -17,10 +17,10 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory import writer_process
 from slurmddp.checkpoint.state import reader
 from slurmddp.checkpoint.state.shards import local, whole
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError
 from slurmddp.strategies import build
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.process_group import collectives
 
 
 class Stack(nn.Module):

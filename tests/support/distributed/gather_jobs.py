@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError, MismatchError, SlurmddpError
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.process_group import collectives
 
 
 class Hostile:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.durable import FileRecord, record_of
+from slurmddp.collectives import values as collectives
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.process_group import collectives
 
 
 def whole(step: int) -> torch.Tensor:

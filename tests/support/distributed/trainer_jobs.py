@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
-from slurmddp.training.process_group import collectives
 from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.trainer import loop, time_budget
 from slurmddp.training.trainer.components import build_components

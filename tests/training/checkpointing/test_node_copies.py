@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from slurmddp.checkpoint.state.staging import Snapshot
+from slurmddp.collectives import values as collectives
+from slurmddp.collectives.values import pack, unpack
 from slurmddp.training.checkpointing import checkpointer as saving
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
-from slurmddp.training.process_group import collectives
-from slurmddp.training.process_group.collectives import pack, unpack
 
 
 class Holder:

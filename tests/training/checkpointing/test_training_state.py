@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from slurmddp.checkpoint.state import Checkpoint
+from slurmddp.collectives import values as collectives
 from slurmddp.training import rng
 from slurmddp.training.checkpointing.training_state import restore_randomness
-from slurmddp.training.process_group import collectives
 
 
 def drawn_after(found: Checkpoint, seed: int = 7, rank: int = 0) -> list[float]:

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from slurmddp.checkpoint.state import Checkpoint
+from slurmddp.collectives import values as collectives
 from slurmddp.errors import MismatchError
 from slurmddp.training.checkpointing import training_state
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.iterable import IterableLoader
-from slurmddp.training.process_group import collectives
 from support.loaders import loader_of
 
 SAMPLES = 53

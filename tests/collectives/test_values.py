@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.collectives.values import pack, unpack
 from slurmddp.errors import CheckpointError
-from slurmddp.training.process_group.collectives import pack, unpack
 from support.distributed import gather_jobs
 from support.distributed.ranks import run_ranks
 
