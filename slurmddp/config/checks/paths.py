@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import pkgutil
 import re
@@ -11,11 +10,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from slurmddp.config.check_values import check_special_keys
+from slurmddp.config.checks.signatures import check_arguments, find_module
 from slurmddp.config.keys import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.config.loggers import targets
 from slurmddp.errors import ConfigError, near_matches
@@ -213,6 +213,14 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
                 _check_target(key, inner, project_dir, here=here)
             elif isinstance(inner, Mapping) and "_target_" in inner:
                 check_special_keys(key, inner)
+                if node == key or _builds_inner_nodes(value):
+                    check_arguments(key, inner, project_dir)
+
+
+def _builds_inner_nodes(value: Any) -> bool:
+    """Return whether the ranks build the nodes inside of a node; the class may do that itself."""
+    flags = [inner for key, inner, _ in _entries(value, "") if key.rpartition(".")[2] == "_recursive_"]
+    return False not in flags
 
 
 def _is_shipped_section(node: str, value: Any) -> bool:
@@ -225,6 +233,7 @@ def check_loggers(loggers: Any, project_dir: Path, *, here: bool) -> None:
     for key, node in targets(loggers, here=here).items():
         _check_target(f"{key}._target_", node["_target_"], project_dir, here=here)
         check_special_keys(key, node)
+        check_arguments(key, node, project_dir)
 
 
 def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:
@@ -260,10 +269,8 @@ def _locate(
     Returns:
         The innermost module, or None for a package of another interpreter, and the names after the module.
     """
-    top, *rest = names
-    spec = None
-    if top != "__main__":  # Here it is this command; in the ranks it is another program.
-        spec = PathFinder.find_spec(top, [str(project_dir)]) or importlib.util.find_spec(top)
+    top = names[0]
+    spec, rest = find_module(names, project_dir)
     if spec is None and here:
         installed = [module.name for module in pkgutil.iter_modules()]
         near = near_matches(top, [*_modules_in(project_dir), *installed], else_all=False)
@@ -272,8 +279,6 @@ def _locate(
             hint=src_layout_hint(top, project_dir)
             or f"{near} Write {top}.py there, or install the package.".strip(),
         )
-    while rest and spec and (inner := PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])):
-        spec, rest = inner, rest[1:]
     return spec, rest
 
 

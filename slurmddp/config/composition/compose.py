@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from slurmddp.config.check_values import check
 from slurmddp.config.checks import paths, sbatch_environment
+from slurmddp.config.checks.signatures import signature_of
 from slurmddp.config.composition import hydra_errors, hydra_keys
 from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
@@ -208,7 +210,7 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
         overrides = [one for one in overrides if one not in typed]
     run_code(project_dir, sources)
     roots = conf_roots(project_dir, sources, searched)
-    plan = plan_from(overrides, roots, content, sources.file)
+    plan = plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
     files = {"defaults": own} if own else {}
     if (cluster := options(roots, "cluster").get(plan.cluster or "")) is not None:
         files["cluster"] = cluster
@@ -263,7 +265,26 @@ def with_hydra(plan: Plan) -> DictConfig:
     if (left := _left.pop(repr(plan), None)) is not None:
         return left
     with initialized(plan) as name:
-        return hydra_compose(name, list(plan.overrides), return_hydra_config=True)
+        composed = hydra_compose(name, list(plan.overrides), return_hydra_config=True)
+    for node in plan.replaced:
+        _drop_arguments(composed, node, plan.overrides)
+    return composed
+
+
+def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -> None:
+    """Remove the arguments that files give to a class, because another class was typed."""
+    typed = {key_of(text) for text in overrides}
+    value = OmegaConf.select(composed, node)
+    # A node that was typed as a whole holds nothing of a file.
+    if not isinstance(value, DictConfig) or any(f"{node}.".startswith(f"{key}.") for key in typed):
+        return
+    plain: Any = OmegaConf.to_container(value, resolve=False)
+    kept = {
+        name: inner
+        for name, inner in plain.items()
+        if any(f"{key}.".startswith(f"{node}.{name}.") for key in typed)
+    }
+    OmegaConf.update(composed, node, kept, merge=False, force_add=True)
 
 
 def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
@@ -275,7 +296,7 @@ def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
     values = OverridesParser.create().parse_overrides(list(plan.overrides))
     if not all(_is_value(one) for one in values):
         return None
-    files = repr((plan.base, plan.primary, plan.roots))
+    files = repr((plan.base, plan.primary, plan.roots, plan.replaced))
     if files not in shared:
         composed = with_hydra(replace(plan, overrides=()))
         with open_dict(composed):

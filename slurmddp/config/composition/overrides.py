@@ -7,19 +7,23 @@ schema decides afterwards whether a key is right.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 
+from slurmddp.config.checks.signatures import Signature, unknown_argument
 from slurmddp.config.composition import hydra_keys
-from slurmddp.config.keys import GROUPS, OPEN_NODES, TOP, defaults
+from slurmddp.config.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults
 from slurmddp.config.schema import OWN_TRAINER
 from slurmddp.config.script_arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
 
+SignatureOf = Callable[[str], Signature | None]
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -39,6 +43,8 @@ class Plan:
     """The folders of groups, the first of which wins."""
     cluster: str | None = None
     """The chosen file of the group `cluster`, if any."""
+    replaced: tuple[str, ...] = ()
+    """The nodes whose `_target_` is typed: arguments in files are those of another class."""
 
     @property
     def has_cluster(self) -> bool:
@@ -71,6 +77,8 @@ class _Draft:
     """Items of the project's `defaults` that are no plain choice: files, packages, optional ones."""
     chosen: set[str] = field(default_factory=set)
     overrides: list[str] = field(default_factory=list)
+    replaced: tuple[str, ...] = ()
+    """As in the plan."""
 
 
 def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
@@ -95,7 +103,11 @@ def take_apart(text: str) -> Given:
 
 
 def plan_from(
-    overrides: Sequence[str], roots: Sequence[Path], project: Mapping[str, Any], where: str
+    overrides: Sequence[str],
+    roots: Sequence[Path],
+    project: Mapping[str, Any],
+    where: str,
+    signature: SignatureOf,
 ) -> Plan:
     """Return the plan that joins slurmddp's defaults, the project's defaults and the command line.
 
@@ -104,6 +116,7 @@ def plan_from(
         roots: the folders of groups.
         project: the content of the project's file.
         where: the name of this file, for errors.
+        signature: returns the signature of an import path if it can be read.
     """
     draft = _Draft(roots, dict(GROUPS), defaults())
     _lay_over(draft, project, where)
@@ -111,15 +124,23 @@ def plan_from(
     for one in given:
         if _is_choice(one, roots):
             _choose(draft, one)
-    _start_afresh(draft, given)
+    chosen = {one.key for one in given if _is_choice(one, roots)}
+    draft.replaced = tuple(node for one in given if (node := _replaced(one)) and node not in chosen)
     for one in given:
         if not _is_choice(one, roots):
-            draft.overrides.append(_with_sign(one, draft))
+            draft.overrides.append(_with_sign(one, draft, signature))
     if draft.choices.get("cluster") is not None:
         draft.content.pop("cluster", None)
     listed = [{group: choice} for group, choice in draft.choices.items() if choice is not None]
     primary = {"defaults": [DEFAULTS_NODE, *listed, *draft.further, "_self_"], **draft.content}
-    return Plan(draft.base, primary, tuple(draft.overrides), tuple(roots), draft.choices.get("cluster"))
+    return Plan(
+        draft.base,
+        primary,
+        tuple(draft.overrides),
+        tuple(roots),
+        draft.choices.get("cluster"),
+        draft.replaced,
+    )
 
 
 def _add_default(draft: _Draft, item: Any, where: str) -> None:
@@ -204,19 +225,18 @@ def _choose(draft: _Draft, given: Given) -> None:
         draft.overrides.append(f"+{given.key}={choice}")
 
 
-def _start_afresh(draft: _Draft, given: Iterable[Given]) -> None:
-    """Empty a node whose `_target_` is set, because its keys are arguments of another class."""
-    for one in given:
-        node = one.first
-        names_class = one.key == f"{node}._target_" and one.sign != "~"
-        if names_class and node in OPEN_NODES and node not in draft.chosen:
-            draft.choices.pop(node, None)
-            draft.base.pop(node, None)
-            draft.content[node] = {}
-            draft.chosen.add(node)
+def _replaced(given: Given) -> str:
+    """Return the node whose class an argument names; empty for another argument."""
+    node, _, last = given.key.rpartition(".")
+    has_class = given.first in (*OPEN_NODES, *NAMED_NODES, "loggers")
+    return node if has_class and last == "_target_" and given.sign != "~" else ""
 
 
-def _with_sign(given: Given, draft: _Draft) -> str:
+def _is_inside(key: str, nodes: Iterable[str]) -> bool:
+    return any(key.startswith(f"{node}.") for node in nodes)
+
+
+def _with_sign(given: Given, draft: _Draft, signature: SignatureOf) -> str:
     """Return the argument with the sign that Hydra needs. The schema checks the key afterwards."""
     if given.value is None and given.sign != "~":
         raise _no_value(given, draft.roots)
@@ -231,13 +251,46 @@ def _with_sign(given: Given, draft: _Draft) -> str:
             f"`{given.key}={given.value}` names no choice.", hint=near_matches(given.value, known)
         )
     program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
-    if given.key in EVERY_ARGUMENTS and program.get("_target_") == OWN_TRAINER:
+    is_own = program.get("_target_") == OWN_TRAINER and "program" not in draft.replaced
+    if given.key in EVERY_ARGUMENTS and is_own:
         items = ",".join(quoted(one) for one in typed(given.value or ""))
         return f"++{given.key}=[{items}]"
     by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)
     strict = given.sign == "" and by_class and "." in given.key
-    fresh = draft.content.get(given.first) == {}
-    return given.text if strict and not fresh else f"++{given.key}={given.value}"
+    if strict and not _is_inside(given.key, draft.replaced) and not _is_argument(given, draft, signature):
+        return given.text
+    return f"++{given.key}={given.value}"
+
+
+def _is_argument(given: Given, draft: _Draft, signature: SignatureOf) -> bool:
+    """Return whether a key is an argument of the class that a file names for its node.
+
+    Returns:
+        False also if the class or its signature is not known; then only keys of the file can be changed.
+
+    Raises:
+        ConfigError: the signature is known and has no such argument.
+    """
+    node = _node_of(given, draft)
+    name = given.key.rpartition(".")[2]
+    if name.startswith("_") or not isinstance(target := node.get("_target_"), str):
+        return False
+    known = signature(target)
+    if known is not None and name not in known.names and name not in node:
+        raise unknown_argument(given.key, target, known, is_typed=True)
+    return known is not None and name in known.names
+
+
+def _node_of(given: Given, draft: _Draft) -> Mapping[str, Any]:
+    """Return the mapping in a file that holds the key of an argument; empty if no file is read for it."""
+    value: Any = draft.content.get(given.first)
+    if value is None and (choice := draft.choices.get(given.first)) is not None:
+        file = options(draft.roots, given.first).get(choice)
+        with suppress(OSError, yaml.YAMLError):  # Hydra reads the file as well, and explains the error.
+            value = yaml.safe_load(file.read_text(encoding="utf-8")) if file else None
+    for name in given.key.split(".")[1:-1]:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:

@@ -138,7 +138,7 @@ def test_a_group_of_the_projects_own(tmp_path: Path) -> None:
 
 
 def test_another_class_starts_without_the_keys_of_the_first(project: Path) -> None:
-    (project / "net.py").write_text("class Net: ...\n")
+    (project / "net.py").write_text("def Net(depth=1, vocab_size=1, width=1): ...\n")
     job = job_of(project, "model._target_=net.Net", "model.depth=3", "optimizer._target_=torch.optim.SGD")
     assert job.program.config["model"] == {"_target_": "net.Net", "depth": 3}
     assert job.program.config["optimizer"] == {"_target_": "torch.optim.SGD"}
@@ -150,8 +150,134 @@ def test_another_class_starts_without_the_keys_of_the_first(project: Path) -> No
     assert job_of(project, "loss=token_cross_entropy").program.config["loss"]["_partial_"]
 
 
+PARTS = """
+import dataclasses
+import functools
+from nets.deep import Deep as Imported
+from torch import nn
+
+class Base(nn.Module):
+    def __init__(self, hidden, inputs=64):
+        pass
+
+class Net(Base):
+    pass
+
+class Any(nn.Linear):
+    pass
+
+class Free:
+    def __init__(self, **options):
+        pass
+
+@dataclasses.dataclass
+class Settings:
+    hidden: int
+    inputs: int = 3
+
+@functools.cache
+def decorated(x):
+    pass
+
+def loss(outputs, targets, smooth=0.1):
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return a project with classes of its own, and a configuration that chooses them."""
+    project = make_project(
+        tmp_path / "p",
+        model__classifier="_target_: parts.Base\nhidden: 3\n",
+        data__cloud="_target_: parts.Settings\nhidden: 5\n",
+        optimizer__momentum="_target_: torch.optim.SGD\nlr: 1e-2\nnesterov: true\n",
+        metrics__two="top: {_target_: parts.loss, smooth: 0.2}\nlow: {_target_: parts.loss}\n",
+        slurmddp=(
+            "defaults:\n  - model: classifier\n  - data: cloud\n  - optimizer: momentum\n  - metrics: two\n"
+            "callbacks: {norm: {_target_: parts.Settings, hidden: 2, inputs: 1}}\n"
+            "loggers: {_target_: parts.Settings, hidden: 1}\n"
+            "loss: {_target_: parts.loss, smooth: 0.3}\n"
+        ),
+    )
+    (project / "parts.py").write_text(PARTS)
+    (project / "nets").mkdir()
+    (project / "nets" / "deep.py").write_text("class Deep:\n    def __init__(self, *, depth): ...\n")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("node", "target", "more"),
+    [
+        ("model", "parts.Free", {"anything": 1}),
+        ("model", "parts.Imported", {"depth": 3}),
+        ("model", "parts.Any", {"in_features": 3, "out_features": 3}),
+        ("data", "parts.decorated", {"x": 1}),
+        ("optimizer", "torch.optim.Adagrad", {"lr": 0.5}),
+        ("loss", "parts.Free", {}),
+        ("scheduler", "parts.Free", {}),
+        ("strategy", "parts.Free", {}),
+        ("metrics.top", "parts.Free", {"k": 5}),
+        ("callbacks.norm", "parts.Imported", {"depth": 1}),
+        ("loggers", "parts.Free", {}),
+    ],
+)
+def test_a_typed_class_has_only_typed_arguments(
+    own: Path, node: str, target: str, more: dict[str, object]
+) -> None:
+    typed = [f"{node}._target_={target}", *(f"{node}.{key}={value}" for key, value in more.items())]
+    for words in (typed, typed[::-1]):
+        config = compose(words, own)
+        for name in node.split("."):
+            config = config[name]
+        assert config == {"_target_": target, **more}
+    before, after = compose([], own), compose(typed, own)
+    outer = node.partition(".")[0]
+    assert {**after, outer: None, "name": ""} == {**before, outer: None, "name": ""}, "nothing else changes"
+    if outer == "metrics":
+        assert after["metrics"]["low"] == before["metrics"]["low"]
+
+
+def test_the_points_of_a_sweep_have_no_arguments_of_the_class_of_a_file(own: Path) -> None:
+    shared: dict[str, Any] = {}
+    for depth in (1, 2):
+        words = ["model._target_=parts.Imported", f"model.depth={depth}"]
+        assert compose(words, own, shared=shared)["model"] == {"_target_": "parts.Imported", "depth": depth}
+    assert compose(["seed=3"], own, shared=shared)["model"] == {"_target_": "parts.Base", "hidden": 3}
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("model.inputs=3", {"inputs": 3}),
+        ("optimizer.momentum=0.9", {"momentum": 0.9}),
+        ("data.inputs=4", {"inputs": 4}),
+        ("loss.smooth=0.5", {"smooth": 0.5}),
+        (
+            "model.hiden=3",
+            "parts.Base takes no argument 'hiden'. It takes hidden, inputs. Did you mean model.hidden?",
+        ),
+        ("+model.hiden=3", "parts.Base takes no argument 'hiden'.*Did you mean model.hidden?"),
+        ("data.zzz=3", "parts.Settings takes no argument 'zzz'. It takes hidden, inputs."),
+        ("optimizer.momentun=0.9", "SGD takes no argument 'momentun'. .*Did you mean optimizer.momentum?"),
+        ("callbacks.norm.hiden=1", "takes no argument 'hiden'"),
+        ("model=classifier model._target_=parts.Imported", "takes no argument 'hidden'.*say '~model.hidden'"),
+        ("model._target_=parts.Net", "parts.Net, which needs hidden. Say model.hidden=VALUE"),
+        ("~model.hidden", "parts.Base, which needs hidden"),
+    ],
+)
+def test_keys_of_a_class_are_known_from_its_signature(
+    own: Path, typed: str, words: str | dict[str, object]
+) -> None:
+    if isinstance(words, dict):
+        assert words.items() <= compose([typed], own)[typed.partition(".")[0]].items()
+    else:
+        with pytest.raises(ConfigError, match=f"(?s){words}"):
+            compose(typed.split(), own)
+
+
 def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) -> None:
-    (project / "mine.py").write_text("def train(distributon, config, folder): ...\n")
+    (project / "mine.py").write_text("def train(distributon, config, folder, extra): ...\n")
     job = job_of(project, "program._target_=mine.train", "program.extra=1")
     assert job.program.target == "mine.train" and job.program.config["program"]["extra"] == 1
 
@@ -168,7 +294,7 @@ def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) ->
 def test_d11_a_class_of_ones_own_is_the_strategy(tmp_path: Path, typed: tuple[str, ...]) -> None:
     mean = "_target_: my_parts.Mean\nhalf: true\n"
     project = make_project(tmp_path / "p", strategy__mean=mean, model__net="_target_: my_parts.Net\n")
-    (project / "my_parts.py").write_text("class Mean: ...\nclass Net: ...\n")
+    (project / "my_parts.py").write_text("def Mean(half): ...\ndef Net(width): ...\n")
     job = job_of(project, *typed)
     assert job.program.config["strategy"] == {"_target_": "my_parts.Mean", "half": True}
     assert job.resources.world_size == 2

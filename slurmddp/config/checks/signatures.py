@@ -1,0 +1,237 @@
+"""Read the parameters of a class or function from its source file, without importing any code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from slurmddp.config.keys import TOP, keys
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.spec import SPECIAL_KEYS
+
+_PASSED = {"optimizer": 1, "scheduler": 1, "program": 3}
+"""The arguments that the ranks pass by position, before those of the configuration."""
+_CALLED_WITH_BATCHES = ("loss", "metrics")
+"""Groups in which a function is called later, with outputs and targets."""
+_MOST_STEPS = 8
+"""Imports and base classes that are followed on the way to a signature, at most."""
+_DATACLASS = ("dataclass", "dataclasses.dataclass")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters that a call may name, without `self`."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    """Those without a default, in their order."""
+    file: Path
+    """The source file."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A module whose source is read: its name, its file, and the folder of the project."""
+
+    module: str
+    file: Path
+    project_dir: Path
+
+    @property
+    def package(self) -> str:
+        """The package to which relative imports of the module refer."""
+        return self.module if self.file.name == "__init__.py" else self.module.rpartition(".")[0]
+
+
+def signature_of(target: str, project_dir: Path) -> Signature | None:
+    """Return the signature of an import path; None if it takes any name, or only running code can tell.
+
+    Imports inside of modules and base classes are followed. Decorators may change a signature, so that of a
+    decorated class or function is not known, unless it is a dataclass.
+    """
+    with suppress(OSError, SyntaxError, ValueError, ImportError):
+        return _of_path(target, project_dir, _MOST_STEPS)
+    return None
+
+
+def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> None:
+    """Refuse keys that a class or function of the project does not take, and a call without those it needs.
+
+    The ranks check the arguments of other code, when they import it.
+
+    Args:
+        key: the full name of the node.
+        node: a mapping with `_target_`, which was found.
+        project_dir: the project's folder.
+    """
+    target = str(node["_target_"])
+    signature = signature_of(target, project_dir)
+    if signature is None or not signature.file.is_relative_to(project_dir):
+        return
+
+    outer = TOP.get(key)
+    section = keys(outer.sections[0]) if outer is not None and outer.is_open else {}
+    given = [name for name in node if name not in SPECIAL_KEYS and name not in section]
+    for name in given:
+        if name not in signature.names:
+            raise unknown_argument(f"{key}.{name}", target, signature, is_typed=False)
+
+    kind = key.partition(".")[0]
+    if kind in _CALLED_WITH_BATCHES or node.get("_partial_"):
+        return
+    passed = len(node.get("_args_") or ()) + (_PASSED.get(key, 0))
+    missing = [name for name in signature.required if name not in (*given, *signature.names[:passed])]
+    if missing:
+        raise ConfigError(
+            f"`{key}._target_` is {target}, which needs {', '.join(missing)}.",
+            hint=f"Say {key}.{missing[0]}=VALUE, or give the parameter a default.",
+        )
+
+
+def unknown_argument(key: str, target: str, signature: Signature, *, is_typed: bool) -> ConfigError:
+    """Return the error for a key that is no parameter of a class or function.
+
+    Args:
+        key: the full name of the key.
+        target: the import path of the class or function.
+        signature: its signature.
+        is_typed: whether the key stands on the command line, and not in a file.
+    """
+    node, _, name = key.rpartition(".")
+    taken = ", ".join(signature.names) or "no arguments"
+    near = near_matches(name, signature.names, prefix=f"{node}.", else_all=False)
+    remove = "" if is_typed else f"Leave it out of the file, or say '~{key}' on the command line."
+    return ConfigError(
+        f"`{key}` is given, but {target} takes no argument {name!r}. It takes {taken}.",
+        hint=near or remove,
+    )
+
+
+def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | None, Sequence[str]]:
+    """Find the innermost module of a dotted path, in the project first, without importing it.
+
+    Returns:
+        The module, or None if there is none, and the names after it.
+    """
+    top, *rest = names
+    spec = None
+    if top != "__main__":  # Here it is this command; in the ranks it is another program.
+        spec = PathFinder.find_spec(top, [str(project_dir)]) or importlib.util.find_spec(top)
+    while rest and spec and (inner := PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])):
+        spec, rest = inner, rest[1:]
+    return spec, rest
+
+
+def _of_path(target: str, project_dir: Path, steps: int) -> Signature | None:
+    names = target.split(".")
+    spec, rest = find_module(names, project_dir)
+    if spec is None or len(rest) != 1 or not str(spec.origin).endswith(".py"):
+        return None
+    module = ".".join(names[: len(names) - 1])
+    return _of_name(rest[0], _Place(module, Path(str(spec.origin)), project_dir), steps)
+
+
+def _of_name(name: str, place: _Place, steps: int) -> Signature | None:
+    """Return the signature of what a module binds to `name`, if it does so once, by an unconditional line."""
+    bindings = [node for node in _tree(place.file).body if name in _bound(node)]
+    if len(bindings) != 1 or steps == 0:
+        return None
+    node = bindings[0]
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        return _of_arguments(node.args, place, skip=0)
+    if isinstance(node, ast.ClassDef):
+        return _of_class(node, place, steps - 1)
+    if isinstance(node, ast.ImportFrom):
+        (original,) = (alias.name for alias in node.names if (alias.asname or alias.name) == name)
+        return _of_path(f"{_source(node, place)}.{original}", place.project_dir, steps - 1)
+    return None
+
+
+def _source(node: ast.ImportFrom, place: _Place) -> str:
+    """Return the absolute name of the module of `from MODULE import ...`."""
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), place.package)
+
+
+def _of_class(node: ast.ClassDef, place: _Place, steps: int) -> Signature | None:
+    if node.keywords:  # A metaclass may take the arguments.
+        return None
+    decorators = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list}
+    if decorators:
+        is_plain = decorators <= set(_DATACLASS) and not node.bases
+        return _of_fields(node, place) if is_plain else None
+
+    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    if "__new__" in methods:
+        return None
+    if "__init__" in methods:
+        method = methods["__init__"]
+        return None if method.decorator_list else _of_arguments(method.args, place, skip=1)
+    if any("__init__" in _bound(one) for one in node.body) or len(node.bases) > 1:
+        return None
+    return _of_base(node.bases[0], place, steps) if node.bases else Signature((), (), place.file)
+
+
+def _of_base(base: ast.expr, place: _Place, steps: int) -> Signature | None:
+    """Return the signature of a base class, as the source names it."""
+    if isinstance(base, ast.Name):
+        return _of_name(base.id, place, steps)
+    names = ast.unparse(base).split(".")
+    for node in _tree(place.file).body:
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            if (alias.asname or alias.name) == names[0]:
+                prefix = f"{_source(node, place)}." if isinstance(node, ast.ImportFrom) else ""
+                return _of_path(".".join([prefix + alias.name, *names[1:]]), place.project_dir, steps)
+    return None
+
+
+def _of_arguments(arguments: ast.arguments, place: _Place, *, skip: int) -> Signature | None:
+    """Return the signature of a function whose first `skip` parameters are given by the class."""
+    if arguments.kwarg is not None or arguments.posonlyargs:
+        return None
+    plain = [one.arg for one in arguments.args]
+    by_position = plain[: len(plain) - len(arguments.defaults)]
+    by_name = [
+        one.arg
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    names = [*plain[skip:], *(one.arg for one in arguments.kwonlyargs)]
+    return Signature(tuple(names), (*by_position[skip:], *by_name), place.file)
+
+
+def _of_fields(node: ast.ClassDef, place: _Place) -> Signature | None:
+    """Return the signature of a dataclass; None if a field may be something else than a parameter."""
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+    text = "\n".join(ast.unparse(one) for one in (*fields, *node.decorator_list))
+    if any(word in text for word in ("ClassVar", "InitVar", "KW_ONLY", "init=", "field(")):
+        return None
+    names = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
+    required = [name for name, one in zip(names, fields, strict=True) if one.value is None]
+    return Signature(tuple(names), tuple(required), place.file)
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement binds, also those in its blocks."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    else:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id
+            elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+                yield inner.name
+            elif isinstance(inner, (ast.Import, ast.ImportFrom)):
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in inner.names)
+
+
+def _tree(file: Path) -> ast.Module:
+    # Not cached: in a notebook the file may change before the next call.
+    return ast.parse(file.read_bytes())
