@@ -226,6 +226,7 @@ class Attempt:
             trained=self.settings.saves_at_stop and (at_limit or bool(self._events("first_step"))),
             cancelled=self.folder.is_cancelled,
             stop_asked=self.folder.is_stopped,
+            names_files=bool(self.settings.checkpoints),
             near_limit=near_limit,
         )
         return requeue_policy.decide(

@@ -59,6 +59,8 @@ class End(NamedTuple):
     cancelled: bool = False
     stop_asked: bool = False
     """Whether a person asked for the stop."""
+    names_files: bool = False
+    """Whether `program.checkpoints` names the files that the program saves."""
     near_limit: bool = False
     """Whether the job had come so near its time limit that SLURM had sent the signal for it."""
 
@@ -176,10 +178,21 @@ def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
         )
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, 0, stalled_at, advice)
     if again and at_limit and idle > policy.max_requeues_without_progress:
-        advice = (
-            f"The run was stopped {idle} times in a row at its time limit and left no newer checkpoint. "
-            "Name the files that the program saves: slurmddp resume {run} program.checkpoints=PATH "
-            "(or raise policy.max_requeues_without_progress)."
-        )
+        advice = _advice_on_limits(idle, end.names_files)
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, idle, None, advice)
     return Outcome("stopped", "requeue" if again else "none", end.code, idle, stalled_at)
+
+
+def _advice_on_limits(idle: int, names_files: bool) -> str:
+    """Return what to do after `idle` time limits without a newer checkpoint, with `{run}` for the run."""
+    stopped = f"The run was stopped {idle} times in a row at its time limit and left no newer checkpoint. "
+    if names_files:
+        return (
+            stopped + "The start of its program and the work until the next save need more time: "
+            "slurmddp resume {run} time_limit=... (if it has saved files, program.checkpoints does not name "
+            "them)."
+        )
+    return (
+        stopped + "Name the files that the program saves: slurmddp resume {run} program.checkpoints=PATH "
+        "(or raise policy.max_requeues_without_progress)."
+    )

@@ -149,6 +149,13 @@ def test_time_limits_without_progress_are_bounded(tmp_path: Path, most: int, job
     assert "policy.max_requeues_without_progress" in run.log(most)
 
 
+def test_a_script_whose_files_are_named_gets_the_advice_to_take_more_time(tmp_path: Path) -> None:
+    run = of_a_script(tmp_path, max_requeues_without_progress=0, checkpoints="out/*.pt")
+    assert run.start(STOP) == 79
+    assert f"slurmddp resume {run.folder.name} time_limit=..." in run.log(0)
+    assert "program.checkpoints=PATH" not in run.log(0)
+
+
 @pytest.mark.parametrize("step", [STOP, TRAIN + STOP], ids=["no events", "first_step"])
 def test_preemptions_of_a_script_are_not_counted_and_do_not_reset(tmp_path: Path, step: Step) -> None:
     run = of_a_script(tmp_path, max_requeues_without_progress=1)

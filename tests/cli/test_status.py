@@ -103,6 +103,9 @@ def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slu
     assert found["failure"]["reason"] == "out of memory: so"
     assert [one["generation"] for one in found["restarted"]] == list(range(7))
     assert [one["reached"] for one in found["restarted"]] == [None] * 6 + [140]
+    start(folder, attempt=1)
+    assert main(["status", "gpt"]) == 0
+    assert "after step 140: rank 6 on" in capsys.readouterr().out, "a later attempt hides no restart"
 
 
 def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):

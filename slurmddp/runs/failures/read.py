@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ _SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memor
 class Restart(Failure):
     """A failure after which the ranks of an attempt restarted in place."""
 
+    attempt: int = 0
+    """The number of the attempt."""
     reached: int | None = None
     """The last step before the failure; None if no step was seen."""
 
@@ -76,10 +78,12 @@ def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
     return sorted(found, key=lambda failure: (failure.generation, failure.time))
 
 
-def read_restarts(folder: RunFolder, attempt: Attempt) -> tuple[Restart, ...]:
-    """Return the restarts of an attempt in their order."""
+def read_restarts(folder: RunFolder, attempts: Iterable[Attempt]) -> tuple[Restart, ...]:
+    """Return the restarts in place of all attempts in their order."""
     return tuple(
-        Restart(**vars(failure), reached=attempt.reached[failure.generation])
+        Restart(**vars(failure), attempt=attempt.number, reached=attempt.reached[failure.generation])
+        for attempt in attempts
+        if attempt.reached
         for failure in read_restarted(folder, attempt.number)
         if failure.generation in attempt.reached  # A stop may precede the restart.
     )

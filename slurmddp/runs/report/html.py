@@ -162,7 +162,7 @@ def write_report(folder: RunFolder, found: RunStatus) -> Path:
             _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
             for one in history.attempts
         ],
-        restarts=[(one.number, each) for one in history.attempts for each in read_restarts(folder, one)],
+        restarts=[(each.attempt, each) for each in read_restarts(folder, history.attempts)],
         bars=[] if set(goodput.parts) == {"unknown"} else time_bars(goodput),
         charts=charts,
         chart_label=_chart_label(metrics),

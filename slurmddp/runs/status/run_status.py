@@ -66,7 +66,7 @@ class RunStatus:
     outcome: str | None = None
     failure: Failure | None = None
     restarted: tuple[Restart, ...] = ()
-    """The failures after which the ranks of the newest attempt restarted in place."""
+    """The failures after which the ranks restarted in place, in any attempt."""
     log: Path | None = None
     report: Path | None = None
     active: bool = False
@@ -104,6 +104,7 @@ class _Read:
     history: History
     total_steps: int | None
     records_steps: bool
+    names_files: bool
 
     @property
     def is_local(self) -> bool:
@@ -128,6 +129,7 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
             total_steps=total_steps(config),
             records_steps=is_own_trainer(config.get("program"))
             or any(one.first_step is not None for one in history.attempts),
+            names_files=bool((config.get("program") or {}).get("checkpoints")),
         )
     except (SlurmddpError, OSError, ValueError) as error:
         why = plain(error) if isinstance(error, OSError) else error
@@ -172,6 +174,7 @@ def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Ver
         job=job,
         trouble=" ".join((job.error if job else trouble).rstrip(".").split()),
         records_steps=read.records_steps,
+        names_files=read.names_files,
     )
 
 
@@ -213,7 +216,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         exit_code=newest.exit_code,
         outcome=newest.outcome,
         failure=failure,
-        restarted=read_restarts(folder, newest),
+        restarted=read_restarts(folder, history.attempts),
         log=_log(folder, newest, failure),
         report=folder.report_file if folder.report_file.exists() else None,
     )

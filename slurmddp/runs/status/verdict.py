@@ -28,10 +28,14 @@ _NAME_FILES = (
     "Resume it with `slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that the "
     "program saves, or raise policy.max_requeues_without_progress."
 )
+_MORE_TIME = (
+    "The start of its program and the work until the next save need more time: `slurmddp resume {run} "
+    "time_limit=...`. If it has saved files, `program.checkpoints` does not name them."
+)
 _FROM_THE_BEGINNING = (
     _LOGS + " A program that started from its beginning each time has to load its newest checkpoint. Then: "
-    "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
 )
+_WITH_FILES = "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
 _CORRECT = (
     _LOGS
     + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
@@ -80,6 +84,7 @@ def decide(
     job: JobState | None = None,
     trouble: str = "",
     records_steps: bool = False,
+    names_files: bool = False,
 ) -> Verdict:
     """Return the state of a run.
 
@@ -94,9 +99,10 @@ def decide(
         job: the state of the job in SLURM; None if SLURM does not know the job.
         trouble: the error, without its period, if SLURM did not answer.
         records_steps: whether the program records its first step. Before it, the run is starting.
+        names_files: whether `program.checkpoints` is set.
     """
     if history.settled and history.newest is not None and history.last == "ended":
-        verdict = _end(history.newest, cancelled)
+        verdict = _end(history.newest, cancelled, names_files)
         verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
     elif cancelled or history.last == "cancelled":
         verdict = _cancelled(history, job if asked else None, trouble, alive=alive if local else False)
@@ -140,7 +146,7 @@ def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -
     return verdict.state == "lost" and job is not None
 
 
-def _end(attempt: Attempt, cancelled: bool) -> Verdict:
+def _end(attempt: Attempt, cancelled: bool, names_files: bool) -> Verdict:
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
         outcome = "cancelled"
@@ -152,11 +158,12 @@ def _end(attempt: Attempt, cancelled: bool) -> Verdict:
         return Verdict("stopped", detail, _RESUME)
     if outcome == "no_progress" and attempt.without_progress:
         where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
-        return Verdict("failed", f"it was stopped {where}", _NAME_FILES)
+        return Verdict("failed", f"it was stopped {where}", _MORE_TIME if names_files else _NAME_FILES)
     if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
         restarts = counted(len(attempt.reached), "restart")
         detail = f"it failed after {restarts} in place, and slurmddp saw no newer checkpoint of the program"
-        return Verdict("failed", detail, _FROM_THE_BEGINNING)
+        then = "`slurmddp resume {run}`." if names_files else _WITH_FILES
+        return Verdict("failed", detail, _FROM_THE_BEGINNING + then)
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"

@@ -27,15 +27,26 @@ from support.runs.run_events import write
 from support.slurm.slurm_in_memory import FakeSlurm
 
 
-@pytest.mark.parametrize("count", [None, 4])
-def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, count):
+@pytest.mark.parametrize(
+    ("count", "checkpoints", "advice"),
+    [
+        (None, None, "See `slurmddp logs"),
+        (4, None, "program.checkpoints=PATH"),
+        (4, "out/*.pt", "time_limit=..."),
+    ],
+)
+def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, count, checkpoints, advice):
     run = make_run()
+    if checkpoints is not None:
+        with run.config_file.open("a") as stream:
+            stream.write(f"program: {{script: mine.py, checkpoints: '{checkpoints}'}}\n")
     end = {**ended("no_progress", code=79), "without_progress": count}
     write(run, SUBMITTED, started(), end)
     found = status(run, slurm)
     assert found.state == "failed"
     assert ("4 in a row" in found.detail) == (count == 4)
-    assert ("program.checkpoints=PATH" in found.advice) == (count == 4)
+    assert advice in found.advice
+    assert ("program.checkpoints=PATH" in found.advice) == (count == 4 and checkpoints is None)
 
 
 @pytest.mark.parametrize(
