@@ -24,7 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE, MEMORY_VARIABLE
+from slurmddp.environments.names import (
+    CHANNEL_VARIABLE,
+    HEARTBEAT_VARIABLE,
+    MEMORY_VARIABLE,
+    SIGNALS_ALL_VARIABLE,
+)
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
 from slurmddp.host.streams import log_size, tell
 from slurmddp.plugins import src_layout_hint
@@ -48,6 +53,7 @@ def run_script(folder: RunFolder, program: Mapping[str, Any]) -> int:
         folder: the run folder.
         program: the section `program` of the configuration.
     """
+    _reset_signals()
     script, words = program["script"], _words(folder, program)
     try:
         if script.startswith(MODULE):
@@ -70,6 +76,17 @@ def run_script(folder: RunFolder, program: Mapping[str, Any]) -> int:
         _show(error)
         return EXIT_FAILED
     return EXIT_STOPPED if StopController.is_leaving else EXIT_FINISHED
+
+
+def _reset_signals() -> None:
+    """Give the script the signals of a fresh program.
+
+    Where SLURM sends its warning to every process, SIGUSR2 is ignored, because it would end a script that
+    only handles SIGTERM. The agent sends SIGTERM to such a script.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    is_warned_by_slurm = os.environ.get(SIGNALS_ALL_VARIABLE) == "1"
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN if is_warned_by_slurm else signal.SIG_DFL)
 
 
 def _show(error: BaseException) -> None:

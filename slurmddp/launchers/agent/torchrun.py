@@ -30,6 +30,7 @@ from slurmddp.environments.names import (
 )
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.host import process
 from slurmddp.host.streams import tell
 from slurmddp.launchers.agent import worker
 from slurmddp.launchers.agent.preload import enter_project
@@ -81,9 +82,21 @@ def start(run_dir: str) -> int:
 
 
 def _forward(forward: Callable[[int, Any], None], number: int, frame: Any) -> None:
-    """Let torchrun forward a signal, and ignore the ranks' own SIGUSR2 (see `work`) while they save."""
+    """Let torchrun forward a signal, and ignore the ranks' own SIGUSR2 (see `work`) while they save.
+
+    Ranks that do not handle SIGUSR2 get SIGTERM in its place.
+    """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if number == signal.SIGUSR2 and not all(process.handles(pid, signal.SIGUSR2) for pid in _ranks()):
+        number = signal.SIGTERM
     forward(number, frame)
+
+
+def _ranks() -> list[int]:
+    """Return the pids of the ranks of this torchrun, which starts each in a session of its own."""
+    stats = process.all_stats()
+    own = os.getpid()
+    return [pid for pid, fields in stats.items() if int(fields[1]) == own and int(fields[3]) == pid]
 
 
 def arguments(config: dict[str, Any], node: RankInfo, address: str, port: str) -> list[str]:

@@ -1,0 +1,101 @@
+"""Scripts on a real SLURM that save at a signal and end with 0: the signals of each rank, what follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from support.slurm.sandboxes import own_sandbox
+from support.slurm.train_project import Command, Run, occupy
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+folder, attempt = Path(os.environ["SLURMDDP_RUN_DIR"]), int(os.environ["SLURMDDP_ATTEMPT"])
+rank = os.environ["RANK"]
+saved, signals = folder / f"saved-{rank}", folder / f"signals-{rank}-{attempt}"
+got = []
+
+def note(number, frame):
+    got.append(signal.Signals(number).name)
+
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], note)
+step = json.loads(saved.read_text()) if saved.exists() else 0
+first, last = step, step + 10 if step else 1_000_000
+(folder / f"begun-{rank}-{attempt}").write_text(str(step))
+while step < last:
+    step += 1
+    time.sleep(0.1)
+    if got:
+        saved.write_text(json.dumps(step))
+        time.sleep(2)  # Further signals would come now.
+        signals.write_text(json.dumps({"signals": got, "step": step}))
+        sys.exit()
+"""
+RANKS = range(4)
+ENDS: Mapping[str, tuple[list[str], list[str], str, str]] = {
+    "limit": (["SIGTERM", "SIGUSR2"], ["SIGUSR2"], "stopped", "requeue"),
+    "limit-term": (["SIGTERM"], ["SIGTERM"], "stopped", "requeue"),
+    "preempted": (["SIGTERM", "SIGUSR2"], ["SIGTERM"], "stopped", "requeue"),
+    "requeued": (["SIGTERM"], ["SIGTERM"], "stopped", "requeue"),
+    "stop": (["SIGTERM", "SIGUSR2"], ["SIGUSR2"], "stopped", "none"),
+    "stop-term": (["SIGTERM"], ["SIGTERM"], "stopped", "none"),
+    "cancel": (["SIGTERM", "SIGUSR2"], ["SIGTERM"], "cancelled", "none"),
+}
+"""The handlers of each run, the signals that each rank gets, the outcome, and what comes next."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
+    """One run for each way to stop; all were stopped once, resumed, and have finished."""
+    project = tmp_path_factory.mktemp("signals")
+    (project / "saves.py").write_text(SCRIPT)
+    with own_sandbox("g", nodes=2, cpus=2 * len(ENDS)) as sandbox:
+        command = Command(project, sandbox.environment())
+        found = {name: submit(command, name) for name in ENDS}
+        for run in found.values():
+            run.wait("ranks", lambda run=run: len([*run.folder.glob("begun-*-0")]) == len(RANKS))
+        for name in ("stop", "stop-term"):
+            command("stop", found[name].folder.name)
+        command("cancel", found["cancel"].folder.name)
+        command.slurm("scontrol", "requeue", found["requeued"].job_id)
+        for name in ("stop", "stop-term", "cancel"):
+            found[name].wait("end", lambda name=name: found[name].events("ended"))
+            command("resume", found[name].folder.name)
+        for name in ("limit", "limit-term"):
+            found[name].wait("end", lambda name=name: found[name].events("ended"))
+        occupy(command)
+        for run in found.values():
+            run.wait_finished()
+        yield found
+
+
+def submit(command: Command, name: str) -> Run:
+    limit = "1" if name.startswith("limit") else "10"
+    own = ["+cluster=sandbox", f"name={name}", "nodes=2", "cpus_per_node=1", f"time_limit={limit}"]
+    own += ["policy.signal_lead_s=15", "program.checkpoints='{run_dir}/saved-*'"]
+    command("run", *own, "-n", "2", "saves.py", *ENDS[name][0])
+    (folder,) = (command.project / "runs").glob(f"{name}-[0-9a-f]*")
+    return Run(folder, command)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_script_that_saves_at_a_signal_and_ends_with_0_has_stopped_and_resumes(
+    runs: Mapping[str, Run], name: str
+) -> None:
+    run = runs[name]
+    _, signals, outcome, next_ = ENDS[name]
+    found = [json.loads((run.folder / f"signals-{rank}-0").read_text()) for rank in RANKS]
+    assert [one["signals"] for one in found] == [signals] * 4
+    first, *_, last = run.events("ended")
+    assert (first["outcome"], first["next"], last["outcome"]) == (outcome, next_, "finished"), run.story()
+    for rank in RANKS:
+        # A resumed attempt may have been preempted before its script began.
+        resumed = min(run.folder.glob(f"begun-{rank}-[1-9]"))
+        assert int(resumed.read_text()) == found[rank]["step"]
