@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurmddp.batch.attempt import Attempt, said_if_not_recorded
-from slurmddp.runs.folder.late_files import names_in, read_text
+from slurmddp.runs.folder.late_files import read_text
 
 _REPORT = re.compile(
     r"^srun: error: (?:Task launch for \S+ failed on node (?P<host>\S+)|task (?P<node>\d+) launch failed): "
@@ -40,10 +40,10 @@ def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | No
     """
     if attempt.settings.tolerates_node_loss:
         return None
-    names = names_in(attempt.log_dir)
     for report in _REPORT.finditer(read_text(attempt.folder.batch_log(attempt.number)) or ""):
         node = _node_of(report, hosts)
-        if node < len(hosts) and attempt.folder.node_log(attempt.number, node).name not in names:
+        log = attempt.folder.node_log(attempt.number, node)
+        if node < len(hosts) and read_text(log) is None:
             return LaunchFailure(node, hosts[node], report["why"])
     return None
 

@@ -164,7 +164,8 @@ class Policy:
     )
     exclude_failed_h: int = key(
         24,
-        "hours for which a failed node is avoided, also by the account's other runs; 0: not at all",
+        "hours for which a failed node is avoided; the account's other runs avoid a lost node for one hour; "
+        "0: not at all",
         minimum=0,
     )
     stall_timeout_s: float | None = key(
@@ -357,7 +358,10 @@ class Config:
         (), "runs or sweeps that must finish before the job starts, by their names", FREE
     )
     array_parallelism: int | None = key(
-        None, "points of a sweep that SLURM runs at once, at most; null: no bound", FREE, minimum=1
+        None,
+        "points of a sweep that SLURM runs at once, at most, but one of each array; null: no bound",
+        FREE,
+        minimum=1,
     )
     runs_dir: str = key("runs", "where the run folders are", FIXED)
     snapshot: bool = key(True, "keep a copy of the project's code in the run folder, and run it", FIXED)

@@ -113,7 +113,10 @@ class SlurmClient:
         try:
             self._run(["sbatch", "--test-only", *options, str(script)])
         except SlurmError as error:
-            self._say(f"{error.message} The job is submitted without {' '.join(options)}.")
+            self._say(
+                f"The job does not avoid the nodes that failed recently ({' '.join(options)}): "
+                f"SLURM would refuse it then. {error.message}"
+            )
             return False
         return True
 

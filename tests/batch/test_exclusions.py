@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.batch import slurm_job
 from slurmddp.batch.slurm_job import Answer
-from slurmddp.runs.folder.excluded_nodes import exclude, shared_nodes
+from slurmddp.runs.folder.excluded_nodes import adopt, exclude, share, shared_nodes
 from support.slurm.batch_run import (
     ENDING,
     FINISH,
@@ -268,6 +268,20 @@ def test_other_runs_on_the_same_cluster_avoid_a_node_that_failed(tmp_path: Path)
     assert second.excluded() == [shared]
     assert elsewhere.excluded() == []
     assert shared_nodes() == [shared]
+
+
+@pytest.mark.parametrize(
+    ("reason", "hours"), [("it does not answer", 1), ("SLURM gave it up", 1), ("preflight: a slow GPU", 24)]
+)
+def test_other_runs_avoid_a_node_that_was_only_lost_for_an_hour(run: Run, reason: str, hours: int) -> None:
+    """Its link may have been cut for a minute, and SLURM calls it idle again."""
+    now = time.time()
+    exclude(run.folder, "n2", reason, hours=24)
+    share(run.folder, "alpha", since=now - 1)
+    (note,) = shared_nodes()
+    assert note["expires"] - now == pytest.approx(hours * 3600, abs=60)
+    adopt(run.folder, "alpha")
+    assert len(run.excluded()) == 1, "the run's own note stands"
 
 
 def test_a_run_that_avoids_no_nodes_neither_shares_nor_adopts_them(tmp_path: Path, run: Run) -> None:

@@ -144,7 +144,7 @@ def test_exported_weights_are_the_models_alone_bit_for_bit(run, capsys):
     assert found["small"].dtype == torch.uint16
     assert torch.equal(found["small"], SMALL)
     with safe_open(output, framework="pt") as opened:
-        assert opened.metadata() == {"format": "pt", "run": "gpt-0a1b2c3d", "step": "200"}
+        assert opened.metadata() == {"format": "pt"}, "equal weights of two runs are equal files"
     assert [path.name for path in Path.cwd().iterdir()] == [output.name], "nothing else is left"
 
 

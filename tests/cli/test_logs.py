@@ -44,6 +44,24 @@ def test_logs_of_the_wanted_lines_and_ranks(make_run, slurm, capsys, flags, coun
     assert len(capsys.readouterr().out.splitlines()) == count
 
 
+@pytest.mark.parametrize("attempts", [0, 1])
+@pytest.mark.parametrize("flags", [["-n", "2"], ["-f", "-n", "2"]], ids=["once", "following"])
+def test_logs_show_what_a_job_printed_that_began_no_attempt(make_run, slurm, capsys, attempts, flags):
+    folder = make_run()
+    if attempts:
+        logged(folder)
+        end(folder, "stopped")
+    submit(folder, job_id="8")
+    folder.log_dir(0).mkdir(parents=True, exist_ok=True)
+    folder.job_log("8").write_text("module: loaded\nThere is no python3 on c07,\nso nothing was started.\n")
+    slurm.set_state("8", "FAILED")
+    assert main(["logs", "gpt", *flags]) == 0
+    printed = capsys.readouterr().out
+    reason = "[job 8] There is no python3 on c07,\n[job 8] so nothing was started.\n"
+    assert f"-- job 8 began no attempt:\n{reason}" in printed
+    assert ("[rank 0] line 99 of 0" in printed) == bool(attempts)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

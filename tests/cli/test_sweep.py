@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -22,6 +23,7 @@ from slurmddp.errors import (
     RunStateError,
     SlurmError,
 )
+from slurmddp.launchers.submit.array import shared_bound
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
@@ -368,6 +370,27 @@ def test_an_array_whose_answer_was_lost_is_found_and_not_submitted_again(project
     assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1", "1_2"]
     assert main(words) == EXIT_FINISHED
     assert len(cluster.submissions) == 1
+
+
+def test_the_arrays_of_a_sweep_share_the_bound_on_points_at_once(project, cluster):
+    cluster.largest_array = 3
+    assert main(["train", *BIG, "-m", "seed=range(1,8)", "array_parallelism=5"]) == EXIT_FINISHED
+    arrays = [re.search("--array=(.*)\n", sent.script) for sent in cluster.submissions]
+    assert [found and found[1] for found in arrays] == ["0-2%2", "0-2%2", None], "and a job of its own"
+
+
+@pytest.mark.parametrize(
+    ("bound", "sizes", "shares"),
+    [
+        (4, [20, 5], [3, 1]),
+        (8, [20, 5], [6, 2]),
+        (99, [20, 5], [20, 5]),
+        (3, [4, 4, 4], [1, 1, 1]),
+        (1, [20, 5], [1, 1]),  # SLURM has no array that runs nothing
+    ],
+)
+def test_arrays_get_shares_of_a_bound_by_their_sizes(bound, sizes, shares):
+    assert shared_bound(bound, sizes) == shares
 
 
 def test_an_array_has_the_points_that_are_left_and_as_many_as_slurm_allows(project, cluster, capsys):

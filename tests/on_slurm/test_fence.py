@@ -115,6 +115,22 @@ def test_the_end_of_an_srun_leaves_its_step_alone(command: Command, tmp_path: Pa
     command.slurm("scancel", job_id)
 
 
+def test_an_agent_that_slurm_can_not_start_ends_the_attempt_and_not_the_run(command: Command) -> None:
+    """SLURM can't open its log, as where a file server shows the attempt's folder late."""
+    log = "$SLURMDDP_RUN_DIR/logs/attempt-0/node-1.log"
+    setup = f"[ $SLURMDDP_ATTEMPT != 0 ] || mkdir {log}"
+    run = command.submit("unlaunched", "nodes=2", "train.steps=100000", *SAVING, f"cluster.setup=['{setup}']")
+    run.wait("end", lambda: run.events("ended"), timeout_s=120)
+    (end,) = run.events("ended")
+    assert (end["outcome"], end["exit_code"], end["next"]) == ("failed", 76, "requeue")
+    assert "lost" not in end
+    run.wait("steps of the next attempt", lambda: of_attempt(run.records("metrics.jsonl"), 1))
+    shown = command("status", "-v", run.folder.name)
+    assert "was not started by SLURM: Slurmd could not connect IO" in shown
+    assert not (run.folder / "excluded.jsonl").exists()
+    command("cancel", run.folder.name)
+
+
 def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_again(command: Command) -> None:
     run = command.submit("headless", "nodes=2", "train.steps=100000", *SAVING)
     run.wait("checkpoint", lambda: run.events("saved"))

@@ -179,7 +179,10 @@ def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
     words = "allocation failure: Requested node configuration is not available"
     programs.write("test-only", f'echo "{words}" >&2; exit 1')
     assert not slurm.would_take(script, ["--exclude=n1"])
-    assert said == [f"sbatch failed: {words}. The job is submitted without --exclude=n1."]
+    assert said == [
+        "The job does not avoid the nodes that failed recently (--exclude=n1): SLURM would refuse it then. "
+        f"sbatch failed: {words}."
+    ]
 
 
 def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:

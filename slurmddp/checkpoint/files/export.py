@@ -28,9 +28,7 @@ _COMPILED = "_orig_mod."
 Entry = dict[str, Any]
 
 
-def export_weights(
-    folder: Path, output: Path, *, model: str | None, facts: Mapping[str, str], force: bool
-) -> tuple[str, list[str]]:
+def export_weights(folder: Path, output: Path, *, model: str | None, force: bool) -> tuple[str, list[str]]:
     """Write the weights of a checkpoint to `output`; return the name of the saved object and of its tensors.
 
     Args:
@@ -38,7 +36,6 @@ def export_weights(
         output: the safetensors file to write.
         model: name of the saved object; None: "ema" if its tensors have the names of "model", else "model",
             else the only model.
-        facts: texts for the header of the file.
         force: whether to replace an existing file.
 
     Raises:
@@ -61,7 +58,7 @@ def export_weights(
         ]
         sources = [_Source(stack.enter_context((folder / name).open("rb"))) for name in names]
         chosen = {name: _tensor(name, stored, sources) for name, stored in wanted.items()}
-        _write(output, chosen, {"format": "pt", **facts})
+        _write(output, chosen)
     return model, list(wanted)
 
 
@@ -155,9 +152,9 @@ def _plain_entry(name: str, entry: Entry, odd: Entry | None) -> Entry:
     return {**entry, "dtype": _NAMES[odd["dtype"]], "shape": odd["shape"]}
 
 
-def _write(output: Path, chosen: Mapping[str, _Tensor], facts: Mapping[str, str]) -> None:
+def _write(output: Path, chosen: Mapping[str, _Tensor]) -> None:
     ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1].dtype, 1))
-    head, total = _head(ordered, facts)
+    head, total = _head(ordered)
     try:
         space.require(output.parent, len(head) + total)
         with replacing(output) as target:
@@ -173,9 +170,12 @@ def _write(output: Path, chosen: Mapping[str, _Tensor], facts: Mapping[str, str]
         ) from error
 
 
-def _head(ordered: list[tuple[str, _Tensor]], facts: Mapping[str, str]) -> tuple[bytes, int]:
-    """Return the header of the new file, with its length in front, and the number of data bytes."""
-    header: dict[str, Any] = {"__metadata__": dict(facts)}
+def _head(ordered: list[tuple[str, _Tensor]]) -> tuple[bytes, int]:
+    """Return the header of the new file, with its length in front, and the number of data bytes.
+
+    It names neither run nor step, so that equal weights are equal files.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in ordered:
         header[name] = {

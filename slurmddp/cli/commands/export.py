@@ -55,9 +55,8 @@ def run(args: argparse.Namespace) -> int:
     step = step_of(folder)
     owner = root.parent.name if root.name == "checkpoints" else root.name
     output: Path = args.output or Path(f"{owner}-step-{step}.safetensors")
-    facts = {"run": owner, "step": str(step)}
     try:
-        model, names = export_weights(folder, output, model=args.object, facts=facts, force=args.force)
+        model, names = export_weights(folder, output, model=args.object, force=args.force)
     except CheckpointError as problem:
         raise CheckpointError(f"Checkpoint {folder}: {problem.message}", hint=problem.hint) from problem
     except OSError as error:

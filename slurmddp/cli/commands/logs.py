@@ -57,9 +57,13 @@ def run(args: argparse.Namespace) -> int:
     if args.follow and args.attempt is None:
         return _follow(folder, selection, args.lines)
     attempts = folder.attempts()
-    if not attempts:
+    unbegun = [] if attempts else [*logs.job_lines(folder, args.lines)]
+    for line in unbegun:
+        print(line)
+    if not attempts and not unbegun:
         found = status(folder, SlurmClient())
         print(f"{folder.name} has no logs yet. It is {found.state}: {found.detail}.", file=sys.stderr)
+    if not attempts:
         return 0
     attempt = _attempt(args.attempt, attempts)
     _check("rank", args.rank or [], folder, attempt)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurmddp.launchers.submit.sbatch import site_options
@@ -30,7 +31,8 @@ _OF_ONE_RUN = ("job-name", "output")
 def groups(jobs: Iterable[Job], most: int) -> list[list[Job]]:
     """Return the jobs in groups of at most `most` that fit into one array: sbatch gets the same options.
 
-    A job that submitit submits is a group of its own.
+    A job that submitit submits is a group of its own. The groups share `array_parallelism`, because SLURM
+    bounds each array alone.
 
     Args:
         jobs: the jobs, in the order of their indexes.
@@ -44,7 +46,30 @@ def groups(jobs: Iterable[Job], most: int) -> list[list[Job]]:
             key = repr((shared, job.array_parallelism, job.cluster))
         alike.setdefault(key, []).append(job)
     most = max(most, 1)
-    return [some[start : start + most] for some in alike.values() for start in range(0, len(some), most)]
+    found = [some[start : start + most] for some in alike.values() for start in range(0, len(some), most)]
+    bounds = [job.array_parallelism for some in found for job in some if job.array_parallelism]
+    if not bounds or len(found) == 1:
+        return found
+    shares = shared_bound(min(bounds), [len(some) for some in found])
+    return [
+        [replace(job, array_parallelism=share) for job in some]
+        for some, share in zip(found, shares, strict=True)
+    ]
+
+
+def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:
+    """Return how many jobs of each group may run at once, so that at most `bound` of all run at once.
+
+    Each group gets one at least: SLURM has no array that runs none.
+    """
+    shares = [1] * len(sizes)
+    for _ in range(bound - len(sizes)):
+        waiting = [place for place, size in enumerate(sizes) if shares[place] < size]
+        if not waiting:
+            break
+        # The group that would otherwise take the longest.
+        shares[max(waiting, key=lambda place: sizes[place] / shares[place])] += 1
+    return shares
 
 
 def free_folder(runs_dir: Path, name: str) -> Path:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from slurmddp.batch.slurm_job import hosts_of
 from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
 from slurmddp.runs.folder.excluded_nodes import adopt, excluded_nodes, shared_nodes
 from slurmddp.runs.folder.history import History, read_history
@@ -178,7 +179,8 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
     comment, by_person = sbatch.get("comment"), sbatch.get("exclude")
     options = [f"--comment={comment}"] if comment else []
     folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
-    failed = _failed_nodes(folders, slurm) if folders else []
+    asked_for = hosts_of(str(sbatch.get("nodelist") or ""))
+    failed = [node for node in _failed_nodes(folders, slurm) if node not in asked_for] if folders else []
     if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
         exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
         if slurm.would_take(script, [exclude]):

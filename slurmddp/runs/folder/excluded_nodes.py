@@ -16,6 +16,11 @@ from slurmddp.runs.folder.jsonl import append_line, read_lines
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 
+FOUND_BY_TEST = "preflight: "
+"""The beginning of the reason for which the preflight excludes a node."""
+_LOST_S = 3600
+"""Seconds for which other runs avoid a node that was lost: a cut link may be back a minute later."""
+
 
 def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:
     """Return the nodes whose exclusion has not expired, sorted; empty if the file is damaged.
@@ -48,20 +53,27 @@ def shared_nodes(cluster: str = "") -> list[dict[str, Any]]:
 
 
 def share(folder: RunFolder, cluster: str, *, since: float) -> None:
-    """Add the run's own notes since `since` to the shared file, each once; raises OSError."""
-    known = {_key(one) for one in shared_nodes(cluster)}
-    for one in _held(folder.excluded_file, time.time()):
-        if "run" not in one and _time(one, "time") >= since and _key(one) not in known:
+    """Add the run's own notes since `since` to the shared file, each once; raises OSError.
+
+    A node that a test of the preflight found unhealthy is avoided by other runs as long as by this one, any
+    other for an hour: SLURM keeps a node that is down from all jobs by itself.
+    """
+    known = {_key(note) for note in shared_nodes(cluster)}
+    for own in _held(folder.excluded_file, time.time()):
+        note = {**own, "cluster": cluster, "run": folder.name}
+        if not str(own.get("reason")).startswith(FOUND_BY_TEST):
+            note["expires"] = min(own["expires"], _time(own, "time") + _LOST_S)
+        if "run" not in own and _time(own, "time") >= since and _key(note) not in known:
             shared_file().parent.mkdir(parents=True, exist_ok=True)
-            append_line(shared_file(), {**one, "cluster": cluster, "run": folder.name})
+            append_line(shared_file(), note)
 
 
 def adopt(folder: RunFolder, cluster: str) -> None:
     """Add the notes of other runs on the same cluster to the list of this run, each once; raises OSError."""
     known = {_key(one) for one in _held(folder.excluded_file, time.time())}
-    for one in shared_nodes(cluster):
-        if _key(one) not in known:
-            append_line(folder.excluded_file, one)
+    for note in shared_nodes(cluster):
+        if _key(note) not in known:
+            append_line(folder.excluded_file, note)
 
 
 def _held(path: Path, at: float) -> list[dict[str, Any]]:
@@ -75,7 +87,7 @@ def _held(path: Path, at: float) -> list[dict[str, Any]]:
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, float]:
-    return str(entry["node"]), _time(entry, "expires")
+    return str(entry["node"]), _time(entry, "time")
 
 
 def _time(entry: dict[str, object], key: str) -> float:

@@ -16,7 +16,7 @@ REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
 LATE = frozenset(
     {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "log_dir", "rank_log"}
-    | {"node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
+    | {"job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
 )
 """What one host writes while another may already ask for it; only `late_files` looks for these."""
 
@@ -95,6 +95,10 @@ class RunFolder:
 
     def log_dir(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt-{attempt}"
+
+    def job_log(self, job_id: str) -> Path:
+        """The output of SLURM itself, and of a job that began no attempt."""
+        return self.path / "logs" / f"slurm-{job_id}.out"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.log_dir(attempt) / f"rank-{rank}.log"

@@ -12,6 +12,7 @@ from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import rank_exits, read_failure, read_restarted, tell_others
 from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 _RANK = re.compile(r"rank-(\d+)\.log")
@@ -64,6 +65,16 @@ def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
     return [path for path in found if not _RANK.fullmatch(path.name) and path.stat().st_size] or wanted
 
 
+def of_job_without_attempt(folder: RunFolder) -> tuple[str, list[str]]:
+    """Return the newest job if it has begun no attempt, and the lines that it printed; else no lines."""
+    history = read_history(folder)
+    job_id = history.job_id or ""
+    if any(attempt.job_id == job_id for attempt in history.attempts):
+        return job_id, []
+    text = read_text(folder.job_log(job_id)) or ""
+    return job_id, [as_drawn(line) for line in text.split("\n") if line.strip()]
+
+
 def tail(path: Path, count: int | None) -> list[str]:
     """Return the last `count` lines of a file, or all with None, without reading more than needed."""
     reader = LineReader(path)
@@ -76,6 +87,16 @@ def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int |
         for line in tail(path, count):
             yield f"[{label(path)}] {line}"
     yield from failure_lines(folder, attempt)
+    yield from job_lines(folder, count)
+
+
+def job_lines(folder: RunFolder, count: int | None) -> Iterator[str]:
+    """Yield the last lines of the newest job if it has begun no attempt; they say why."""
+    job_id, lines = of_job_without_attempt(folder)
+    if lines:
+        yield f"-- job {job_id} began no attempt:"
+    for line in lines[-count if count else None :]:
+        yield f"[job {job_id}] {line}"
 
 
 def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
@@ -207,5 +228,6 @@ def follow(
                 yield from follower.more()
         if ended:
             yield from follower.close() if follower else ()
+            yield from job_lines(folder, count)
             return
         sleep(poll_s)

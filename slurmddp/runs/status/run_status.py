@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
+from slurmddp.runs.status.logs import of_job_without_attempt
 from slurmddp.runs.status.metrics import Latest, latest
 from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
 from slurmddp.slurm.client import SlurmClient
@@ -155,7 +156,18 @@ def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunSt
         if isinstance(again, _Read) and again.history != read.history:
             read = again
             verdict = _verdict(again, jobs, trouble) if again.history.settled else verdict
+    if verdict.state in ("lost", "failed", "cancelled") and read.history.last == "submitted":
+        verdict = _with_words_of_job(read.folder, verdict)
     return _compose(read, verdict)
+
+
+def _with_words_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
+    """Return the verdict with what the newest job has printed, if it has left without an attempt."""
+    job_id, lines = of_job_without_attempt(folder)
+    if not lines:
+        return verdict
+    state = "lost" if verdict.state == "cancelled" and not folder.is_cancelled else verdict.state
+    return replace(verdict, state=state, detail=f"job {job_id} began no attempt: {lines[-1].rstrip('.')}")
 
 
 def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:

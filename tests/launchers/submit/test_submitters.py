@@ -196,6 +196,14 @@ def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlur
     assert slurm.submissions[0].options == ("--comment=thesis, ch. 3", "--exclude=n[7-8],n1,n2")
 
 
+def test_a_failed_node_that_a_person_asks_for_is_not_excluded(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = prepared(tmp_path, sbatch={"nodelist": "n[1-2]"})
+    for node in ("n2", "n3"):
+        fail(job, node)
+    build("sbatch", slurm).submit(job)
+    assert slurm.submissions[0].options == ("--exclude=n3",)
+
+
 @BOTH
 def test_nodes_that_failed_under_another_run_of_the_cluster_are_excluded(
     name: str, slurm: FakeSlurm, tmp_path: Path

@@ -21,7 +21,7 @@ from support.runs.job_events import (
     signalled,
     started,
 )
-from support.runs.run_events import event, saved, write
+from support.runs.run_events import event, saved, submitted, write
 from support.slurm.slurm_in_memory import FakeSlurm
 
 
@@ -42,6 +42,22 @@ def test_a_resubmitted_run_is_asked_for_by_its_new_job(folder):
     assert found.state == "stopped"
     assert found.job_id == "8"
     assert slurm.queries == [["8"]]
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", None], ids=["completed", "failed", "forgotten"])
+def test_a_job_that_began_no_attempt_is_shown_with_its_last_line(folder, state):
+    write(folder, SUBMITTED, started(), ended("stopped"), submitted(400.0, "8"))
+    slurm = CountingSlurm()
+    if state:
+        slurm.set_state("8", state)
+    assert "Cannot write" not in status(folder, slurm).detail
+    folder.log_dir(0).mkdir(parents=True)
+    folder.job_log("8").write_text("module: not found\n\nCannot write to /runs/gpt/logs on c07.\n")
+    found = status(folder, slurm)
+    assert found.detail == "job 8 began no attempt: Cannot write to /runs/gpt/logs on c07"
+    assert found.state == ("failed" if state == "FAILED" else "lost")
+    slurm.set_state("8", "PENDING")
+    assert status(folder, slurm).state == "queued"
 
 
 def test_all_runs_are_asked_for_at_once(tmp_path):

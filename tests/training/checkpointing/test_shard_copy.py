@@ -92,7 +92,7 @@ def test_one_process_reads_and_exports_whole_tensors(
     root, state, _ = saved
     assert_equal(objects(root / "step-0000000002"), state)
     output = tmp_path / "weights.safetensors"
-    _, names = export_weights(root / "step-0000000002", output, model=None, facts={}, force=False)
+    _, names = export_weights(root / "step-0000000002", output, model=None, force=False)
     exported = load_file(output)
     assert sorted(exported) == sorted(names)
     assert_equal(exported, {name: state[name] for name in names})
@@ -136,7 +136,7 @@ def test_each_node_writes_its_own_shards_and_no_rank_gathers_them(
     assert_equal(objects(newest), found[0]["state"])
     assert hidden_in(root) == []
     output = tmp_path / "weights.safetensors"
-    export_weights(newest, output, model=None, facts={}, force=False)
+    export_weights(newest, output, model=None, force=False)
     weights = load_file(output)
     assert_equal(weights, {name: found[0]["state"][name] for name in weights})
     for ranks in (2, 1):
