@@ -62,7 +62,8 @@ class Replicas:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        loss = token_cross_entropy(self.model(inputs), targets)
+        total, count = token_cross_entropy(self.model(inputs), targets)
+        loss = total / count
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()

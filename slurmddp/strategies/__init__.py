@@ -35,6 +35,9 @@ class Strategy(Protocol):
     and optimizers have got their states. `load_state_dict(state)` then restores the state. On another number
     of ranks, or without a saved state of this rank, it is not called. `close()` ends what the strategy has
     started. It is called at an orderly end, before the rank leaves its process group.
+
+    A strategy whose ranks step on gradients of their own has `averages_gradients = False`. In the trainer, a
+    loss that counts tokens then needs no exchange in each step.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:

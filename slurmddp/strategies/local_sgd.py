@@ -32,6 +32,8 @@ class LocalSgd(Replicas):
         ConfigError: a number is too small.
     """
 
+    averages_gradients = False
+
     def __init__(self, *, every: int = 8, warmup_steps: int = 0) -> None:
         for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
             if value < least:

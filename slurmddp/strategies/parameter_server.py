@@ -58,6 +58,7 @@ class ParameterServer(Replicas):
                 f"strategy.staleness is {staleness}.", hint="Give 0 for a synchronous server, or more."
             )
         self._staleness = staleness
+        self.averages_gradients = staleness == 0
         self._models: list[nn.Module] = []
         self._served: list[ServedOptimizer] = []
         self._counted: dict[str, Any] = {}

@@ -27,7 +27,8 @@ from slurmddp.training.trainer.compilation import compile_in_place
 from slurmddp.training.trainer.ema import AverageOfWeights
 from slurmddp.training.trainer.metrics import Metric
 
-Loss = Callable[[Any, Any], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, Any]]
+"""Returns for one batch the mean over it, or a pair (sum, count)."""
 
 
 def is_due(every: int, step: int) -> bool:

@@ -33,19 +33,23 @@ from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
 from slurmddp.training.trainer.spike_guard import Spike, SpikeGuard
+from slurmddp.training.trainer.step_loss import StepLoss
 from slurmddp.training.trainer.time_budget import TimeBudget
 from slurmddp.training.trainer.utilization import Utilization, in_words
 
 
-def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy, in nats.
+def token_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = -100
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the cross-entropy, in nats, and the number of targets that count.
 
     Args:
         logits: shape (..., classes), a float type.
         targets: shape (...), int64 class numbers.
+        ignore_index: the class number of targets that don't count, such as padding.
 
     Returns:
-        A scalar.
+        Two scalars.
 
     Raises:
         ConfigError: a shape or a type differs.
@@ -65,7 +69,11 @@ def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Te
             "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss, or "
             "loss=null for the loss that the model's output holds.",
         )
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    classes = targets.flatten()
+    total = functional.cross_entropy(
+        logits.flatten(0, -2), classes, ignore_index=ignore_index, reduction="sum"
+    )
+    return total, (classes != ignore_index).sum()
 
 
 def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
@@ -197,14 +205,13 @@ class Training:
         components, accumulate = self.components, self.components.loader.accumulate
         self._stopwatch.start()
         self._guard.begin_step()
-        total = torch.zeros((), device=self.distributon.device)
+        step_loss = StepLoss(self.distributon, accumulate)
         for number in range(1, accumulate + 1):
             batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
                 loss = components.loss(*forward(components.model, batch, components.bare_model))
-                loss = self._guard.marked(loss)
-                self.distributon.backward(loss, accumulate=accumulate)
-            total += loss.detach() / accumulate
+                self.distributon.backward(self._guard.marked(step_loss.add(loss)))
+        total = step_loss.finish(components.bare_model)
         self._pending += [total, self._update()]
         self.step += 1
         self._stopwatch.stop(components.units_per_step(self.distributon.world_size))

@@ -113,7 +113,7 @@ def peak_flops_of(device: torch.device, precision: str) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device), precision, tf32=tf32)
 
 
-def count_flops(model: nn.Module, loss: Callable[..., torch.Tensor], batch: Any) -> int:
+def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
     """Return the floating point operations of forward and backward pass for one batch.
 
     The passes run on tensors without data. So they cost no device time, and change neither the model nor its
@@ -121,7 +121,7 @@ def count_flops(model: nn.Module, loss: Callable[..., torch.Tensor], batch: Any)
 
     Args:
         model: the bare module; a copy of its structure runs.
-        loss: of (outputs, targets).
+        loss: of (outputs, targets); a scalar, or a pair whose first value is one.
         batch: one batch, as the data gives it.
 
     Raises:
@@ -140,7 +140,9 @@ def count_flops(model: nn.Module, loss: Callable[..., torch.Tensor], batch: Any)
             batch = pytree.tree_map_only(torch.Tensor, fake.from_tensor, batch)
             # The formulas for fused attention miss the kernels of CPUs (torch 2.13).
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-                loss(*forward(shadow, batch)).backward()  # type: ignore[no-untyped-call]
+                found = loss(*forward(shadow, batch))
+                scalar = found if isinstance(found, torch.Tensor) else found[0]
+                scalar.backward()
     finally:
         rng.restore(randomness)
     return int(counter.get_total_flops())

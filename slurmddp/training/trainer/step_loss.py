@@ -1,0 +1,97 @@
+"""The loss of a step: the mean over the samples, or the tokens, of its batches on all ranks.
+
+A mean of means is the mean of all only if each of them counts equally many. A loss that counts tokens
+without their padding returns its sum and its count instead, and the step divides sums by counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurmddp.checkpoint.state.shards import local
+from slurmddp.errors import ConfigError
+from slurmddp.training.distributon import Distributon
+
+
+class StepLoss:
+    """The loss of one step on this rank.
+
+    The count of a step is not known before its last batch. So each batch divides its sum by the mean count of
+    the first batches of all ranks, and `finish` corrects the gradients by a factor near 1.
+
+    Args:
+        distributon: launched.
+        accumulate: batches of the step on each rank.
+    """
+
+    def __init__(self, distributon: Distributon, accumulate: int) -> None:
+        self._distributon, self._accumulate = distributon, accumulate
+        # Ranks that step on gradients of their own don't wait for each other in each step.
+        self._is_shared = getattr(distributon._strategy, "averages_gradients", True)
+        self._value = torch.zeros((), device=distributon.device)
+        """The sum of the losses; a mean is divided by the number of batches."""
+        self._count: torch.Tensor | None = None
+        """What the batches have counted so far; None: they return means."""
+        self._divisor = torch.ones(())
+
+    def add(self, loss: Any) -> torch.Tensor:
+        """Add the loss of a batch; return the scalar whose gradient is the batch's share of the step's.
+
+        Args:
+            loss: the mean over the batch, a scalar, or a pair (sum, count).
+
+        Raises:
+            ConfigError: `loss` is something else.
+        """
+        if isinstance(loss, torch.Tensor):
+            share = loss if self._accumulate == 1 else loss / self._accumulate
+            self._value += share.detach()
+            return share
+        total, count = _pair(loss)
+        count = torch.as_tensor(count, dtype=torch.float32, device=total.device)
+
+        if self._count is None:
+            self._divisor = self._mean(count)
+            if self._accumulate > 1:
+                self._divisor = self._divisor.clamp(min=1) * self._accumulate
+            self._count = torch.zeros_like(count)
+        self._count += count
+        self._value += total.detach()
+        return total / self._divisor
+
+    def finish(self, model: nn.Module) -> torch.Tensor:
+        """Correct the gradients of a model after its last backward pass; return the loss, a scalar.
+
+        The mean of the result over the ranks is the loss of the step.
+        """
+        if self._count is None:
+            return self._value
+        if self._accumulate == 1:
+            return self._value / self._divisor
+        mean = self._mean(self._count)
+        _scale_gradients(model, self._divisor / mean)
+        return self._value / mean
+
+    def _mean(self, count: torch.Tensor) -> torch.Tensor:
+        return self._distributon.all_reduce(count) if self._is_shared else count
+
+
+def _pair(loss: Any) -> tuple[torch.Tensor, Any]:
+    if isinstance(loss, (tuple, list)) and len(loss) == 2:
+        total, count = loss
+        if isinstance(total, torch.Tensor) and total.numel() == 1:
+            return total.reshape(()), count
+    raise ConfigError(
+        f"The loss gives a {type(loss).__name__} that is no loss of a batch.",
+        hint="Return the mean over the batch, a tensor with one number, or a pair of such a sum and a count.",
+    )
+
+
+def _scale_gradients(model: nn.Module, factor: torch.Tensor) -> None:
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if gradient is not None:
+            (gradient._values() if gradient.is_sparse else local(gradient)).mul_(factor)
