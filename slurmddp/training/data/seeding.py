@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import Dataset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 
 from slurmddp.training import rng
 
@@ -18,7 +25,32 @@ Key = tuple[int, ...]
 
 def draws(data: Any) -> bool:
     """Return whether reading a sample may draw random numbers: not if `data.deterministic` is true."""
-    return type(data) is not TensorDataset and not getattr(data, "deterministic", False)
+    if type(data) is TensorDataset or getattr(data, "deterministic", False):
+        return False
+    parts = _parts(data)
+    return not parts or any(draws(part) for part in parts)
+
+
+def reads_batches(data: Any) -> bool:
+    """Return whether a data set reads a whole batch at once, by a `__getitems__` of its own.
+
+    torch's containers have the method, too, but only pass it on.
+    """
+    if not callable(getattr(data, "__getitems__", None)):
+        return False
+    parts = _parts(data)
+    return not parts or any(reads_batches(part) for part in parts)
+
+
+def _parts(data: Any) -> Sequence[Any]:
+    """Return the data sets whose samples one of torch's containers gives; none for another data set."""
+    if type(data) is Subset:
+        return [data.dataset]
+    if type(data) is ConcatDataset:
+        return data.datasets
+    if type(data) is StackDataset:
+        return list(data.datasets.values() if isinstance(data.datasets, dict) else data.datasets)
+    return []
 
 
 class DatasetProxy:
@@ -66,11 +98,10 @@ class SeededSamples(DatasetProxy, Dataset[Any]):
             return self._read(keys)
 
     def _read(self, keys: Sequence[Key]) -> Sequence[Any]:
-        read_batch = getattr(self._inner, "__getitems__", None)
-        if read_batch is None:
+        if not reads_batches(self._inner):
             return [self._read_one(key) for key in keys]
         self._seed_from(keys[0])
-        samples: Sequence[Any] = read_batch([index for index, *_ in keys])
+        samples: Sequence[Any] = self._inner.__getitems__([index for index, *_ in keys])
         return samples
 
     def _read_one(self, key: Key) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import WeightedRandomSampler, get_worker_info
+from torch.utils.data import ConcatDataset, StackDataset, Subset, WeightedRandomSampler, get_worker_info
 
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
+from slurmddp.training.data.seeding import draws, reads_batches
 from support.loaders import Augmented, loader_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # a fork beside threads
@@ -100,6 +102,31 @@ def test_getitems_still_reads_whole_batches() -> None:
     batches = read(first)
     assert batches == read(again)
     assert len({sample[1] for batch in batches for sample in batch}) == 24
+
+
+@pytest.mark.parametrize(
+    "contain",
+    [
+        lambda data: Subset(data, range(24)),
+        lambda data: Subset(Subset(data, range(24)), range(24)),
+        lambda data: ConcatDataset([Subset(data, range(12)), Subset(data, range(12, 24))]),
+        lambda data: StackDataset(data, Deterministic()),
+    ],
+)
+def test_containers_of_torch_pass_on_how_their_data_are_read(contain: Callable[[Any], Any]) -> None:
+    """Read one by one, draws follow from the sample; in batches, samples of a batch share one seed."""
+
+    def first_parts(batches: Any) -> dict[int, Sample]:
+        samples = [batch[0] if isinstance(batch, list) else batch for batch in batches]
+        return {int(sample[0]): tuple(sample.tolist()) for batch in samples for sample in batch}
+
+    whole = first_parts(make(contain(Augmented())))
+    ranks = [first_parts(make(contain(Augmented()), ranks=2, rank=rank, batch_size=2)) for rank in range(2)]
+    assert ranks[0] | ranks[1] == whole
+    assert len({sample[1] for sample in whole.values()}) == 24
+    assert not draws(contain(Deterministic()))
+    is_concatenation = isinstance(contain(Augmented()), ConcatDataset)
+    assert reads_batches(contain(ByTheBatch())) != is_concatenation
 
 
 def test_a_sample_that_is_drawn_twice_is_augmented_differently() -> None:
