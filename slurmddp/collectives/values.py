@@ -29,6 +29,14 @@ OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "min": torch.minimum,
 }
 """How `reduce` joins the tensors of two ranks; "mean" divides the sum afterwards."""
+_WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex64,
+    torch.complex64: torch.complex128,
+}
+"""The dtype in which `reduce` sums for a mean: it has a larger range."""
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1
@@ -215,7 +223,8 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
         A tensor of the shape, dtype and device of `tensor`.
 
     Raises:
-        ConfigError: there is no such operation, or the mean of a tensor of integers was asked for.
+        ConfigError: there is no such operation, the mean of a tensor of integers was asked for, or the
+            largest or smallest of complex numbers.
     """
     if operation not in OPERATIONS:
         raise ConfigError(
@@ -226,15 +235,24 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
             f"The mean over ranks of a tensor of {tensor.dtype} was asked for.",
             hint='Give tensor.float(), or use the operation "sum".',
         )
+    if operation in ("max", "min") and tensor.is_complex():
+        raise ConfigError(
+            f'The "{operation}" over ranks of a tensor of {tensor.dtype} was asked for.',
+            hint="Complex numbers have no order. Give tensor.abs(), or its real and imaginary parts.",
+        )
     if not distributed.is_initialized():
         return tensor.detach().clone()
     own = tensor.detach().to(device).contiguous()
     parts = [torch.empty_like(own) for _ in range(world_size())]
     distributed.all_gather(parts, own)
+    if operation == "mean":  # The sum of numbers of the tensor's dtype may be infinite.
+        parts = [part.to(_WIDER.get(part.dtype, part.dtype)) for part in parts]
     total = parts[0]
     for part in parts[1:]:
         total = OPERATIONS[operation](total, part)
-    return (total / len(parts) if operation == "mean" else total).to(tensor.device)
+    if operation == "mean":
+        total = total / len(parts)
+    return total.to(tensor.device, tensor.dtype)
 
 
 @contextmanager

@@ -17,11 +17,17 @@ from functools import partial
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.strategies.replicas import broadcast_from_rank_zero, refuse_sparse, require_trainable
 
+_NOT_ON_SHARDS = tuple(
+    getattr(torch.optim, name) for name in ("Adafactor", "LBFGS", "Rprop") if hasattr(torch.optim, name)
+)
+"""Optimizers with operations that torch has for whole tensors only (2.13)."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -69,6 +75,7 @@ class Fsdp:
 
         require_trainable(model)
         refuse_sparse(model, "strategy=fsdp")
+        _refuse_empty(model)
         broadcast_from_rank_zero(model)
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
@@ -82,6 +89,15 @@ class Fsdp:
                 ) from error
         return model
 
+    def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
+        """Return the optimizer; raises ConfigError if torch can't step it on shards."""
+        if has_shards(model) and isinstance(optimizer, _NOT_ON_SHARDS):
+            raise ConfigError(
+                f"torch's {type(optimizer).__name__} can't step the sharded parameters of strategy=fsdp.",
+                hint="Use another optimizer, such as AdamW, or strategy=ddp.",
+            )
+        return optimizer
+
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         switch = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
@@ -93,6 +109,15 @@ class Fsdp:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
+
+
+def _refuse_empty(model: nn.Module) -> None:
+    empty = [name for name, one in model.named_parameters() if one.requires_grad and one.numel() == 0]
+    if empty:
+        raise ConfigError(
+            f"strategy=fsdp can't shard {empty[0]} of {type(model).__name__}, a parameter without elements.",
+            hint="Leave it out of the model, let it require no gradient, or use strategy=ddp.",
+        )
 
 
 def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.Module]:

@@ -219,9 +219,12 @@ class GradientServer:
     def _apply(self, gradients: Sequence[Values]) -> None:
         """Step on the mean of gradients; the learning rate is for their share of all ranks."""
         for weight, *values in zip(self._weights.values(), *gradients, strict=True):
-            found = [value.to(weight.device) for value in values if value is not None]
+            # A sum of 16-bit gradients could be infinite although their mean is not.
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            found = [value.to(weight.device, wide) for value in values if value is not None]
             # In the order of ranks, so that a repetition has equal bits.
-            weight.grad = sum(found[1:], found[0]) / len(gradients) if found else None
+            mean = sum(found[1:], found[0]) / len(gradients) if found else None
+            weight.grad = None if mean is None else mean.to(weight.dtype)
         self._answer = None
         self._take_settings()
         groups = self._optimizer.param_groups

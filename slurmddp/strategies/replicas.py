@@ -42,14 +42,17 @@ def broadcast_from_rank_zero(model: nn.Module) -> None:
 def average(tensors: Sequence[torch.Tensor]) -> None:
     """Replace tensors by their means over all ranks, by one all-reduce for each dtype and device.
 
+    16-bit tensors are summed in float32: a sum could be infinite although the mean is not.
+
     Args:
         tensors: of floating point types, and of the same shapes in the same order on all ranks.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for one in tensors:
-        kinds.setdefault((one.dtype, one.device), []).append(one)
-    for group in kinds.values():
-        flat = torch.cat([one.detach().reshape(-1) for one in group])
+        wide = torch.promote_types(one.dtype, torch.float32)
+        kinds.setdefault((wide, one.device), []).append(one)
+    for (wide, _), group in kinds.items():
+        flat = torch.cat([one.detach().reshape(-1).to(wide) for one in group])
         distributed.all_reduce(flat)
         flat /= distributed.get_world_size()
         means = torch.split(flat, [one.numel() for one in group])

@@ -41,7 +41,8 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
         ConfigError: the optimizer has taken a step, or torch can't spread it.
     """
     kind = type(optimizer)
-    if optimizer.state:
+    # Adagrad has a state from its beginning, which a new one has as well.
+    if any(float(state.get("step", 1)) for state in optimizer.state.values() if state):
         raise ConfigError(
             f"This {kind.__name__} has a state already, which zero_optimizer can't spread.",
             hint="Call setup_optimizer before the first step and before load.",

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from slurmddp.checkpoint.files.best_by_metric import check_best, check_choice
-from slurmddp.checkpoint.state.shards import has_shards, whole
+from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.collectives import values as collectives
 from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
@@ -44,6 +44,7 @@ from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
+from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.program import Program, loaded_line, nothing_left_line
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import merged, required_step
@@ -687,7 +688,7 @@ class Distributon:
             parameters = list(owner.parameters())
         if self._scaler is not None:
             self._scaler.unscale(parameters)
-        return whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+        return gradient_norm(parameters, max_norm)
 
     # Between ranks.
 
@@ -703,7 +704,8 @@ class Distributon:
             A new tensor of the same shape, dtype and device, with equal bits on all ranks.
 
         Raises:
-            ConfigError: there is no such operation, or the mean of integers was asked for.
+            ConfigError: there is no such operation, the mean of integers was asked for, or an order of
+                complex numbers.
 
         Example:
             mean = d.all_reduce(loss)

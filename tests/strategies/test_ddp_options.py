@@ -177,3 +177,15 @@ def test_a_static_graph_permits_layers_that_run_twice_under_checkpointing():
 def test_options_that_do_not_fit_together_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         build("ddp", **options)
+
+
+def test_zero_spreads_an_adagrad_whose_state_is_there_from_its_beginning() -> None:
+    plain, zero = (
+        run_ranks(strategy_jobs.trained_by, 2, "Adagrad", options)
+        for options in ({}, {"zero_optimizer": True})
+    )
+    for weights in (*zero, *plain):
+        for weight, other in zip(weights, plain[0], strict=True):
+            assert torch.equal(weight, other)
+    for error in run_ranks(strategy_jobs.resharded_adagrad, 2):
+        assert "has a state already" in error and "before the first step" in error

@@ -17,10 +17,14 @@ from support.distributed.ranks import run_ranks
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 
-@pytest.mark.parametrize("parameter", [torch.ones(()), torch.ones(3, 2).t()], ids=["scalar", "transposed"])
+@pytest.mark.parametrize(
+    "parameter",
+    [torch.ones(()), torch.ones(3, 2).t(), torch.ones(0, 5)],
+    ids=["scalar", "transposed", "empty"],
+)
 def test_a_parameter_that_torch_can_not_shard_is_refused(parameter: torch.Tensor) -> None:
     for error in run_ranks(strategy_jobs.error_of_a_parameter, 2, parameter):
-        assert "can't shard ParameterDict" in error and "strategy=ddp" in error
+        assert "can't shard" in error and "ParameterDict" in error and "strategy=ddp" in error
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,20 @@ def test_unknown_classes_and_types_are_refused() -> None:
         units_of(_Model(), ["Linaer"])
     with pytest.raises(ConfigError, match=r"strategy.param_dtype is 'bf16'.*Choose one of float32"):
         build("fsdp", param_dtype="bf16")
+
+
+@pytest.mark.parametrize("optimizer", ["Adafactor", "LBFGS", "Rprop"])
+def test_an_optimizer_that_torch_can_not_step_on_shards_is_refused(optimizer: str) -> None:
+    for error in run_ranks(strategy_jobs.trained_by, 2, optimizer, {"name": "fsdp"}):
+        assert f"torch's {optimizer} can't step the sharded parameters" in error and "AdamW" in error
+
+
+@pytest.mark.parametrize(("optimizer", "exact"), [("Muon", True), ("Adagrad", False), ("NAdam", False)])
+def test_other_optimizers_step_shards_as_they_step_whole_tensors(optimizer: str, exact: bool) -> None:
+    """Muon, in float64, orthogonalises the whole matrix of each shard."""
+    whole, sharded = (
+        run_ranks(strategy_jobs.trained_by, 2, optimizer, {"name": name}, exact) for name in ("ddp", "fsdp")
+    )
+    for weights in sharded:
+        for weight, other in zip(weights, whole[0], strict=True):
+            torch.testing.assert_close(weight, other, rtol=0, atol=1e-12)

@@ -229,3 +229,14 @@ def test_a_message_carries_every_dtype_shape_and_absent_value() -> None:
     assert absent is None
     for value, one in zip(values, found, strict=False):
         assert one is not None and torch.equal(one, value) and one.dtype == value.dtype
+
+
+def test_the_mean_of_16_bit_gradients_is_finite_although_their_sum_is_not(threads) -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+    given = torch.optim.SGD([weight], lr=1e-4)
+    server = GradientServer(torch.optim.SGD([weight], lr=1e-4), given, 2, 0, 60.0)
+    server.open()
+    large = [torch.tensor([4e4], dtype=torch.float16)]
+    other = threads.submit(server.exchange, 1, large)
+    assert weight_in(server, server.exchange(0, large)) == pytest.approx(1 - 4, abs=0.01)
+    other.result()

@@ -395,6 +395,11 @@ def test_a_mean_is_the_same_alone_and_among_others() -> None:
     torch.testing.assert_close(found[0][0], torch.stack(values).mean(dim=0))
 
 
+def test_a_mean_is_finite_although_the_sum_is_not() -> None:
+    for found in run_ranks(rank_jobs.large_means, 2):
+        assert len(found) == 5 and all(found.values()), found
+
+
 @pytest.mark.parametrize(
     ("count", "batch_size", "drop_last", "even", "missing"),
     [(26, 3, True, True, 2), (26, 3, False, True, 0), (27, 3, False, True, 1), (27, 3, False, False, 0)],
@@ -536,6 +541,10 @@ def test_values_of_one_rank_come_back(alone: Distributon) -> None:
         (lambda d: d.all_reduce(torch.ones(1), "maximum"), "no operation 'maximum'.*max"),
         (lambda d: d.all_reduce(torch.ones(1), 3), "no operation 3.*Known"),
         (lambda d: d.all_reduce(torch.ones(1, dtype=torch.int64)), "mean over ranks.*int64.*float"),
+        (
+            lambda d: d.all_reduce(torch.ones(1, dtype=torch.complex64), "max"),
+            '"max" over.*complex64.*no order',
+        ),
         (lambda d: d.clip_gradients(nn.Linear(1, 1), 0.0), "max_norm is 0.0"),
         (lambda d: d.clip_gradients(nn.Linear(1, 1), float("nan")), "max_norm is nan"),
     ],

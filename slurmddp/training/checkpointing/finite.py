@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,15 +18,32 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 """Types of which torch computes norms; the 8-bit types are not among them."""
 
 
-def gradient_norm(model: nn.Module, clip_norm: float | None) -> torch.Tensor:
-    """Clip the gradients of `model` to `clip_norm` unless that is None; return their norm before, a scalar.
+def gradient_norm(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
+    """Clip gradients to a common 2-norm of `clip_norm` unless that is None; return their norm before.
 
-    The result stays on the device of the gradients: nothing waits for it.
+    Args:
+        parameters: those without a gradient don't count. Gradients may be sparse.
+        clip_norm: above 0.
+
+    Returns:
+        A scalar on the device of the gradients: nothing waits for it.
     """
+    owners = [_with_dense_gradient(one) for one in parameters if one.grad is not None]
     if clip_norm is not None:
-        return whole(nn.utils.clip_grad_norm_(model.parameters(), clip_norm))
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return whole(get_total_norm([one._values() if one.is_sparse else one for one in gradients]))
+        return whole(nn.utils.clip_grad_norm_(owners, clip_norm))
+    return whole(get_total_norm([one.grad for one in owners if one.grad is not None]))
+
+
+def _with_dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a tensor whose dense gradient holds all values of the gradient of `parameter`."""
+    if parameter.grad is None or not parameter.grad.is_sparse:
+        return parameter
+    # An embedding's gradient has a row for each use of a row, whose sum counts.
+    parameter.grad = parameter.grad.coalesce()
+    values = parameter.grad._values()
+    owner = torch.empty_like(values)
+    owner.grad = values
+    return owner
 
 
 def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.Module], nn.Module]) -> None:

@@ -130,6 +130,7 @@ def distribute(
         drop_last=loader.drop_last,
         even=even,
         keyed=keyed,
+        checks_size=not keep_global_batch,
     )
     changes: dict[str, Any] = {"dataset": SeededSamples(data, seed) if keyed else data}
     if stacks_tensors(loader):

@@ -42,6 +42,8 @@ class RankSampler(Sampler[Any]):
             samples; `drop_last` implies it. With neither, each sample comes exactly once, and the last batch
             is smaller, or missing on some ranks.
         keyed: whether to yield tuples (index, epoch), from which `SeededSamples` seeds the generators.
+        checks_size: whether the data must fill a step of these sizes. False: the first iteration checks it,
+            because a load may change `batch_size` before.
 
     Raises:
         ConfigError: the sizes contradict each other.
@@ -63,17 +65,12 @@ class RankSampler(Sampler[Any]):
         drop_last: bool = True,
         even: bool = False,
         keyed: bool = False,
+        checks_size: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"Rank {rank} does not exist among {world_size} ranks.")
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}.", hint="It must be at least 1.")
-        if n < (world_size * batch_size if drop_last else 1):
-            raise ConfigError(
-                f"The data set has {n} samples; one step of {world_size} ranks with {batch_size} samples "
-                f"each needs {world_size * batch_size}.",
-                hint="Use a smaller batch, fewer ranks or more data.",
-            )
         if even and n < world_size:
             raise ConfigError(
                 f"The data set has {n} samples for {world_size} ranks, so no rank gets a batch.",
@@ -84,6 +81,18 @@ class RankSampler(Sampler[Any]):
         self._rank, self._world_size = rank, world_size
         self.epoch = self._start = self.position = 0
         """`position` counts the samples of this epoch that all ranks together have trained."""
+        if checks_size:
+            self._require_a_step()
+
+    def _require_a_step(self) -> None:
+        """Raise ConfigError unless the data fill one step of all ranks."""
+        needed = self.global_batch_size if self._drop_last else 1
+        if self.n < needed:
+            raise ConfigError(
+                f"The data set has {self.n} samples; one step of {self._world_size} ranks with "
+                f"{self.batch_size} samples each needs {needed}.",
+                hint="Use a smaller batch, fewer ranks or more data.",
+            )
 
     @property
     def global_batch_size(self) -> int:
@@ -108,6 +117,7 @@ class RankSampler(Sampler[Any]):
         return len(self._positions())
 
     def __iter__(self) -> Iterator[Any]:
+        self._require_a_step()
         self.position = self._start
         # chain is faster here: a `yield from` costs as much per index as computing it.
         indices = chain.from_iterable(self._blocks(self._positions()))

@@ -26,6 +26,7 @@ from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.compilation import compile_in_place
 from slurmddp.training.trainer.ema import AverageOfWeights
 from slurmddp.training.trainer.metrics import Metric
+from slurmddp.training.trainer.sparse import check_sparse
 
 Loss = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, Any]]
 """Returns for one batch the mean over it, or a pair (sum, count)."""
@@ -131,9 +132,9 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
     ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
     if settings.compile:
         compile_in_place(bare_model, distributon.device)
-    optimizer = distributon.setup_optimizer(
-        instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
-    )
+    given = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    check_sparse(bare_model, given)
+    optimizer = distributon.setup_optimizer(given)
     return Components(
         settings=settings,
         data=data,

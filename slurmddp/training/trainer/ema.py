@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from slurmddp.errors import ConfigError
+
+
+def _detach_computed(model: nn.Module) -> None:
+    """Detach the tensors that modules have computed from their parameters, which torch does not copy.
+
+    The old `torch.nn.utils.weight_norm` computes such a weight again before each forward pass.
+    """
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
 
 
 class AverageOfWeights:
@@ -16,6 +30,9 @@ class AverageOfWeights:
         model: a module that was set up. Each rank averages by itself; equal weights have equal averages.
         decay: between 0 and 1. The average reaches back about 1 / (1 - decay) steps.
 
+    Raises:
+        ConfigError: the model can't be copied.
+
     Source:
         Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; computed by
         torch.optim.swa_utils.AveragedModel.
@@ -23,7 +40,15 @@ class AverageOfWeights:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._source = model
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+        _detach_computed(model)
+        try:
+            self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"train.ema={decay} needs a copy of the model, and {type(model).__name__} can't be copied: "
+                f"{error}",
+                hint="Let copy.deepcopy(model) work, or leave train.ema out.",
+            ) from error
         self.model: nn.Module = self._averaged.module
         """A copy of the model with the averaged weights, under the same names."""
         self.model.requires_grad_(False)

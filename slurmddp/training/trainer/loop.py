@@ -91,6 +91,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     batches = training.components.batches()
     training.resume()
     training.check_time()
+    training.warn_of_unused_metrics()
     training.call_back("on_train_start")
     while not training.is_complete():
         try:
@@ -200,6 +201,17 @@ class Training:
             text = f"train.max_time={settings.max_time} is over: the training ends after step {self.step}"
             self._warn("max_time", f"{text} of {settings.steps}.")
 
+    def warn_of_unused_metrics(self) -> None:
+        """Log that the metrics of the configuration are never computed, if there is nothing to evaluate."""
+        components = self.components
+        if components.metrics and not has_samples(components):
+            names = ", ".join(f"metrics.{name}" for name in components.metrics)
+            self._warn(
+                "metrics",
+                f"{names} will not be computed: {type(components.data).__name__} has no held-out data. Give "
+                "it a method heldout(), and train.eval_batches=1 or more.",
+            )
+
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
         components, accumulate = self.components, self.components.loader.accumulate
@@ -259,7 +271,7 @@ class Training:
         model, scaler = self.components.bare_model, self.distributon._scaler
         if scaler is not None:
             scaler.unscale(model.parameters())
-        norm = gradient_norm(model, self.components.settings.clip_norm)
+        norm = gradient_norm(model.parameters(), self.components.settings.clip_norm)
         if self._guard.skips(norm):
             optimizer.zero_grad(set_to_none=True)  # An optimizer leaves parameters without a gradient alone.
         optimizer.step()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.strategies.replicas import average
 from slurmddp.training.distributon import Distributon
 
 
@@ -259,3 +260,20 @@ def second_launch() -> str:
         except SlurmddpError as error:
             return error.message
     return ""
+
+
+def large_means() -> dict[str, bool]:
+    """Return whether the mean of a value whose sum is infinite is that value, by dtype and way."""
+    values = {torch.float16: 4e4, torch.bfloat16: 3e38, torch.float32: 3e38, torch.complex64: 3e38}
+    with Distributon() as d:
+        d.launch()
+        equal = {}
+        for dtype, value in values.items():
+            tensor = torch.tensor([value, 1.0], dtype=dtype)
+            mean = d.all_reduce(tensor)
+            equal[f"all_reduce {dtype}"] = mean.dtype == dtype and torch.equal(mean, tensor)
+            if dtype == torch.float16:
+                averaged = tensor.clone()
+                average([averaged, torch.ones(3)])
+                equal[f"average {dtype}"] = torch.equal(averaged, tensor)
+        return equal

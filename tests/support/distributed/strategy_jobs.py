@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.utils.checkpoint import checkpoint
 
+from slurmddp.checkpoint.state.shards import whole
 from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError
 from slurmddp.strategies import Strategy, build
 from slurmddp.strategies.ddp import fix_bucket_layout
@@ -599,3 +600,60 @@ def group_added_before_a_save(root: str) -> bool:
                 second.zero_grad()
             ends.append([*weights(first).values(), *weights(second).values()])
     return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def trained_by(optimizer: str, options: dict[str, Any], exact: bool = False) -> Any:
+    """Train a model in float64 by a class of torch.optim; return its whole weights, or the refusal.
+
+    Args:
+        optimizer: the name of the class.
+        options: the name of a strategy, by default ddp, and its options.
+        exact: whether Muon orthogonalises in float64, instead of bfloat16.
+    """
+    with Distributon(strategy=_built(options)) as d, pytest.MonkeyPatch.context() as patch:
+        d.launch()
+        if exact:
+            patch.setattr("torch.optim._muon._zeropower_via_newtonschulz", _orthogonalized)
+        torch.manual_seed(0)
+        layers = [nn.Linear(7, 11, bias=False), nn.Tanh(), nn.Linear(11, 5, bias=False)]
+        net = nn.Sequential(*layers).double()
+        model = d.setup_model(net)
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+        try:
+            made = d.setup_optimizer(made)
+        except ConfigError as error:
+            return str(error)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(10 * step + d.rank)
+            inputs = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+            d.backward(model(inputs).square().mean() * 10)
+            made.step()
+            made.zero_grad()
+        return [whole(parameter).detach().clone() for parameter in net.parameters()]
+
+
+def _orthogonalized(
+    gradient: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Return the result of Muon's iteration, in the dtype of the gradient."""
+    a, b, c = coefficients
+    is_tall = gradient.size(0) > gradient.size(1)
+    matrix = gradient.T if is_tall else gradient
+    matrix = matrix / matrix.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = matrix @ matrix.T
+        matrix = a * matrix + (b * gram + c * gram @ gram) @ matrix
+    return matrix.T if is_tall else matrix
+
+
+def resharded_adagrad() -> str:
+    """Return the refusal of an Adagrad that has taken a step, by the ZeRO optimizer."""
+    with Distributon(strategy=build("ddp", zero_optimizer=True)) as d:
+        d.launch()
+        model = d.setup_model(nn.Linear(3, 2))
+        optimizer = torch.optim.Adagrad(model.parameters())
+        d.backward(model(torch.ones(1, 3)).sum())
+        optimizer.step()
+        with pytest.raises(ConfigError) as refused:
+            d.setup_optimizer(optimizer)
+        return str(refused.value)

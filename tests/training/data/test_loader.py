@@ -257,3 +257,16 @@ def test_nested_tensors_are_moved() -> None:
 def test_an_object_that_can_move_itself_does_so() -> None:
     (packed,) = to_device([nn.utils.rnn.pack_sequence([torch.ones(2)])], torch.device("meta"))
     assert packed.data.is_meta and not packed.batch_sizes.is_meta
+
+
+def test_a_step_that_is_too_large_for_the_data_may_shrink_by_a_load() -> None:
+    options = {"batch_size": 6, "accumulate": 2, "drop_last": True}
+    state = loaders(1, 41, **options)[0].state_dict()
+    four = loaders(4, 41, **options)
+    with pytest.raises(ConfigError, match="41 samples; one step of 4 ranks with 12 samples each needs 48"):
+        next(iter(four[0]))
+    with pytest.raises(ConfigError, match="41 samples; one step of 4 ranks"):
+        loaders(4, 41, keep_global_batch=False, **options)
+    for loader in four:
+        loader.load_state_dict(state)
+    assert some_steps(four, 3) == some_steps(loaders(1, 41, **options), 3)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from slurmddp.errors import ConfigError
 from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.components import Components
 from slurmddp.training.trainer.ema import AverageOfWeights
@@ -45,3 +48,31 @@ def test_evaluation_and_checkpoints_know_the_average() -> None:
         found = Components.saved_objects.fget(parts)  # type: ignore[attr-defined]
         assert found.keys() == {"model", "optimizer"} | names
     assert isinstance(average.model.state_dict(), OrderedDict)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_the_average_of_a_model_with_computed_weights() -> None:
+    """The old weight_norm keeps the weight that it has computed last beside its two parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 2)), nn.Tanh())
+    model(torch.ones(1, 3))
+    average = AverageOfWeights(model, 0.75)
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    average.update()
+
+    expected = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 2)), nn.Tanh())
+    with torch.no_grad():
+        for mean, before, after in zip(expected.parameters(), first, model.parameters(), strict=True):
+            mean.copy_(0.75 * before + 0.25 * after)
+    torch.testing.assert_close(average.model(torch.ones(1, 3)), expected(torch.ones(1, 3)))
+    assert not torch.equal(first[1], list(model.parameters())[1]), "the model still trains"
+
+
+def test_a_model_that_can_not_be_copied_is_refused_by_the_setting() -> None:
+    model = nn.Linear(2, 1)
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"train\.ema=0\.9 needs a copy.*Linear can't be copied: .*lock"):
+        AverageOfWeights(model, 0.9)

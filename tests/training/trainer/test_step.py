@@ -167,3 +167,20 @@ def test_a_step_counts_the_tokens_of_all_ranks(
 ) -> None:
     training, _ = make(alone, tmp_path, accumulate=2)
     assert training.components.units_per_step(ranks) == tokens
+
+
+@pytest.mark.parametrize(
+    ("metrics", "heldout", "eval_batches", "warns"),
+    [({"f1": 1}, None, 4, True), ({"f1": 1}, [1], 0, True), ({"f1": 1}, [1], 4, False), ({}, None, 4, False)],
+)
+def test_metrics_that_are_never_computed_are_named(
+    metrics: Any, heldout: Any, eval_batches: int, warns: bool
+) -> None:
+    warnings: list[tuple[str, str]] = []
+    settings = SimpleNamespace(eval_batches=eval_batches)
+    components = SimpleNamespace(metrics=metrics, heldout=heldout, settings=settings, data=[])
+    training: Any = SimpleNamespace(components=components, _warn=lambda *warning: warnings.append(warning))
+    Training.warn_of_unused_metrics(training)
+    assert len(warnings) == warns
+    if warns:
+        assert "metrics.f1 will not be computed: list has no held-out data" in warnings[0][1]
