@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client rsync bubblewrap sshfs
-SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh rsync bwrap sshfs
+SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client fish tcsh zsh \
+	bubblewrap sshfs
+SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh fish tcsh zsh bwrap sshfs
 # Two thirds of what tests/on_slurm takes; the last third is whatever is not named here.
 SLURM_1 := $(patsubst %,tests/on_slurm/test_%.py,fence node_fail training)
 SLURM_2 := $(patsubst %,tests/on_slurm/test_%.py,chaos controller elements faults frameworks stop)

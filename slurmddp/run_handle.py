@@ -7,10 +7,10 @@ print(run.status().step, run.logs())
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import pickle
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from slurmddp.runs.status import logs
 
 if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Seconds between two looks at a run folder."""
@@ -189,20 +191,26 @@ class RunOverSsh(Run):
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         pause = 1.0
+        has_warned = False
         while True:
-            with suppress(LoginNodeError):  # The job does not need the connection.
+            try:
                 if not (found := self.status()).active:
                     return found
+            except LoginNodeError as error:  # The job does not need the connection.
+                if not has_warned:
+                    log.warning("%s is asked again until it answers: %s", self._run.host, error)
+                has_warned = True
             if time.monotonic() + pause > end:
                 raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
     def _pickled(self) -> bytes | None:
-        from slurmddp.cli.over_ssh import own_file
+        from slurmddp.cli.over_ssh import own_files
 
-        there = str(self.path).removeprefix(f"{self._run.host}:")
-        return own_file(self._run, str(RunFolder(there).result_file))
+        path = str(self.path).removeprefix(f"{self._run.host}:")
+        (content,) = own_files(self._run, [str(RunFolder(path).result_file)], unshared=True)
+        return content
 
     def logs(self, rank: int = 0) -> str:
         return self._answer("logs", "--rank", str(rank), "--lines", "all")

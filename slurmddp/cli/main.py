@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -135,6 +136,10 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
     if arguments[0] == "--version":
         print(f"slurmddp {__version__}")
         return EXIT_FINISHED
+    if arguments[0] == "--over-ssh":  # The laptop asks; see `slurmddp.control.ssh`.
+        from slurmddp.control.ssh import serve
+
+        return serve.serve("".join(arguments[1:]), main)
     name = arguments[0]
     if name not in COMMANDS:
         raise _unknown(name)
@@ -152,20 +157,22 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
-    if name in _OF_RUNS and (there := _on_login_node(name, typed, parsed)) is not None:
+    if name in _OF_RUNS and (there := _on_login_node(name, typed, parsed, parser)) is not None:
         return there
     code: int = module.run(parsed)
     return code
 
 
-def _on_login_node(name: str, typed: Sequence[str], parsed: argparse.Namespace) -> int | None:
+def _on_login_node(
+    name: str, typed: Sequence[str], parsed: argparse.Namespace, parser: argparse.ArgumentParser
+) -> int | None:
     """Run a command on its login node, and return the exit code; None if it belongs to this machine."""
     from slurmddp.cli import login_node
 
     if name not in login_node.SUBMITTING:
         from slurmddp.cli import over_ssh
 
-        return over_ssh.forward(name, typed, parsed)
+        return over_ssh.forward(name, typed, parsed, partial(_parse, parser))
     if (keys := login_node.of_settings(parsed)) is None:
         return None
     from slurmddp.cli import over_ssh

@@ -75,6 +75,7 @@ class ArrayStart:
         from slurmddp.launchers.submit import array, sbatch
         from slurmddp.runs.folder.history import UNANSWERED
         from slurmddp.runs.index import remember
+        from slurmddp.runs.ssh_runs import report_started
         from slurmddp.slurm import client
 
         if not self._points:
@@ -83,6 +84,7 @@ class ArrayStart:
         self._points.sort(key=lambda point: places[point[0].run_name])
         slurm, folders = client.SlurmClient(), [RunFolder(job.run_dir) for job, _, _ in self._points]
         adopted = sbatch.settle_each(folders, slurm, print)
+        report_started([path.name for path in adopted])
         for path, job_id in adopted.items():
             print(f"SLURM has job {job_id} of {path.name}, which its folder did not name; it is recorded.")
         jobs = [job for job, _, _ in self._points if job.run_dir not in adopted]
@@ -99,6 +101,7 @@ class ArrayStart:
                             RunFolder(job.run_dir).add_event(UNANSWERED, submitter="sbatch")
                     remember(*folders)
                 raise
+            report_started([job.run_name for job in jobs])
             _print(jobs, ids, place)
         self._may_be_queued = True
         remember(*folders)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def already_active(status: RunStatus) -> int:
     refuse_unclear(status)
     print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")
     print(_how_to_follow(status.name))
+    report_started([status.name])
     return EXIT_FINISHED
 
 
@@ -158,6 +160,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
             remove(folder)
         raise
     remember(folder)
+    report_started([folder.name])
     spares = f" and {counted(job.resources.spare_nodes, 'spare')}" if job.resources.spare_nodes else ""
     where = f"{counted(job.resources.nodes, 'node')}{spares} of {job.cluster.name}"
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")

@@ -40,13 +40,14 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
     Raises:
         ConfigError: two points are the same run, or a point can't be started. Nothing is started then.
     """
-    from slurmddp.runs import sweeps
+    from slurmddp.runs import ssh_runs, sweeps
 
     runs_dir = _refuse_alike(jobs)
     refuse_misfits(jobs)
     name = name_of(jobs)
     sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
     print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
+    ssh_runs.report_started([job.run_name for job in jobs], name)
     codes = start_points(jobs, begin, name)
     print(f"\nsweep   slurmddp list {name}")
     return combine_exit_codes(codes)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.cli.over_ssh import LoginNode, answer
+from slurmddp import __version__
+from slurmddp.cli.over_ssh import answer
+from slurmddp.control.ssh.connection import HostRefusal, LoginNode, exchange
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED
+from slurmddp.errors import SlurmddpError
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
@@ -54,8 +55,12 @@ class PacedHosts:
     long as the pause before, up to `LONGEST_PAUSE_S`, and its runs are unknown.
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, runs: Sequence[SshRun] | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Show `runs`; None: all that are recorded at the time of a look."""
         self._now = now
+        self._runs = runs
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._asked: dict[str, tuple[Sequence[SshRun], Answer]] = {}
@@ -65,7 +70,7 @@ class PacedHosts:
     def statuses(self) -> list[RunStatus]:
         """Return the statuses by the last answers, without waiting for a host; start queries that are due."""
         found = []
-        for host, runs in _runs_by_host().items():
+        for host, runs in _runs_by_host(self._runs).items():
             thread = self._asking.get(host)
             if (thread is None or not thread.is_alive()) and self._now() >= self._due.get(host, -math.inf):
                 # A thread that waits for a host must not delay the end of the view.
@@ -85,10 +90,23 @@ class PacedHosts:
         self._asked[host] = (runs, told)
 
 
-def _runs_by_host() -> dict[str, list[SshRun]]:
+def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
+    """Ask the host of a sweep for its runs.
+
+    Raises:
+        LoginNodeError: the host can't be reached.
+        SlurmddpError: the sweep is no longer there.
+    """
+    rows = json.loads(answer(sweep, "list", sweep.name, "--json"))
+    return [replace(sweep, name=row["name"], is_sweep=False) for row in rows]
+
+
+def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshRun]]:
     hosts: dict[str, list[SshRun]] = {}
-    if not os.environ.get(OVER_SSH_VARIABLE):
-        for run in (one for one in ssh_runs() if not one.is_sweep):
+    if os.environ.get(OVER_SSH_VARIABLE):
+        return hosts
+    for run in ssh_runs() if chosen is None else chosen:
+        if not run.is_sweep:
             hosts.setdefault(run.host, []).append(run)
     return hosts
 
@@ -97,17 +115,17 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
     """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
     newest = runs[-1]
     node = LoginNode(host=newest.host, folder=newest.folder, python=newest.python)
-    command = node.ssh(node.line(["list", "--all", "--json"]), silent=silent)
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S, check=False
-        )
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        if done.returncode == EXIT_FINISHED:
-            return [_status(node.host, one) for one in json.loads(done.stdout)]
-        return words[-1] if words else f"exit code {done.returncode}"
-    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
-        return f"{type(error).__name__} after `{shlex.join(command[:-1])}`"
+    request = {"folder": newest.folder, "statuses": [run.name for run in runs]}
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            with exchange(node, request, silent=silent, stderr=stderr, timeout_s=_ANSWER_S) as opened:
+                facts = opened.facts()["statuses"]
+                opened.exit_code()
+            return [_status(node.host, status) for status in facts]
+        except (SlurmddpError, HostRefusal, OSError, LookupError, TypeError) as error:
+            stderr.seek(0)
+            lines = stderr.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else f"no answer within {_ANSWER_S} s, or none of slurmddp ({error})"
 
 
 def _judged(runs: Sequence[SshRun], told: Answer) -> list[RunStatus]:
@@ -130,8 +148,14 @@ def status_there(run: SshRun) -> RunStatus:
         LoginNodeError: the host can't be reached.
         SlurmddpError: the run is no longer there.
     """
-    facts = json.loads(answer(run, "status", run.name, "--json"))
-    return _status(run.host, facts)
+    output = answer(run, "status", run.name, "--json")
+    try:
+        return _status(run.host, json.loads(output))
+    except (ValueError, LookupError, TypeError) as error:
+        raise SlurmddpError(
+            f"The status of {run.name} that {run.host} prints can't be read ({error!r}).",
+            hint=f"Install slurmddp {__version__} there as well.",
+        ) from error
 
 
 def _status(host: str, facts: dict[str, Any]) -> RunStatus:

@@ -16,7 +16,8 @@ ALLOW_OTHER_CONFIG_VARIABLE = "SLURMDDP_ALLOW_OTHER_CONFIG"
 DEBUG_VARIABLE = "SLURMDDP_DEBUG"
 """`1` lets the command line show the traceback of an error."""
 OVER_SSH_VARIABLE = "SLURMDDP_OVER_SSH"
-"""`1` on a login node says that a command came by ssh, so that `ssh=` does not send it on again."""
+"""On a login node `1` for a command that came by ssh, so that `ssh=` does not send it on again; `terminal` if
+its output is shown on a terminal."""
 
 # Facts of an attempt. The batch step gives them to the agents, and agents to their ranks.
 

@@ -10,17 +10,35 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
-from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 from slurmddp.spec import END_OF_RUN_NAME
 
 log = logging.getLogger(__name__)
+
+
+def _ignore(names: Sequence[str], sweep: str | None) -> None:
+    """Let nobody know."""
+
+
+listener: Callable[[Sequence[str], str | None], object] = _ignore
+"""Called on a login node with the runs that a command over ssh has started, and their sweep."""
+
+
+def report_started(names: Sequence[str], sweep: str | None = None) -> None:
+    """Report runs that are queued, active or finished, so that the laptop can record them.
+
+    Args:
+        names: the runs; those of a sweep in the order of its points.
+        sweep: the sweep if `names` are all of its points, of which some may not be started yet.
+    """
+    listener(names, sweep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +118,19 @@ def find(name: str | None) -> SshRun | None:
 
 
 def sent_files(host: str, folder: str) -> list[str]:
-    """Return the names of the files that were last sent to a folder on a host."""
-    try:
-        return list(json.loads(_sent_record(host, folder).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):
-        return []
+    """Return the names of files that a version before the list on the host has sent to a folder there.
 
-
-def remember_sent_files(host: str, folder: str, names: Sequence[str]) -> None:
-    """Record the names of the files that were sent to a folder on a host."""
-    record = _sent_record(host, folder)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(record, json.dumps(names))
-
-
-def _sent_record(host: str, folder: str) -> Path:
-    digits = hashlib.sha256(f"{host}:{folder}".encode()).hexdigest()[:16]
-    return records_file().parent / "ssh-sent" / f"{digits}.json"
+    The name of their record needs the absolute folder, which those runs recorded that were started there.
+    """
+    folders = {run.folder for run in ssh_runs() if run.host == host}
+    names: dict[str, None] = {}
+    for absolute in folders:
+        if absolute == folder or absolute.endswith(f"/{folder}"):
+            digits = hashlib.sha256(f"{host}:{absolute}".encode()).hexdigest()[:16]
+            record = records_file().parent / "ssh-sent" / f"{digits}.json"
+            with suppress(FileNotFoundError, ValueError):
+                names.update(dict.fromkeys(json.loads(record.read_text(encoding="utf-8"))))
+    return list(names)
 
 
 def _names_here(name: str) -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
+
+from slurmddp.environments.names import OVER_SSH_VARIABLE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +31,10 @@ STATE_STYLES = {
 
 def is_terminal(stream: TextIO) -> bool:
     """Tell whether a person reads this stream directly."""
-    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+    is_tty = bool(getattr(stream, "isatty", lambda: False)())
+    # The output of a command over ssh goes to the laptop's terminal.
+    is_far_terminal = stream is sys.stdout and os.environ.get(OVER_SSH_VARIABLE) == "terminal"
+    return (is_tty or is_far_terminal) and os.environ.get("TERM") != "dumb"
 
 
 def counted(number: int, thing: str) -> str:
@@ -59,7 +65,7 @@ def print_table(
     if is_terminal(stream) and not whole:
         from rich.console import Console
 
-        Console(file=stream).print(rich_table(headers, rows, right=right, styles=styles))
+        Console(file=stream, force_terminal=True).print(rich_table(headers, rows, right=right, styles=styles))
         return
     cells = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]

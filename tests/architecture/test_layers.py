@@ -21,7 +21,7 @@ _ABOVE = """
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
-    config.checks config.composition config cli cli.commands run_handle start_from_python
+    config.checks config.composition config control control.ssh cli cli.commands run_handle start_from_python
     function_call
 """
 _BELOW = """

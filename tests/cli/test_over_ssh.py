@@ -13,24 +13,27 @@ import pytest
 import yaml
 
 import slurmddp
+from slurmddp.cli import statuses_over_ssh
 from slurmddp.cli.main import main
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_LOGIN_NODE,
     EXIT_NO_RUN,
-    ConfigError,
+    EXIT_SLURM,
     LoginNodeError,
     SlurmddpError,
 )
 from slurmddp.runs import ssh_runs
 from support.slurm.login_node import LoginNode, login_node
+from support.slurm.slurm_jobs import PROGRAMS
 
-ARGUMENTS = ["--text", 'it\'s "so"  $HOME `x` \\n', "", "--name", "\u00fcber\u6f22", "a\tb", "*", "!x"]
+ARGUMENTS = ["--text", 'it\'s "so"  $HOME `x` \\n', "", "--name", "\u00fcber\u6f22", "a\tb", "*", "wow!!"]
+ARGUMENTS += ["a\\\\b", "C:\\", "two\nlines", "=ls", "^a^b", "{a,b}", "~", "(x)", "a;b|c&d", "#e", "%self"]
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str) -> Iterator[LoginNode]:
-    """Start a login node, and go to a project of the laptop that names it."""
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a project of the laptop that names a login node."""
     project = tmp_path / "laptop" / "project"
     (project / "conf" / "cluster").mkdir(parents=True)
     (project / "conf" / "cluster" / "far.yaml").write_text("ssh: login1\nranks_per_node: 2\n")
@@ -40,8 +43,18 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str) ->
     (project / "data").mkdir()
     (project / "data" / "large.bin").write_text("ignored")
     (project / ".env").write_text("TOKEN=secret")
+    # A laptop where each account has a group of its own lets that group write.
+    for path in (project, *project.rglob("*")):
+        path.chmod(0o775 if path.is_dir() else 0o664)
     subprocess.run(["git", "init", "--quiet", "."], cwd=project, check=True)
     monkeypatch.chdir(project)
+    return project
+
+
+@pytest.fixture
+def node(
+    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
+) -> Iterator[LoginNode]:
     with login_node(tmp_path / "cluster", python=forked_python) as node:
         monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
         yield node
@@ -67,6 +80,11 @@ def test_a_run_is_submitted_and_handled_by_its_name_from_the_laptop(node: LoginN
     sent = {str(path.relative_to(there)) for path in there.rglob("*.*") if "runs" not in path.parts}
     assert {"train.py", "old.py", "conf/cluster/far.yaml"} <= sent
     assert not sent & {".env", "data/large.bin"}
+    assert "note    not sent, may hold passwords or keys: .env" in printed.err
+    writable = {
+        path for path in there.parent.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022
+    }
+    assert not writable
 
     monkeypatch.chdir("/")
     assert main(["status", "exp"]) == 0
@@ -110,7 +128,9 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert "sweep" in sweep and len(ssh_runs.ssh_runs()) == 3
     capfd.readouterr()
     assert main(["list", sweep, "--json"]) == 0
-    assert len(json.loads(capfd.readouterr().out)) == 2
+    names = {one["name"] for one in json.loads(capfd.readouterr().out)}
+    runs = statuses_over_ssh.runs_of_sweep(ssh_runs.ssh_runs()[-1])
+    assert len(names) == 2 and {run.name for run in runs} == names
     assert main(["report", sweep]) == 0
     page = Path(capfd.readouterr().out.strip())
     assert page.name == f"{sweep}.html" and sweep in page.read_text()
@@ -120,6 +140,17 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     )
     assert not page.is_relative_to(node.home)
     assert main(["cancel", sweep]) == 0
+
+
+def test_of_a_sweep_that_ends_halfway_the_laptop_knows_what_is_queued(node: LoginNode, capfd):
+    sbatch = node.home / "bin" / "sbatch"
+    refuse_second = '[ ! -e "$FAKE_SLURM/jobs/1" ] || echo "no more" > "$FAKE_SLURM/refusal"'
+    sbatch.write_text(f'#!/bin/sh\n{refuse_second}\nexec {PROGRAMS}/sbatch "$@"\n')
+    sbatch.chmod(0o755)
+    assert main(["run", "+cluster=far", "--multirun", "nodes=1,2", "train.py"]) == EXIT_SLURM
+    run, sweep = ssh_runs.ssh_runs()
+    assert sweep.is_sweep and not run.is_sweep
+    assert main(["cancel", run.name]) == 0
 
 
 def test_list_shows_runs_of_hosts_beside_own_runs_and_unknown_ones_of_a_host_that_is_down(
@@ -171,27 +202,33 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     assert "`ssh -o BatchMode=yes down true` must work" in trouble("ssh=down")
     there = node.home / "slurmddp" / "project"
     node.slurmddp("echo slurmddp 0.0.1")
+    assert "login1 did not run `slurmddp`, though its shell reports success" in trouble()
+    other_version = (
+        "import slurmddp; slurmddp.__version__ = '0.0.1'\nfrom slurmddp.cli.main import main; main()"
+    )
+    (node.home / "other.py").write_text(other_version)
+    node.slurmddp(node.working.replace("-m slurmddp", f"{node.home}/other.py"))
     assert "login1 has slurmddp 0.0.1, this machine slurmddp" in trouble()
-    assert not (there / "train.py").exists()
+    assert not there.exists()
     (node.home / "bin" / "slurmddp").unlink()
-    assert "can't run `slurmddp`" in trouble()
+    assert "can't run `slurmddp` (exit code 127" in trouble()
     assert "can't run `/no/python -m slurmddp`" in trouble("cluster.python=/no/python")
     node.slurmddp(node.working)
-    (there / "train.py").mkdir()
-    (there / "train.py" / "in the way").write_text("")
-    assert "rsync says why above" in trouble()
     assert "can't be created" in trouble("cluster.ssh_folder=/dev/null/x")
+    there.mkdir(parents=True)
+    (there / "thesis.py").write_text("mine")
+    assert main(["run", "+cluster=far", "train.py"]) == EXIT_CONFIG
+    assert "holds files that slurmddp has not sent, such as thesis.py" in capfd.readouterr().err
+    assert [path.name for path in there.iterdir()] == ["thesis.py"]
+    (there / "thesis.py").unlink()
+    # The connection breaks while the code travels: the host has asked for it, and half of it has come.
     ssh = node.programs / "ssh"
-    # rsync says 12 if it notices the end of the connection before the end of ssh.
-    for code, words in (
-        (127, "exit code is (127|12); rsync says why"),
-        (255, "connection broke|code is 12;"),
-    ):
-        reached = ssh.read_text()
-        lost = f'case "$*" in *"rsync --server"*) head -c 60 >/dev/null; exit {code};; esac'
-        ssh.write_text(reached.replace("\n", f"\n{lost}\n", 1))
-        assert re.search(words, trouble())
-        ssh.write_text(reached)
+    reached = ssh.read_text().replace("exec ", "")
+    cut = "dd bs=1 count=20000 2>/dev/null"
+    ssh.write_text(reached.replace("#!/bin/sh\n", f"#!/bin/sh\n{cut} | ") + "\nexit 255\n")
+    (Path("train.py")).write_text("#" * 100_000)
+    assert "connection broke" in trouble()
+    assert not (there / "train.py").exists()
 
 
 def test_the_report_of_a_run_over_ssh_is_copied_here(node: LoginNode, capfd, monkeypatch):
@@ -243,10 +280,47 @@ def test_map_array_over_ssh_is_one_sweep_with_a_handle_for_each_call(node: Login
     assert main(["list", "--json"]) == 0
     assert {one["name"] for one in json.loads(capfd.readouterr().out)} == {run.name for run in runs}
     before = node.slurm.calls("sbatch")
-    with pytest.raises(ConfigError, match="hands at most 131072 to ssh"):
-        slurmddp.map_array("math.isclose", [f"{one:0120}" for one in range(1000)], range(1000), cluster="far")
     assert slurmddp.map_array("math.isclose", [], cluster="far") == []
     assert node.slurm.calls("sbatch") == before
+    large = slurmddp.submit("builtins.len", "x" * 200_000, cluster="far")
+    assert len(yaml.safe_load(_config(large).read_text())["program"]["args"][-1]) > 200_000
+
+
+@pytest.mark.parametrize("shell", ["dash", "fish", "tcsh", "zsh"])
+def test_the_words_arrive_whatever_shell_the_account_has(
+    shell: str, laptop: Path, tmp_path, monkeypatch, forked_python
+):
+    with login_node(tmp_path / "cluster", python=forked_python, shell=shell) as node:
+        monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
+        for name in (".config/fish/config.fish", ".tcshrc", ".zshenv"):
+            (node.home / name).parent.mkdir(parents=True, exist_ok=True)
+            (node.home / name).write_text("echo 'this shell greets as well'\n")
+        seen = node.home / "seen"
+        node.slurmddp(f"cat /proc/[0-9]*/cmdline > {seen}\n{node.working}")
+        name = submit("cluster.env.TOKEN=hush-hush")
+        config = yaml.safe_load((node.home / "slurmddp/project/runs" / name / "config.yaml").read_text())
+        assert config["program"]["args"] == ARGUMENTS
+        assert config["cluster"]["env"] == {"TOKEN": "hush-hush"}
+        assert b"hush-hush" not in seen.read_bytes() and b"two\nlines" not in seen.read_bytes()
+
+
+def test_a_profile_that_replaces_the_shell_is_no_success(node: LoginNode, capfd):
+    name = submit()
+    profile = node.home / ".bash_profile"
+    works = profile.read_text()
+    calls = {program: node.slurm.calls(program) for program in ("sbatch", "scancel")}
+    for line in ("exec fish -l", "exec zsh -l", "exec tcsh", "exit 0"):
+        profile.write_text(f"{works}{line}\n")
+        for words in (
+            ["cancel", name],
+            ["status", name],
+            ["resume", name],
+            ["run", "+cluster=far", "train.py"],
+        ):
+            capfd.readouterr()
+            assert main(words) == EXIT_LOGIN_NODE
+            assert "the profile of login1 replaces or ends the shell" in capfd.readouterr().err
+    assert {program: node.slurm.calls(program) for program in calls} == calls
 
 
 def _config(run: slurmddp.Run) -> Path:

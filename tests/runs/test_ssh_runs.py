@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.cli import completion
+from slurmddp.cli import completion, over_ssh
 from slurmddp.cli.main import main
-from slurmddp.errors import RunNotFoundError
+from slurmddp.errors import LoginNodeError, RunNotFoundError
 from slurmddp.runs import ssh_runs
 
 
@@ -36,3 +36,24 @@ def test_a_damaged_record_costs_no_other_run(caplog):
     ssh_runs.remember(ssh_runs.SshRun(name="b", host="one", folder="/project"))
     assert [run.name for run in ssh_runs.ssh_runs()] == ["a", "b"]
     assert completion.runs("b") == ["b"]
+
+
+def test_of_equal_words_the_one_that_names_the_run_gets_the_whole_name(monkeypatch):
+    requests = []
+
+    def exchange(node, request, **_):
+        requests.append(request)
+        raise LoginNodeError("not reached")
+
+    monkeypatch.setattr(over_ssh, "exchange", exchange)
+    ssh_runs.remember(ssh_runs.SshRun(name="exp-0a1b2c3d", host="a", folder="/project"))
+    for words, place in (
+        (["export", "--output", "exp", "exp"], 3),
+        (["export", "exp", "--output", "exp"], 1),
+        (["--debug", "logs", "--rank", "0", "exp"], 4),
+        (["status"], 1),
+    ):
+        assert main(words) == 68
+        sent = requests.pop()["words"]
+        assert [at for at, word in enumerate(sent) if word == "exp-0a1b2c3d"] == [place]
+        assert sent[:place] == words[:place]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slurmddp.cli import statuses_over_ssh
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
-from slurmddp.runs import index, sweeps
+from slurmddp.runs import index, ssh_runs, sweeps
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
+    if args.watch and args.sweep and (far := ssh_runs.find(args.sweep)) is not None:
+        far_runs = statuses_over_ssh.PacedHosts(statuses_over_ssh.runs_of_sweep(far))
+        return _watch(list, None, far_runs.statuses, frozenset(args.state or ()))
     sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
     states = frozenset(args.state or ())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from slurmddp.cli import hydra_flags, start_run
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED
+from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import own_script
 
@@ -228,6 +229,7 @@ def _goes_on(found: RunStatus) -> str:
 def _already_finished(found: RunStatus, job: Job) -> int:
     from slurmddp.runs.folder.code_changes import changed_since
 
+    ssh_runs.report_started([found.name])
     print(f"{found.name} is finished: {found.detail}.")
     if found.report is not None:
         print(f"report  {found.report}")

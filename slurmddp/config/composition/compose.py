@@ -140,7 +140,7 @@ def login_node(
     if not host or launcher == "local":
         _left[repr(plan)] = composed
         return None
-    # rsync takes the text before the first colon for the host, and a name with a slash for a path.
+    # HOST:NAME names a run, and copies of reports lie in a folder with the name of the host.
     if not isinstance(host, str) or not re.fullmatch(r"(?!-)[\w.@%+-]+", host):
         raise ConfigError(
             f"ssh={host!r} is not a host.", hint="Give a host of your ~/.ssh/config: ssh=login1."

@@ -2,7 +2,8 @@
 
 The snapshot copies the files that git tracks or would offer to track, uncommitted work included. It links
 data that git ignores and untracked files with secrets: a script finds them beside its `__file__`, and the run
-folder holds no copy of them. The snapshot records the commit and the difference from it.
+folder holds no copy of them. The snapshot records the commit and the difference from it. Of code that came
+over ssh it copies exactly the files that were sent, and links everything else in the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -22,17 +22,20 @@ from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.hard_link import link
+from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
+from slurmddp.runs.folder.sent_code import SentFile
 
 _MOST_MB = 200
 """Size of all copied files together, at most."""
-RECORD = ".slurmddp"
+RECORD = sent_code.FOLDER
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
 """If git ignores more entries, only folders are linked."""
 _MOST_ENTRIES = 10_000
 """Outside of a git repository, a folder with more entries is not searched for Python files."""
-_SECRETS = (".env*", "*.pem", "*.key", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", ".pypirc")
-"""Patterns for names of files that hold passwords and keys."""
+_CODE_DOTFILES = frozenset({".gitignore", ".gitattributes", ".python-version"})
+"""Names with a leading dot that belong to the code where no git says so."""
 _CACHES = frozenset({
     "__pycache__", ".git", ".hg", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
@@ -51,10 +54,11 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
     Raises:
         ConfigError: the code is larger than `_MOST_MB`.
     """
-    trouble = _git_trouble(project_dir)
+    sent = sent_code.of(project_dir)
+    trouble = "" if sent else _git_trouble(project_dir)
     if trouble:
         return f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}."
-    found = _list_files(project_dir, exclude)
+    found = _list_sent(project_dir, sent, exclude) if sent else _list_files(project_dir, exclude)
     _refuse_large(project_dir, found.code)
     ignored = found.ignored
     if len(ignored) > _MOST_LINKS:
@@ -70,41 +74,50 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
     for path in found.code:
         _keep_leading(path, places[path], project_dir)
     names = [str(path.relative_to(project_dir)) for path in places]
-    note = f"Snapshot of {len(found.code)} files of {project_dir}: {_record(project_dir, target, names)}."
+    state = _record(project_dir, target, names, is_sent=bool(sent))
+    if sent:
+        _refuse_changed(sent, project_dir, target)
+    note = f"Snapshot of {len(found.code)} files of {project_dir}: {state}."
     note += _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
     return note + _outside_note(project_dir)
 
 
-def code_of(project_dir: Path) -> list[Path]:
-    """Return the files of a project's code, without secrets, caches and run folders; raises ConfigError.
+def code_of(project_dir: Path) -> ProjectFiles:
+    """Return the files of a project's code, without caches and run folders; secrets stand apart.
 
-    In a git repository these are the files that git tracks or would offer to track, elsewhere all files.
+    In a git repository the code is what git tracks or would offer to track, elsewhere every file without a
+    leading dot in its path.
+
+    Raises:
+        ConfigError: the code is larger than `_MOST_MB`.
     """
-    if _git_trouble(project_dir):
-        found = []
-        for folder, folders, files in os.walk(project_dir):
-            inside = Path(folder)
-            links = [name for name in folders if (inside / name).is_symlink()]
-            paths = [inside / name for name in (*files, *links)]
-            found += [path for path in paths if not _is_secret(path) and not _is_cache(path, project_dir)]
-            folders[:] = [
-                name
-                for name in folders
-                if not _is_cache(inside / name, project_dir) and not _is_run(inside / name)
-            ]
-    else:
-        found = _list_files(project_dir, ()).code
-    _refuse_large(project_dir, found)
-    return sorted(found)
+    found = _walk(project_dir) if _git_trouble(project_dir) else _list_files(project_dir, ())
+    # Sockets and pipes are no code, and reading a pipe would never end.
+    code = [path for path in found.code if path.is_symlink() or path.is_file()]
+    _refuse_large(project_dir, code)
+    return ProjectFiles(code=code, secrets=found.secrets, ignored=[])
+
+
+def state_of(project_dir: Path) -> dict[str, bytes]:
+    """Return the commit of a project and the difference from it, as the files of a snapshot's record."""
+    commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout if _has_git() else b""
+    if not commit.strip():
+        return {"commit.txt": b"no commit yet\n"}
+    diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
+    return {"commit.txt": commit, "diff.patch": diff}
 
 
 def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
     """Return the files of a project whose change is a change of its code, without those in `exclude`.
 
     In a git repository these are the files that git tracks, and new Python files. A new file of another kind
-    may be a result of a run. Elsewhere, and if the files are larger than a snapshot may be, these are the
-    Python files. A folder with too many entries to look through, such as a home directory, has none.
+    may be a result of a run. Of code that came over ssh these are all files that were sent. Elsewhere, and
+    if the files are larger than a snapshot may be, these are the Python files. A folder with too many entries
+    to look through, such as a home directory, has none.
     """
+    sent = sent_code.of(project_dir)
+    if sent is not None:
+        return _list_sent(project_dir, sent, exclude).code
     if _git_trouble(project_dir):
         return _python_files(project_dir, exclude)
 
@@ -194,18 +207,25 @@ def _outside_note(project_dir: Path) -> str:
     return f" Editable installs, imported from where they are: {', '.join(outside)}." if outside else ""
 
 
-def _record(project_dir: Path, target: Path, names: Sequence[str]) -> str:
+def _sent_state(project_dir: Path) -> dict[str, bytes]:
+    """Return the commit and the difference that came with sent code."""
+    files = [project_dir / RECORD / name for name in ("commit.txt", "diff.patch")]
+    return {file.name: file.read_bytes() for file in files if file.exists()}
+
+
+def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: bool) -> str:
     """Record the copied files, the commit and the difference from it; describe the state of the code."""
-    commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout.decode().strip() or None
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
     (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
-    (record / "commit.txt").write_text(f"{commit or 'no commit yet'}\n", encoding="utf-8")
-    if not commit:
-        return "no commit yet"
-    diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
-    (record / "diff.patch").write_bytes(diff)
-    return f"commit {commit}{', with uncommitted changes' if diff else ''}"
+    for name, content in (_sent_state(project_dir) if is_sent else state_of(project_dir)).items():
+        (record / name).write_bytes(content)
+
+    commit = (record / "commit.txt").read_text(encoding="utf-8").strip()
+    diff = record / "diff.patch"
+    if not diff.exists():
+        return commit
+    return f"commit {commit}{', with uncommitted changes' if diff.stat().st_size else ''}"
 
 
 def written_beside(code: Path) -> list[Path]:
@@ -250,20 +270,24 @@ def _refuse_large(project_dir: Path, files: Sequence[Path]) -> None:
 
 
 @dataclass(frozen=True)
-class _ProjectFiles:
+class ProjectFiles:
     """The entries of a project, sorted by what git says of them; each path exists."""
 
     code: list[Path]
     """Files that git tracks, and new ones that it does not ignore."""
     secrets: list[Path]
-    """New files whose names match `_SECRETS`."""
+    """New files that may hold passwords or keys."""
     ignored: list[Path]
     """Files and whole folders that git ignores, without caches and Python environments."""
 
 
+def _has_git() -> bool:
+    return shutil.which("git") is not None
+
+
 def _git_trouble(project_dir: Path) -> str:
     """Return why git can't list the files of `project_dir`; empty when it can."""
-    if shutil.which("git") is None:
+    if not _has_git():
         return "there is no git on this machine"
     answer = _git(project_dir, "rev-parse", "--is-inside-work-tree")
     if answer.returncode == 0 and answer.stdout.strip() == b"true":
@@ -274,17 +298,17 @@ def _git_trouble(project_dir: Path) -> str:
     return f"{project_dir} is not in a git repository"
 
 
-def _list_files(project_dir: Path, exclude: Sequence[Path]) -> _ProjectFiles:
+def _list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
     """Return the entries of a project, without run folders and without entries of the folders `exclude`."""
     tracked, new, ignored = _entries(project_dir)
-    secrets = [path for path in new if _is_secret(path)]
+    secrets = [path for path in new if is_secret(path, project_dir)]
 
     def taken(paths: set[Path]) -> list[Path]:
         return _without_runs(paths, project_dir, exclude)
 
     # git also lists the entries of an ignored folder if that folder has a .gitignore.
     topmost = {path for path in ignored if not ignored.intersection(path.parents)}
-    return _ProjectFiles(
+    return ProjectFiles(
         code=taken({*tracked, *new}.difference(secrets)),
         secrets=taken(set(secrets)),
         ignored=[path for path in taken(topmost) if not _is_cache(path, project_dir)],
@@ -301,6 +325,67 @@ def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Pa
         return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
 
     return sorted(path for path in paths if not is_left_out(path))
+
+
+def _walk(project_dir: Path) -> ProjectFiles:
+    """Return the entries of a project outside a git repository, without run folders, caches and dotfiles."""
+    code: list[Path] = []
+    secrets: list[Path] = []
+    for folder, folders, files in os.walk(project_dir):
+        inside = Path(folder)
+        links = [name for name in folders if (inside / name).is_symlink()]
+        for path in sorted(inside / name for name in (*files, *links)):
+            if is_secret(path, project_dir):
+                secrets.append(path)
+            elif _is_visible(path) and not _is_cache(path, project_dir):
+                code.append(path)
+
+        secrets += [inside / name for name in folders if is_secret_folder(name)]
+        folders[:] = [name for name in folders if _may_hold_code(inside / name, project_dir)]
+    return ProjectFiles(code=sorted(code), secrets=sorted(secrets), ignored=[])
+
+
+def _may_hold_code(folder: Path, project_dir: Path) -> bool:
+    return _is_visible(folder) and not _is_cache(folder, project_dir) and not _is_run(folder)
+
+
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith(".") or path.name in _CODE_DOTFILES
+
+
+def _list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Path]) -> ProjectFiles:
+    """Return the files that were sent to a folder as its code, and all other entries as ignored ones."""
+    code = {project_dir / file.name for file in sent if not file.name.startswith(f"{RECORD}/")}
+    holds_code = {folder for path in code for folder in path.parents}
+    ignored: list[Path] = []
+
+    def is_left_out(path: Path) -> bool:
+        is_excluded = any(path.is_relative_to(folder) for folder in exclude)
+        return is_excluded or path.name == RECORD or _is_run(path) or _is_cache(path, project_dir)
+
+    folders = [project_dir]
+    while folders:
+        for path in sorted(folders.pop().iterdir()):
+            if path in holds_code and not path.is_symlink():
+                folders.append(path)
+            elif path not in code and not is_left_out(path):
+                ignored.append(path)
+    return ProjectFiles(code=sorted(filter(os.path.lexists, code)), secrets=[], ignored=ignored)
+
+
+def _refuse_changed(sent: Sequence[SentFile], project_dir: Path, target: Path) -> None:
+    """Raise ConfigError if a copied file is not the one that was sent."""
+    for file in sent:
+        copy = target / file.name
+        # A copied link may have got another target (see `_keep_leading`).
+        is_same = copy.is_symlink() if file.link is not None else file.matches(copy)
+        if not is_same:
+            raise ConfigError(
+                f"{project_dir / file.name} is not the file that was sent over ssh: it was changed on this "
+                "host, or another submission is sending its code. Nothing was started.",
+                hint="Send the code again, by `slurmddp train` or `slurmddp run` from your own machine; or "
+                f"remove {project_dir / sent_code.FOLDER} to make the folder a project of this host.",
+            )
 
 
 def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
@@ -322,10 +407,6 @@ def _listed(repository: Path, *which: str) -> Iterator[Path]:
     for entry in _git(repository, "ls-files", "-z", *which).stdout.split(b"\0"):
         if entry:
             yield repository / os.fsdecode(entry)
-
-
-def _is_secret(path: Path) -> bool:
-    return any(fnmatch(path.name, pattern) for pattern in _SECRETS)
 
 
 _MARKS = (("overrides.txt", "config.yaml"), ("elements", "element"))

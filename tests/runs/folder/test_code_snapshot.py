@@ -266,7 +266,7 @@ def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Pa
     (project / ".gitignore").write_text("__pycache__\n.venv\n")
     if not in_git:
         shutil.rmtree(project / ".git")
-    found = {str(path.relative_to(project)) for path in code_of(project)}
+    found = {str(path.relative_to(project)) for path in code_of(project).code}
     assert found == {".gitignore", "link", "pkg/model.py", "train.py"}
 
 

@@ -53,6 +53,7 @@ def login_node(
     folder: Path,
     slurm: Mapping[str, str] | None = None,
     python: str = sys.executable,
+    shell: str | None = None,
 ) -> Iterator[LoginNode]:
     """Start sshd, and end it with all its sessions.
 
@@ -60,6 +61,8 @@ def login_node(
         folder: for its files.
         slurm: variables of the SLURM behind it; None: a SLURM of fake programs.
         python: the interpreter of the program `slurmddp` there.
+        shell: the program that reads command lines, as the login shell of an account does; None: this
+            account's own.
     """
     folder.mkdir()
     home, programs = folder / "home", folder / "programs"
@@ -72,8 +75,13 @@ def login_node(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin yes\nSetEnv HOME={home}\n"
     )
+    if shell is not None:
+        with (folder / "sshd_config").open("a") as config:
+            config.write(f'ForceCommand exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n')
+    # A person's sessions may begin with a command of their own.
     (folder / "ssh_config").write_text(
-        f"Host login1\n  Port {port}\nHost down\n  Port {_free_port()}\nHost *\n  HostName 127.0.0.1\n"
+        f"Host login1\n  Port {port}\n  RemoteCommand bash -l\n  RequestTTY force\n"
+        f"Host down\n  Port {_free_port()}\nHost *\n  HostName 127.0.0.1\n"
         f"  User {getpass.getuser()}\n  IdentityFile {own_key}\n  IdentitiesOnly yes\n"
         f"  UserKnownHostsFile {folder}/known_hosts\n"
     )
@@ -82,10 +90,10 @@ def login_node(
     node = LoginNode(home, FakePrograms(folder / "slurm"), programs, f'exec {python} -m slurmddp "$@"')
     exports = {"PATH": os.environ["PATH"], **(slurm or node.slurm.environ), "PYTHONDONTWRITEBYTECODE": "1"}
     exports["PATH"] = f"{home}/bin:{exports['PATH']}"
-    # A profile may greet: the greeting must not be taken for an answer.
+    # A profile may greet or read: a greeting is no answer, and the request is not for the profile.
     (home / ".bash_profile").write_text(
         "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
-        + "echo Welcome to login1\n"
+        + "echo Welcome to login1; read -r project; echo -n 'No line break'\n"
     )
     node.slurmddp(node.working)
     if os.geteuid() == 0:

@@ -1,0 +1,276 @@
+"""One exchange with slurmddp on a login node, by the user's own ssh.
+
+The far side first proves by a nonce that slurmddp runs: the exit code of a shell proves nothing. The request
+travels on standard input, so that no login shell reads it and no list of processes shows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any, TextIO, cast
+
+from slurmddp import __version__
+from slurmddp.errors import LoginNodeError
+
+FLAG = "--over-ssh"
+"""The hidden flag by which slurmddp on the host serves one request (see `serve`)."""
+END_OF_REQUEST = b"exit 68\n"
+"""The line after the request. A shell that took the place of slurmddp reads it, and ends."""
+_PROOF = "proof"
+_CONNECT_S = 20
+"""Seconds for which ssh waits for the host."""
+_UNREACHABLE = 255
+"""Exit code of ssh for its own failures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoginNode:
+    """The place where commands run: a host, the project's folder on it, and its interpreter."""
+
+    host: str
+    folder: str
+    python: str | None = None
+
+    @property
+    def program(self) -> str:
+        """The command that runs slurmddp on the host, as a line of shell."""
+        return shlex.join([self.python, "-m", "slurmddp"] if self.python else ["slurmddp"])
+
+
+def proof_of(nonce: str) -> str:
+    """Return the proof that slurmddp has read a nonce; a program that repeats its words gives none."""
+    return hashlib.sha256(f"slurmddp {nonce}".encode()).hexdigest()[:32]
+
+
+def answer_line(proof: str, **facts: Any) -> str:
+    """Return a line by which the host speaks to the laptop, not to a person."""
+    return json.dumps({_PROOF: proof, **facts})
+
+
+class Exchange:
+    """A request to slurmddp on a host, and its answer.
+
+    Attributes:
+        version: the version of slurmddp on the host.
+    """
+
+    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], proof: str) -> None:
+        self.node = node
+        self.version = ""
+        self._process = process
+        self._stdin = cast("IO[bytes]", process.stdin)
+        self._stdout = cast("IO[bytes]", process.stdout)
+        self._proof = proof
+
+    def read_proof(self, greetings: TextIO | None) -> None:
+        """Wait for the proof that slurmddp runs.
+
+        Args:
+            greetings: stream for the lines before the proof, which a profile has printed; None: nowhere.
+
+        Raises:
+            LoginNodeError: the host can't be reached, or slurmddp does not run there.
+        """
+        for line, facts in self._answers():
+            if facts is not None:
+                self.version = str(facts["version"])
+                return
+            if greetings is not None:
+                print(line, end="", file=greetings, flush=True)
+        raise self._silence()
+
+    def send(self, content: bytes) -> None:
+        """Send further bytes after the request."""
+        with suppress(BrokenPipeError):  # The exit code of ssh says why.
+            self._stdin.write(content)
+            self._stdin.flush()
+
+    def end_of_input(self) -> None:
+        """Say that no more bytes follow."""
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that the host sends next.
+
+        Raises:
+            LoginNodeError: the connection broke.
+            HostRefusal: slurmddp on the host reported an error instead.
+        """
+        for line, facts in self._answers():
+            if facts is not None:
+                return facts
+            print(line, end="", flush=True)
+        raise HostRefusal(self.exit_code())
+
+    def lines(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Yield each line of output, or the facts that the host sent in its place."""
+        return self._answers()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of the output.
+
+        Raises:
+            LoginNodeError: the connection broke before all of them had arrived.
+        """
+        content = self._stdout.read(size)
+        if len(content) < size:
+            raise unreachable(self.node.host)
+        return content
+
+    def exit_code(self) -> int:
+        """Wait for the end of the command on the host, and return its exit code.
+
+        Raises:
+            LoginNodeError: the connection broke.
+        """
+        code = self._process.wait()
+        if code == _UNREACHABLE or code < 0:
+            raise unreachable(self.node.host)
+        return code
+
+    def _answers(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        mark = json.dumps({_PROOF: self._proof})[:-1]
+        for raw in self._stdout:
+            line = raw.decode(errors="replace")
+            before, found, rest = line.partition(mark)
+            if not found:
+                yield line, None
+                continue
+            if before:  # A greeting without a line break.
+                yield f"{before}\n", None
+            try:
+                yield "", json.loads(f"{mark}{rest}")
+            except ValueError:  # The line broke off.
+                raise unreachable(self.node.host) from None
+
+    def _silence(self) -> LoginNodeError:
+        """Return the error for a command that ended without the proof."""
+        host, program, code = self.node.host, self.node.program, self.exit_code()
+        if code == 0:
+            return LoginNodeError(
+                f"{host} did not run `{program}`, though its shell reports success: the profile of {host} "
+                f"replaces or ends the shell, or `{program}` is another program. Nothing was done.",
+                hint="Let a line such as `exec fish` or `exit` in ~/.bash_profile (or ~/.profile, ~/.bashrc) "
+                "run in interactive shells alone: case $- in *i*) exec fish;; esac",
+            )
+        return LoginNodeError(
+            f"{host} can't run `{program}` (exit code {code}; its words stand above). Nothing was done.",
+            hint=f"Install it there (pip install slurmddp=={__version__}), and name its interpreter in the "
+            "cluster file: python: /path/to/python. No profile there may replace or end the shell.",
+        )
+
+
+class HostRefusal(Exception):
+    """Slurmddp on the host has reported an error, and ended.
+
+    Args:
+        code: its exit code.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+@contextmanager
+def exchange(
+    node: LoginNode,
+    request: Mapping[str, Any],
+    *,
+    more_input: bool = False,
+    silent: bool = False,
+    stderr: IO[bytes] | None = None,
+    timeout_s: float | None = None,
+) -> Iterator[Exchange]:
+    """Run slurmddp on a host with a request, and yield the exchange once slurmddp has proved that it runs.
+
+    At the end of the context a command that still runs there loses its connection.
+
+    Args:
+        node: the host.
+        request: what the host has to do (see `serve`).
+        more_input: whether bytes follow the request.
+        silent: whether ssh asks nothing, although there is a terminal.
+        stderr: file for the messages of ssh and of the host; None: this process's stderr.
+        timeout_s: seconds after which the connection is cut; None: none.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run slurmddp; nothing was done.
+    """
+    nonce = secrets.token_hex(16)
+    command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
+    sys.stdout.flush()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
+        opened = Exchange(node, process, proof_of(nonce))
+        timer = threading.Timer(timeout_s or 0, process.kill)
+        try:
+            if timeout_s is not None:
+                timer.start()
+            opened.send(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
+            if not more_input:
+                opened.end_of_input()
+            opened.read_proof(None if stderr is not None else sys.stderr)
+            yield opened
+        finally:
+            timer.cancel()
+            opened.end_of_input()
+            if process.poll() is None:  # Nobody reads its answer any more.
+                process.terminate()
+
+
+def ssh_command(*, silent: bool = False) -> list[str]:
+    """Return ssh with the options of every connection."""
+    # A RemoteCommand or RequestTTY of ~/.ssh/config is meant for sessions of a person.
+    options = ["-T", "-o", "RemoteCommand=none", "-o", f"ConnectTimeout={_CONNECT_S}"]
+    return ["ssh", *options, *_batch(silent=silent)]
+
+
+def unreachable(host: str) -> LoginNodeError:
+    """Return the error for a connection that broke, or never stood."""
+    return LoginNodeError(
+        f"{host} can't be reached by ssh, or the connection broke; ssh says why above.",
+        hint=f"`{shlex.join(['ssh', *_batch(), host, 'true'])}` must work without slurmddp. "
+        "A job that is queued there stays.",
+    )
+
+
+def _batch(*, silent: bool = False) -> list[str]:
+    """Return the option with which ssh asks nothing; without a terminal nobody could answer."""
+    asks = not silent and sys.stdin is not None and sys.stdin.isatty()
+    return [] if asks else ["-o", "BatchMode=yes"]
+
+
+def _line(node: LoginNode, nonce: str) -> str:
+    """Return the line that runs slurmddp in a login shell of bash, whose profile sets the PATH.
+
+    The account's own shell reads the line: sh, bash, zsh, fish, tcsh and others agree on what a text in
+    single quotes means if it has no quotes, backslashes, exclamation marks or line breaks.
+    """
+    # The profile gets no input, and its output goes to stderr: the request and the answer stay whole.
+    inner = f"exec <&4 >&3 3>&- 4<&-; exec {node.program} {FLAG} {nonce}"
+    script = f"exec bash -lc {shlex.quote(inner)} 3>&1 4<&0 >&2 </dev/null"
+    encoded = base64.b64encode(script.encode()).decode()
+    return f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
+
+
+def terminal() -> dict[str, Any] | None:
+    """Return what the host has to know of this terminal; None if the output does not go to one."""
+    if not sys.stdout.isatty():
+        return None
+    size = shutil.get_terminal_size()
+    names = ("TERM", "COLORTERM", "NO_COLOR")
+    shown = {name: os.environ[name] for name in names if name in os.environ}
+    return {**shown, "COLUMNS": str(size.columns), "LINES": str(size.lines)}

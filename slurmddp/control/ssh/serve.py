@@ -1,0 +1,189 @@
+"""The host's side of an exchange: prove that slurmddp runs, read the request, take the code, and serve it.
+
+A request is a dictionary, which arrives as base64 on standard input:
+
+    folder      the project's folder, absolute or relative to the home
+    words       the command line to run there
+    terminal    variables that describe the laptop's terminal; null: the output goes to a file or a pipe
+    changes     whether the command starts or changes runs, so that it goes on if the connection breaks
+    version     the version of the laptop; code of another version is not taken
+    code        the files of the project (`sent_code`), whose contents follow; null: the code was sent before
+    adopted     names of files that an earlier version has sent to the folder
+    statuses    in place of words: names of runs whose statuses are wanted
+    files       in place of words: paths of files whose contents are wanted
+    unshared    whether to refuse files to which other accounts can write
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from slurmddp import __version__
+from slurmddp.control.ssh import code
+from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
+from slurmddp.environments.names import OVER_SSH_VARIABLE
+from slurmddp.errors import EXIT_FINISHED, EXIT_LOGIN_NODE, ConfigError, LoginNodeError, RunNotFoundError
+from slurmddp.runs import index, ssh_runs
+from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.owner import account
+from slurmddp.runs.status.run_status import statuses
+from slurmddp.slurm.client import SlurmClient
+
+
+def serve(nonce: str, command_line: Callable[[Sequence[str]], int]) -> int:
+    """Serve the one request on standard input, and return the exit code.
+
+    Args:
+        nonce: a random text, which is proved to be read.
+        command_line: runs the words of a command line.
+
+    Raises:
+        LoginNodeError: no request came, or the code did not arrive whole.
+        ConfigError: the folder holds files that slurmddp did not send.
+    """
+    report = partial(_report, proof_of(nonce))
+    report(version=__version__)
+    source = _take_over_stdin()
+    request = _read_request(source)
+    _describe_terminal(request.get("terminal"))
+
+    folder = Path.home() / request["folder"]
+
+    if (names := request.get("statuses")) is not None:
+        if folder.is_dir():
+            os.chdir(folder)
+        _interrupt_when_the_connection_ends()
+        report(statuses=_statuses(names))
+        return EXIT_FINISHED
+    if (paths := request.get("files")) is not None:
+        return _send_files(paths, report, unshared=bool(request.get("unshared")))
+    with ExitStack() as stack:
+        if request.get("code") is not None:
+            if request["version"] != __version__:  # The laptop reports it.
+                return EXIT_LOGIN_NODE
+            stack.enter_context(_received_code(folder, request, source, report))
+        if not folder.is_dir():
+            raise RunNotFoundError(f"There is no folder {folder} any more.")
+        os.chdir(folder)
+
+        if request.get("changes"):
+            ssh_runs.listener = partial(_report_started, report)
+        else:
+            _interrupt_when_the_connection_ends()
+        return command_line(request["words"])
+
+
+@contextmanager
+def _received_code(
+    folder: Path, request: dict[str, Any], source: IO[bytes], report: Callable[..., None]
+) -> Iterator[None]:
+    """Take the code of a submission into its folder, and keep other submissions from changing it."""
+    files = sent_code.from_json(request["code"])
+    code.open_folder(folder, request["adopted"])
+    with code.locked(folder):
+        adopted = [] if sent_code.is_marked(folder) else request["adopted"]
+        wanted = code.missing(folder, files)
+        report(folder=str(folder), wanted=[file.name for file in wanted])
+        code.Receiver(folder, files, adopted).receive(source, wanted)
+        report(received=True)
+        yield
+
+
+def _report(proof: str, **facts: Any) -> None:
+    print(answer_line(proof, **facts), flush=True)
+
+
+def _report_started(report: Callable[..., None], names: Sequence[str], sweep: str | None) -> None:
+    try:
+        report(started=list(names), sweep=sweep)
+    except OSError:  # The laptop has gone. The jobs are queued, and the other ones are to be queued as well.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _take_over_stdin() -> IO[bytes]:
+    """Return the standard input as a stream of its own; commands find the end of input in its place."""
+    source = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return source
+
+
+def _read_request(source: IO[bytes]) -> dict[str, Any]:
+    try:
+        request: dict[str, Any] = json.loads(base64.b64decode(source.readline().strip(), validate=True))
+    except ValueError as error:
+        raise LoginNodeError(
+            "No request came over ssh.", hint="A profile on this host may read the standard input."
+        ) from error
+    if source.readline() != END_OF_REQUEST:
+        raise LoginNodeError("The request over ssh broke off.", hint="Type the command again.")
+    return request
+
+
+def _describe_terminal(terminal: dict[str, str] | None) -> None:
+    """Let the output look as if it went to the laptop's terminal."""
+    os.environ[OVER_SSH_VARIABLE] = "terminal" if terminal else "1"
+    os.environ.update(terminal or {})
+
+
+def _interrupt_when_the_connection_ends() -> None:
+    """Interrupt this process, as Ctrl-C does, once nobody reads its output: it may wait for hours."""
+    hang_up = select.poll()
+    hang_up.register(sys.stdout.fileno(), 0)  # Errors and the end are reported without being asked for.
+
+    def wait() -> None:
+        hang_up.poll()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _statuses(names: Sequence[str]) -> list[dict[str, Any]]:
+    wanted = frozenset(names)
+    folders = [run for run in index.all_runs() if run.name in wanted]
+    return [status.as_json() for status in statuses(folders, SlurmClient())]
+
+
+def _send_files(paths: Sequence[str], report: Callable[..., None], *, unshared: bool) -> int:
+    """Send the contents of files of this account; a missing file has no size."""
+    contents = [_own_content(Path(path), unshared=unshared) for path in paths]
+    report(sizes=[None if content is None else len(content) for content in contents])
+    for content in contents:
+        sys.stdout.buffer.write(content or b"")
+    sys.stdout.flush()
+    return EXIT_FINISHED
+
+
+def _own_content(path: Path, *, unshared: bool) -> bytes | None:
+    """Return the content of a file of this account; None if there is no such file.
+
+    Raises:
+        ConfigError: another account owns the file, or can write to it although it has to be `unshared`.
+    """
+    try:
+        stream = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with stream:
+        status = os.fstat(stream.fileno())
+        if status.st_uid != os.geteuid():
+            raise ConfigError(f"{path} belongs to {account(status.st_uid)}, so it is not read.")
+        if unshared and status.st_mode & 0o022:
+            raise ConfigError(
+                f"{path} is writable for other accounts, who may have put code into it. It was not read.",
+                hint=f"If you trust its content: chmod go-w {shlex.quote(str(path))}",
+            )
+        return stream.read()

@@ -1,0 +1,52 @@
+"""Recognise files that may hold passwords or keys, which are neither copied into runs nor sent over ssh."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+_NAMES = (
+    ".env*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.kdbx", "*.keytab", "id_rsa*", "id_dsa*",
+    "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".pgpass", ".npmrc", ".git-credentials",
+    ".htpasswd", ".*_history", "kaggle.json", "credentials.json", "client_secret*.json", ".token", "token",
+    "*.token", "token.txt", "*_token", "*_token.txt",
+)  # fmt: skip
+"""Patterns for names of files."""
+_FOLDERS = frozenset(
+    {".aws", ".azure", ".config", ".docker", ".gnupg", ".kaggle", ".kube", ".password-store", ".ssh"}
+)
+"""Names of folders in which programs keep passwords and keys."""
+_PRIVATE_KEY = re.compile(rb"^(?:-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|PuTTY-User-Key-File-)", re.MULTILINE)
+_HEAD_BYTES = 4096
+
+
+def is_secret(path: Path, project_dir: Path) -> bool:
+    """Return whether the name, a folder or the first bytes of a file say that it holds a secret."""
+    if any(fnmatch(path.name, pattern) for pattern in _NAMES):
+        return True
+    if any(is_secret_folder(name) for name in path.relative_to(project_dir).parts):
+        return True
+    if path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            return bool(_PRIVATE_KEY.search(stream.read(_HEAD_BYTES)))
+    except OSError:  # A file that can't be read can't be copied either; the copy reports that.
+        return False
+
+
+def is_secret_folder(name: str) -> bool:
+    """Return whether programs keep passwords and keys in a folder of this name."""
+    return name in _FOLDERS
+
+
+def topmost(secrets: Sequence[Path], project_dir: Path) -> list[str]:
+    """Return the names of secrets, with their folder in place of several files of a folder of secrets."""
+    names: dict[str, None] = {}
+    for path in secrets:
+        parts = path.relative_to(project_dir).parts
+        folders = [at for at, part in enumerate(parts) if part in _FOLDERS]
+        names["/".join(parts[: folders[0] + 1] if folders else parts)] = None
+    return list(names)
