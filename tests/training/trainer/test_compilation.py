@@ -55,8 +55,8 @@ def test_a_compiled_model_keeps_its_names_and_its_precision() -> None:
     assert model.compiled is True
 
 
-def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/g++",))
-    with pytest.raises(ConfigError) as caught:
+def test_a_missing_compiler_is_told() -> None:
+    # monkeypatch would hide the option afterwards, so that no later model could be compiled.
+    with inductor.patch("cpp.cxx", ("/nowhere/g++",)), pytest.raises(ConfigError) as caught:
         compile_in_place(nn.Linear(1, 1), CPU)
     assert "no C++ compiler" in caught.value.message and "train.compile=false" in caught.value.hint
