@@ -20,6 +20,7 @@ def show(job: Job) -> int:
         print(_local_commands(job))
         return EXIT_FINISHED
     from slurmddp.launchers.submit import sbatch
+    from slurmddp.slurm.options import note_on_cpus
     from slurmddp.slurm.script import outline
 
     sys.stdout.write(sbatch.build(job.submitter).script(job))
@@ -27,7 +28,7 @@ def show(job: Job) -> int:
     print("slurmddp: The lines of the script that follow from your settings:", file=sys.stderr)
     for line in outline(job):
         print(f"  {line}", file=sys.stderr)
-    for note in [*_sent_by_submitit(job), *_left_idle(job), *_limits(job)]:
+    for note in filter(None, [*_sent_by_submitit(job), *_left_idle(job), note_on_cpus(job), *_limits(job)]):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return EXIT_FINISHED
 

@@ -140,6 +140,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
     from slurmddp.runs.folder.history import UNANSWERED
     from slurmddp.runs.index import remember
     from slurmddp.slurm import client
+    from slurmddp.slurm.options import note_on_cpus
 
     slurm, folder, asked = client.SlurmClient(), RunFolder(job.run_dir), False
     try:
@@ -166,7 +167,7 @@ def _submit(job: Job, *, is_new: bool) -> int:
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
     print(f"job     {job_id}")
     print(_places(folder))
-    if note := _progress_note(job, folder):
+    for note in filter(None, (_progress_note(job, folder), note_on_cpus(job))):
         print(f"note    {note}")
     print(_how_to_follow(folder.name))
     return EXIT_FINISHED

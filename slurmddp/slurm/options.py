@@ -74,6 +74,20 @@ def srun_options(job: Job) -> dict[str, Option]:
     return dict(sorted({**_others("srun", job.cluster.srun, _SRUN_RESERVED), **own}.items()))
 
 
+def note_on_cpus(job: Job) -> str:
+    """Return a note if a node's ranks share the CPUs that SLURM gives to one task by default; else empty."""
+    ranks = job.resources.ranks_per_node
+    gets_more = (
+        job.resources.cpus_per_node or job.resources.gpus_per_node or "exclusive" in job.cluster.sbatch
+    )
+    if gets_more or ranks == 1:
+        return ""
+    return (
+        f"No CPUs are asked for, so the {ranks} ranks of a node share what this SLURM gives to one task, "
+        f"often one CPU: cpus_per_node={ranks} asks for one each."
+    )
+
+
 def job_name(name: str) -> str:
     """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"

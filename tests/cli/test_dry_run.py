@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
@@ -61,6 +63,20 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(project, cluster, 
     for silent in (["train.global_batch=896"], ["elastic=false"], ["nodes=1"]):
         assert main([*elastic, *silent]) == 0
         assert "note" not in capsys.readouterr().err, silent
+
+
+@pytest.mark.parametrize(
+    ("own", "is_noted"),
+    [
+        ([], True),
+        (["cpus_per_node=2"], False),
+        (["ranks_per_node=1"], False),
+        (["+cluster.sbatch.exclusive=true"], False),
+    ],
+)
+def test_ranks_that_share_one_cpu_by_default_are_noted(project, cluster, capsys, own, is_noted):
+    assert main(["train", "--dry-run", "+cluster=sandbox", "ranks_per_node=2", *own]) == 0
+    assert ("cpus_per_node=2 asks for one each" in capsys.readouterr().err) == is_noted
 
 
 def test_a_dry_run_says_whether_this_slurm_would_take_it(project, cluster, capsys):

@@ -1,0 +1,52 @@
+"""Plain torch with handlers of its own: `flag`, `exit` in the handler, or `keyboard` for Ctrl-C."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import steps
+import torch
+import torch.distributed as dist
+
+way = sys.argv[1]
+asked: list[int] = []
+file = steps.FOLDER / "saved.pt"
+
+
+def save() -> None:
+    """Save on rank 0."""
+    if os.environ["RANK"] == "0":
+        torch.save({"step": step}, file.with_suffix(".new"))
+        file.with_suffix(".new").replace(file)
+
+
+def flag(number: int, frame: FrameType | None) -> None:
+    """Note the signal."""
+    asked.append(number)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Save and leave."""
+    save()
+    sys.exit(0)
+
+
+if way != "keyboard":
+    signal.signal(signal.SIGTERM, leave if way == "exit" else flag)
+dist.init_process_group("gloo")
+step = torch.load(file)["step"] if file.exists() else 0
+last = steps.last_step(step)
+try:
+    while step < last:
+        stop = torch.tensor([len(asked)])
+        dist.all_reduce(stop)
+        if stop.item():
+            save()
+            sys.exit(0)
+        step += 1
+        steps.taken(step)
+except KeyboardInterrupt:
+    save()
+    sys.exit(0)
+dist.destroy_process_group()
