@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_tables_are_plain_in_a_pipe_and_dressed_on_a_terminal(monkeypatch):
     )
     assert "\x1b[" in dressed.getvalue()
     assert "[bold]resnet" in dressed.getvalue()
+
+
+def test_output_over_ssh_looks_as_on_the_terminal_of_the_laptop(monkeypatch, capsys):
+    for name, value in {
+        "SLURMDDP_OVER_SSH": "terminal",
+        "TERM": "xterm",
+        "COLUMNS": "20",
+        "LINES": "9",
+    }.items():
+        monkeypatch.setenv(name, value)
+    print_table(("NAME", "FOLDER"), [("gpt", "/a/path/longer/than/the/terminal")], sys.stdout)
+    printed = capsys.readouterr().out
+    assert "\x1b[" in printed
+    widths = [len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()]
+    assert max(widths) <= 20
 
 
 def test_a_table_that_stays_whole_is_not_cut_off_on_a_narrow_terminal(monkeypatch):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from slurmddp.errors import ConfigError, LoginNodeError
+from slurmddp.errors import ConfigError, LoginNodeError, plain
 from slurmddp.runs.folder import code_snapshot, secret_files, sent_code
 from slurmddp.runs.folder.create import free_name
 from slurmddp.runs.folder.layout import RunFolder
@@ -194,8 +194,18 @@ class Receiver:
         """Read the contents of `coming`, check them, and make the folder hold exactly the sent code.
 
         Raises:
-            LoginNodeError: the connection broke, or a content is not what was announced. Nothing was changed.
+            LoginNodeError: the connection broke, or a content is not what was announced, and nothing was
+                changed; or the folder can't be written.
         """
+        try:
+            self._receive(stream, coming)
+        except OSError as error:
+            raise LoginNodeError(
+                f"The code can't be written to {self._folder}: {plain(error)}. Nothing was started.",
+                hint="Check the rights and the free space there. The same command sends what is missing.",
+            ) from error
+
+    def _receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
         record = self._folder / sent_code.FOLDER
         with tempfile.TemporaryDirectory(prefix="arriving-", dir=record) as arriving:
             contents = {}

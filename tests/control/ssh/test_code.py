@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from slurmddp.control.ssh import code
 from slurmddp.errors import ConfigError, LoginNodeError
 from slurmddp.runs.folder import code_snapshot, sent_code
+from support.runs.agent_runs import wait_until
 
 
 @pytest.fixture
@@ -145,6 +148,34 @@ def test_a_connection_that_breaks_changes_nothing(home: Path, project: Path):
     assert tree(folder) == before
     deliver(project, folder)
     assert tree(folder) == tree(project)
+
+
+def test_the_code_stays_until_the_submission_that_sent_it_has_ended(home: Path, project: Path, capfd):
+    folder = home / "project"
+    deliver(project, folder)
+    (project / "train.py").write_text("LR = 0.2\n")
+    printed = []
+
+    def is_waiting() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "in progress; waiting for it" in "".join(printed)
+
+    other = threading.Thread(target=deliver, args=(project, folder))
+    with code.locked(folder):
+        other.start()
+        wait_until(is_waiting, "the second submission to wait")
+        assert (folder / "train.py").read_text() == "LR = 0.1\n"
+    other.join()
+    assert (folder / "train.py").read_text() == "LR = 0.2\n"
+
+
+def test_a_full_disk_is_an_error_of_the_login_node(home: Path, project: Path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "train.py")
+
+    monkeypatch.setattr(sent_code, "begin", full)
+    with pytest.raises(LoginNodeError, match=r"No space left on device \(train\.py\)"):
+        deliver(project, home / "project")
 
 
 def test_files_of_a_delivery_that_was_killed_are_known_to_the_next_one(
