@@ -222,7 +222,8 @@ class Training:
             batch = next(batches)
             with self.distributon.accumulating(components.model, last=number == accumulate):
                 loss = components.loss(*forward(components.model, batch, components.bare_model))
-                self.distributon.backward(self._guard.marked(step_loss.add(loss)))
+                loss = self._guard.marked(step_loss.add(loss))
+                self.distributon.backward(loss, accumulate=accumulate)
         total = step_loss.finish(components.bare_model)
         self._pending += [total, self._update()]
         self.step += 1

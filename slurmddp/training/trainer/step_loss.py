@@ -38,7 +38,7 @@ class StepLoss:
         self._divisor = torch.ones(())
 
     def add(self, loss: Any) -> torch.Tensor:
-        """Add the loss of a batch; return the scalar whose gradient is the batch's share of the step's.
+        """Add the loss of a batch; return the scalar for its backward pass, one of `accumulate` passes.
 
         Args:
             loss: the mean over the batch, a scalar, or a pair (sum, count).
@@ -47,16 +47,15 @@ class StepLoss:
             ConfigError: `loss` is something else.
         """
         if isinstance(loss, torch.Tensor):
-            share = loss if self._accumulate == 1 else loss / self._accumulate
-            self._value += share.detach()
-            return share
+            self._value += loss.detach() / self._accumulate
+            return loss
         total, count = _pair(loss)
         count = torch.as_tensor(count, dtype=torch.float32, device=total.device)
 
         if self._count is None:
             self._divisor = self._mean(count)
-            if self._accumulate > 1:
-                self._divisor = self._divisor.clamp(min=1) * self._accumulate
+            if self._accumulate > 1:  # The first batches may count nothing, and others something.
+                self._divisor = self._divisor.clamp(min=1)
             self._count = torch.zeros_like(count)
         self._count += count
         self._value += total.detach()
@@ -72,7 +71,7 @@ class StepLoss:
         if self._accumulate == 1:
             return self._value / self._divisor
         mean = self._mean(self._count)
-        _scale_gradients(model, self._divisor / mean)
+        _scale_gradients(model, self._divisor * self._accumulate / mean)
         return self._value / mean
 
     def _mean(self, count: torch.Tensor) -> torch.Tensor:

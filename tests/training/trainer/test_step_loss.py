@@ -100,7 +100,7 @@ def test_ranks_and_batches_of_a_step_weigh_by_their_tokens(
 
 def test_a_mean_is_divided_by_the_number_of_batches(alone: Distributon) -> None:
     step = StepLoss(alone, 2)
-    assert [step.add(torch.tensor(value)).item() for value in (1.0, 4.0)] == [0.5, 2.0]
+    assert [step.add(torch.tensor(value)).item() for value in (1.0, 4.0)] == [1.0, 4.0]
     assert step.finish(nn.Linear(1, 1)).item() == 2.5
 
 
@@ -109,7 +109,7 @@ def test_batches_without_a_single_token_leave_the_mean_of_the_others(alone: Dist
     step = StepLoss(alone, 3)
     for count in (0, 4, 0):
         inputs = torch.ones(count, 1, dtype=torch.float64)
-        alone.backward(step.add((model(inputs).sum(), count)))
+        alone.backward(step.add((model(inputs).sum(), count)), accumulate=3)
     assert step.finish(model).item() == pytest.approx(model.weight.item(), rel=1e-6)
     assert model.weight.grad is not None and model.weight.grad.item() == pytest.approx(1)
 
