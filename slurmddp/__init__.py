@@ -29,6 +29,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Distribution":
+        # An AttributeError would become an ImportError that suggests nothing.
+        raise ImportError("slurmddp has no 'Distribution': its class is spelled Distributon.")
     if name not in _LAZY:
         raise AttributeError(f"module 'slurmddp' has no attribute {name!r}")
     from importlib import import_module

@@ -130,6 +130,10 @@ class SupersededError(SlurmddpError):
     exit_code = EXIT_NO_PROGRESS
 
 
+HINT = "hint: "
+"""The beginning of a line in which a rank says what to do about an error of its program."""
+
+
 def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all: bool = True) -> str:
     """Return a sentence that suggests the names nearest to `given`.
 

@@ -71,7 +71,7 @@ class Run:
         return status_of(self._folder)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait until the run has ended, over all preemptions and requeues.
+        """Wait until the run has ended, over all preemptions and requeues, and its report is written.
 
         SLURM is asked at most twice a minute.
 
@@ -84,6 +84,12 @@ class Run:
         Raises:
             TimeoutError: the run has not ended in time. It continues.
         """
+        from slurmddp.runs.report.html import with_report
+
+        return with_report(self._folder, self._ended(timeout_s))
+
+    def _ended(self, timeout_s: float | None) -> RunStatus:
+        """Wait until the run has ended, without its report."""
         from slurmddp.runs.status.run_end import end_of
         from slurmddp.slurm.client import SlurmClient
 
@@ -108,7 +114,7 @@ class Run:
         Raises:
             TimeoutError: the run has not ended in time. It continues.
         """
-        found = self.wait(timeout_s)
+        found = self._ended(timeout_s)
         if found.state == "finished":
             return None
         lines = found.failure.telling_lines(12) if found.failure else ()
@@ -189,6 +195,9 @@ class RunOverSsh(Run):
         return status_there(self._run)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
+        return self._ended(timeout_s)  # The command `status` of the login node writes the report.
+
+    def _ended(self, timeout_s: float | None) -> RunStatus:
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         pause = 1.0
         has_warned = False

@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from slurmddp.config.keys import GROUPS, every_key
+from slurmddp.bench.settings import BENCHES
+from slurmddp.config.keys import GROUPS, OPEN_NODES, every_key
+from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index
 from slurmddp.runs.ssh_runs import ssh_runs
 
@@ -67,13 +70,49 @@ def _attach(command: argparse.ArgumentParser) -> None:
             for inner in action.choices.values():
                 _attach(inner)
         elif action.dest in _COMPLETERS:
-            action.completer = _COMPLETERS[action.dest]  # type: ignore[attr-defined]
+            own = _OF_COMMAND.get((command.prog.rpartition(" ")[2], action.dest))
+            action.completer = own or _COMPLETERS[action.dest]  # type: ignore[attr-defined]
 
 
 def runs(prefix: str, **_facts: Any) -> list[str]:
     """Return the names of runs, the newest first, then of runs over ssh."""
     names = [*(run.name for run in index.all_runs()), *(run.name for run in reversed(ssh_runs()))]
     return [name for name in names if name.startswith(prefix)]
+
+
+def active_runs(prefix: str, **_facts: Any) -> list[str]:
+    """Return the names of runs that may have a job or process, by their records alone."""
+    from slurmddp.runs.folder.history import read_history
+
+    named = [folder for folder in index.all_runs() if folder.name.startswith(prefix)]
+    active = [folder.name for folder in named if read_history(folder).may_live]
+    return [*active, *(run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix))]
+
+
+def scripts(prefix: str) -> list[str]:
+    """Return the Python files, and the folders, whose paths begin so; nothing for an empty word."""
+    if not prefix or "=" in prefix:
+        return []
+    folder, _, name = prefix.rpartition("/")
+    start = f"{folder}/" if "/" in prefix else ""
+    with suppress(OSError):
+        entries = sorted(Path(start or ".").iterdir())
+        return [
+            f"{start}{path.name}{'/' if path.is_dir() else ''}"
+            for path in entries
+            if path.name.startswith(name) and (path.suffix == ".py" or path.is_dir())
+        ]
+    return []
+
+
+def settings_and_scripts(prefix: str, **_facts: Any) -> list[str]:
+    """Return the settings and the scripts that begin so."""
+    return [*scripts(prefix), *settings(prefix)]
+
+
+def benchmarks(prefix: str, **_facts: Any) -> list[str]:
+    """Return the benchmarks, and the words that show them."""
+    return [word for word in (*BENCHES, "show", "compare") if word.startswith(prefix)]
 
 
 def clusters(prefix: str, **_facts: Any) -> list[str]:
@@ -100,6 +139,8 @@ def _settings(prefix: str) -> Iterator[str]:
         signs = typed.removesuffix(name)
         for key in every_key():
             yield f"{signs}{key}="
+        if name.partition(".")[0] in OPEN_NODES and "." in name:
+            yield from (f"{signs}{key}=" for key in _arguments(name.partition(".")[0]))
         yield from SEARCH
         return
     if name in GROUPS:
@@ -114,8 +155,31 @@ def _settings(prefix: str) -> Iterator[str]:
                 yield f"{typed}={value}"
 
 
-_COMPLETERS = {
+def _arguments(node: str) -> list[str]:
+    """Return the keys of the class or function that the project chooses for a node."""
+    from slurmddp.config.checks.signatures import signature_of
+    from slurmddp.config.composition.compose import TROUBLE, compose_plan, make_plan
+
+    try:
+        value = compose_plan(make_plan([], Path.cwd()), []).get(node)
+    except (SlurmddpError, *TROUBLE):
+        return []
+    if not isinstance(value, Mapping):
+        return []
+    signature = signature_of(str(value.get("_target_", "")), Path.cwd())
+    names = [*value, *(signature.names if signature else ())]
+    return [f"{node}.{name}" for name in dict.fromkeys(names)]
+
+
+_COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "run": runs, "first": runs, "second": runs, "names": clusters, "overrides": settings, "changes": settings,
-    "words": settings,
+    "words": settings, "action": benchmarks,
 }  # fmt: skip
 """The functions that complete an argument, by its name in the parser."""
+_OF_COMMAND = {
+    ("run", "overrides"): settings_and_scripts,
+    ("controller", "overrides"): settings_and_scripts,
+    ("stop", "run"): active_runs,
+    ("cancel", "run"): active_runs,
+}
+"""Other functions for the arguments of a command."""

@@ -72,6 +72,8 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.nargs == "*":  # argparse calls it required if another argument is missing
                 message = message.replace(f", {action.metavar}", "")
+            if action.choices and message.endswith(f" {action.metavar or action.dest}"):
+                message = f"{message} (one of {', '.join(action.choices)})"
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}. See `{self.prog} --help`.")
 
 

@@ -190,10 +190,20 @@ def _progress_note(job: Job, folder: RunFolder) -> str:
     again = job.policy.requeue and job.resources.time_limit_min is not None
     if not program.get("script") or job.saved_files or latest_name(folder) or not again:
         return ""
+    if _uses_distributon(job.project_dir / own_script(program)):
+        return ""
     return (
         f"name the files that {own_script(program)} saves with program.checkpoints=PATH, unless Distributon "
         f"saves them: after {counted(most + 1, 'time limit')} without a newer checkpoint the run ends."
     )
+
+
+def _uses_distributon(script: Path) -> bool:
+    """Return whether a script names Distributon, which saves in the run folder."""
+    try:
+        return "Distributon" in script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # A module or a command.
+        return False
 
 
 def remove(folder: RunFolder) -> None:

@@ -58,15 +58,18 @@ def free_keys() -> list[str]:
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
     given, free = [take_apart(text) for text in changes], free_keys()
+    is_script = bool((folder.config().get("program") or {}).get("script"))
     for one in given:
+        if one.value is None and one.sign != "~":
+            if one.first in TOP:
+                raise ConfigError(f"{one.text!r} has no value.", hint=f"Say {one.key}=VALUE.")
+            raise ConfigError(f"{one.text!r} is not a setting.", hint="Settings are written KEY=VALUE.")
         if (one.first not in free and one.key not in free) or one.sign == "~":
             raise ConfigError(
                 f"{one.text!r} changes what {folder.name} computes; an existing run may only change "
                 f"{', '.join(free)}.",
-                hint="Start a new run for it with `slurmddp train`.",
+                hint=f"Start a new run for it with `slurmddp {'run' if is_script else 'train'}`.",
             )
-        if one.value is None:
-            raise ConfigError(f"{one.text!r} has no value.", hint=f"Say {one.key}=VALUE.")
     arguments = [(one.key, typed(one.value or "")) for one in given if one.key in EVERY_ARGUMENTS]
     others = [one for one in given if one.key not in EVERY_ARGUMENTS]
     try:

@@ -88,6 +88,12 @@ def sweep_files(name: str | None) -> list[Path]:
     return exact or (files if "sweep" in name else [])
 
 
+def sweeps_of_name(name: str) -> list[Path]:
+    """Return the files of the sweeps whose runs have this name: `gpt` for `gpt-sweep-0a1b2c3d`."""
+    pattern = f"{glob.escape(name)}-sweep-{'[0-9a-f]' * 8}{SWEEP_SUFFIX}"
+    return [] if "/" in name else [file for parent in parents() for file in sorted(parent.glob(pattern))]
+
+
 def find(name: str | None, start: Path | None = None) -> RunFolder:
     """Return the run with this name, prefix of a name, or path, with None the run that was written last.
 
@@ -180,10 +186,10 @@ def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
     apart = len({run.path.parent for run in found}) > 1
     listed = ", ".join(str(run.path) if apart else run.name for run in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return RunNotFoundError(
-        f"{name!r} fits {len(found)} runs: {listed}{more}.",
-        hint="Give the folder of the one you mean." if same else "Give more of the name.",
-    )
+    hint = "Give the folder of the one you mean." if same else "Give more of the name."
+    if files := sweeps_of_name(name):
+        hint += f" The whole sweep is {files[-1].name.removesuffix(SWEEP_SUFFIX)}."
+    return RunNotFoundError(f"{name!r} fits {len(found)} runs: {listed}{more}.", hint=hint)
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:

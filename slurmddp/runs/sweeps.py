@@ -84,6 +84,20 @@ def names() -> list[str]:
     return sorted(file.name.removesuffix(SWEEP_SUFFIX) for file in files)
 
 
+def find_to_show(name: str | None) -> Sweep | None:
+    """Return the sweep with this name, also if only its runs are called so; None if one run is meant."""
+    try:
+        index.find(name)
+    except RunNotFoundError:
+        return find(name) or _of_runs(name or "")
+    return find(name)
+
+
+def _of_runs(name: str) -> Sweep | None:
+    files = index.sweeps_of_name(name)
+    return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX)) if len(files) == 1 else None
+
+
 def find(name: str | None) -> Sweep | None:
     """Return the sweep with this name, or with the only name that begins so; None if a run may be meant.
 

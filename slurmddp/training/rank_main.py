@@ -16,7 +16,15 @@ from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import PREFLIGHT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import read_limits
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
+from slurmddp.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    HINT,
+    ConfigError,
+    RankFailure,
+    SlurmddpError,
+)
 from slurmddp.host.streams import tell
 from slurmddp.plugins import locate
 from slurmddp.runs.folder.layout import RunFolder
@@ -29,6 +37,7 @@ from slurmddp.training.instantiate import instantiate
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.setup import RankContext
+from slurmddp.training.program_hints import hint_of
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from slurmddp.training.user_script import run_script
@@ -140,6 +149,8 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
         code = _report(error)
     else:
         tell(traceback.format_exc().rstrip())
+        if hint := hint_of(error):
+            tell(f"{HINT}{hint}")
         code = EXIT_FAILED
     if code != EXIT_FAILED or not is_lost_rank(error):
         return code

@@ -30,12 +30,12 @@ from slurmddp.environments.names import (
     MEMORY_VARIABLE,
     SIGNALS_ALL_VARIABLE,
 )
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, HINT, ConfigError, SlurmddpError
 from slurmddp.host.streams import log_size, tell
-from slurmddp.plugins import src_layout_hint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.spec import MODULE, is_command, saved_files
+from slurmddp.training.program_hints import hint_of
 from slurmddp.training.stopping.controller import StopController
 
 _STARTERS = (__file__, runpy.__file__, "<frozen runpy>")
@@ -96,8 +96,8 @@ def _show(error: BaseException) -> None:
         one.__traceback__ = _own_frames(one.__traceback__)
     if not _is_shown_by_hook(error):
         tell("".join(traceback.format_exception(error)).rstrip())
-    if isinstance(error, ModuleNotFoundError) and (hint := src_layout_hint(error.name or "")):
-        tell(hint)
+    if hint := hint_of(error):
+        tell(f"{HINT}{hint}")
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:

@@ -17,7 +17,7 @@ from support.runs.train_runs import only_run
     ("words", "code", "told"),
     [
         (["collective"], EXIT_USAGE, "Did you mean"),
-        ([], EXIT_USAGE, "required"),
+        ([], EXIT_USAGE, "needs a word"),
         (["show"], EXIT_USAGE, "needs 1 name(s) or file(s), and got 0"),
         (["compare", "a"], EXIT_USAGE, "needs 2 name(s) or file(s), and got 1"),
         (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7' is not a size"),

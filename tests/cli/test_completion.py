@@ -10,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.cli.completion import SHELLS, clusters, parser, runs, script, settings
+from slurmddp.cli.completion import (
+    SHELLS,
+    active_runs,
+    benchmarks,
+    clusters,
+    parser,
+    runs,
+    script,
+    settings,
+    settings_and_scripts,
+)
 from slurmddp.cli.main import COMMANDS, _module, main
+from slurmddp.runs import index
+from slurmddp.runs.folder.layout import RunFolder
+from support.runs.cli_runs import end, start
 
 BASH = """
 slurmddp() { "$PYTHON" -m slurmddp "$@"; }
@@ -47,6 +60,33 @@ def test_settings_and_choices_of_the_project_are_completed(project: Path, typed:
     found = settings(typed)
     assert (some <= set(found)) if some else found == []
     assert all(one.startswith(typed) for one in found)
+
+
+def test_the_arguments_of_the_chosen_class_are_completed(project: Path) -> None:
+    assert settings("model.w") == ["model.width="]
+    assert {"model.vocab_size=", "model.layers=", "model._target_="} <= set(settings("model."))
+    (project / "conf" / "slurmddp.yaml").write_text("seed: [\n")
+    assert settings("model.w") == [], "a broken file is no reason for a traceback"
+
+
+def test_a_script_is_completed_before_the_keys_that_begin_so(project: Path) -> None:
+    for name in ("train.py", "training.txt", "tools/fit.py"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).touch()
+    found = settings_and_scripts("tr")
+    assert found[0] == "train.py" and "train.steps=" in found and "training.txt" not in found
+    assert settings_and_scripts("tools/f") == ["tools/fit.py"] and "tools/" in settings_and_scripts("to")
+    assert benchmarks("s") == ["strategies", "scaling", "show"]
+
+
+def test_stop_and_cancel_complete_runs_that_may_live(make_run) -> None:
+    for name in ("gpt-00000001", "gpt-00000002"):
+        start(make_run(name))
+    end(RunFolder(index.find("gpt-00000002").path), "finished")
+    assert active_runs("gp") == ["gpt-00000001"]
+    chosen = parser(COMMANDS, _module, "stop")._actions[-1].choices
+    assert chosen is not None
+    assert any(getattr(one, "completer", None) is active_runs for one in chosen["stop"]._actions)  # type: ignore[call-overload]
 
 
 def test_runs_and_clusters_are_completed(make_run, project: Path) -> None:

@@ -42,6 +42,12 @@ def test_only_settings_that_differ_and_all_results_are_shown(pair, capsys):
     assert "secret" not in out
 
 
+def test_without_a_second_run_the_newest_other_one_is_taken(pair, capsys):
+    for first, second in (("a", "b-00000002"), ("b", "a-00000001")):
+        assert main(["diff", first]) == 0
+        assert second in capsys.readouterr().out.splitlines()[0]
+
+
 def test_programs_read_pairs(pair, capsys):
     assert main(["diff", "a", "b", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

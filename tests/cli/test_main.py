@@ -139,6 +139,9 @@ def test_ctrl_c_ends_without_a_traceback(probe, capsys):
         (["run", "--agian", "fit.py"], "no flag '--agian'. Did you mean --again"),
         (["run", "--launcher", "slurm", "fit.py"], "has no 'slurm'. Known: torchrun"),
         (["resume"], "arguments are required: RUN. See `slurmddp resume --help`"),
+        (["bench"], "slurmddp bench needs a word: cluster, collectives, strategies, scaling, show, compare."),
+        (["sandbox"], "are required: ACTION (one of up, down, status, env). See"),
+        (["completion"], "are required: shell (one of bash, zsh, fish). See"),
         (["+cluster=a100x8"], "slurmddp train +cluster=a100x8"),
     ],
 )
@@ -146,6 +149,11 @@ def test_a_wrong_command_line_is_one_paragraph(arguments, words, probe, capsys):
     assert run(*arguments) == errors.EXIT_USAGE
     shown = capsys.readouterr()
     assert words in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_the_usual_misspelling_of_the_class_is_answered():
+    with pytest.raises(ImportError, match="its class is spelled Distributon"):
+        from slurmddp import Distribution  # noqa: F401
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -211,6 +211,25 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     assert slurmddp.map_array("math.pow", [], [], **settings) == [] and len(cluster.submissions) == 1
 
 
+def test_the_name_of_the_runs_names_their_sweep_where_it_is_only_shown(project, here, capsys):
+    main(["train", *SEEDS])
+    sweep = sweep_of(project)
+    assert f"slurmddp list {sweep.name}\n        slurmddp report {sweep.name}" in capsys.readouterr().out
+    for command in (["list", "first"], ["status", "first"]):
+        assert main(command) == 0
+        shown = capsys.readouterr().out
+        assert all(run.name in shown for run in sweep.runs), command
+    for command in ("report", "open"):
+        assert main([command, "first"]) == 0
+        assert str(sweep.report_file) in capsys.readouterr().out
+    for command in ("cancel", "logs"):
+        assert main([command, "first"]) == 66
+        refused = capsys.readouterr().err
+        assert "'first' fits 3 runs" in refused and f"The whole sweep is {sweep.name}." in refused
+    assert main(["train", "name=second"]) == 0 and main(["report", "second"]) == 0
+    assert "second-" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
     here.ends = staticmethod(lambda: EXIT_FAILED)
     assert main(["train", *SEEDS]) == EXIT_FAILED and here.started == 3

@@ -61,6 +61,22 @@ def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: P
     assert job_of_run(RunFolder(moved)).run_dir == moved
 
 
+@pytest.mark.parametrize(
+    ("settings", "change", "words"),
+    [
+        ((), "digits", "'digits' is not a setting. Settings are written KEY=VALUE"),
+        ((), "seed=3", "changes what .* computes; .*Start a new run for it with `slurmddp train`"),
+        (("program.script=train.py",), "seed=3", "Start a new run for it with `slurmddp run`"),
+    ],
+)
+def test_a_change_that_a_run_can_not_take_names_the_command_for_a_new_run(
+    project: Path, settings: tuple[str, ...], change: str, words: str
+) -> None:
+    (project / "train.py").touch()
+    with pytest.raises(ConfigError, match=words):
+        job_of_run(prepared(project, *settings), [change])
+
+
 def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
     folder = prepared(project, "+cluster=big", "gpus_per_node=2")
     changes = ["time_limit=2-00:00:00", "partition=long", "policy.max_restarts=9", "cluster.qos=night"]

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "slurmddp bench BENCH [key=value ...] [flags]\n       slurmddp bench show RUN | compare FIRST SECOND"
     )
     lines = "\n".join(f"  {name:<12} {line}" for name, line in {**BENCHES, **_READERS}.items())
-    parser.add_argument("action", metavar="BENCH", help="; ".join([*BENCHES, *_READERS]))
+    parser.add_argument("action", nargs="?", metavar="BENCH", help="; ".join([*BENCHES, *_READERS]))
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("--sizes", default=SIZES, help=f"sizes of reduced tensors ({SIZES})")
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         return _show(_only(args.words, 1, "show RUN")[0])
     if args.action == "compare":
         return _compare(*_only(args.words, 2, "compare FIRST SECOND"))
+    if args.action is None:
+        raise UsageError(f"slurmddp bench needs a word: {', '.join([*BENCHES, *_READERS])}.")
     if args.action not in BENCHES:
         near = near_matches(args.action, [*BENCHES, *_READERS])
         raise UsageError(f"slurmddp bench has no {args.action!r}. {near}")

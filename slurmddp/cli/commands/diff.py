@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from slurmddp.errors import EXIT_FINISHED, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import read_goodput
@@ -26,13 +26,19 @@ _MISSING = "-"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp diff`."""
     parser.add_argument("first", metavar="RUN", help="name, its beginning, or folder")
-    parser.add_argument("second", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument(
+        "second",
+        nargs="?",
+        metavar="RUN",
+        help="name, its beginning, or folder (default: the newest run beside the first)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the differences of two runs."""
-    folders = [index.find(args.first), index.find(args.second)]
+    first_folder = index.find(args.first)
+    folders = [first_folder, _newest_beside(first_folder) if args.second is None else index.find(args.second)]
     first, second = statuses(folders, SlurmClient())
     settings = settings_that_differ(*map(settings_of, folders))
     results = _results(first, second)
@@ -49,6 +55,14 @@ def run(args: argparse.Namespace) -> int:
     rows = [(key, *(_result(key, value) for value in pair)) for key, pair in results.items()]
     print_table(("RESULT", *names), rows, sys.stdout, whole=True)
     return EXIT_FINISHED
+
+
+def _newest_beside(folder: RunFolder) -> RunFolder:
+    """Return the newest of the other runs; raises RunNotFoundError without one."""
+    for other in index.all_runs():
+        if other.path != folder.path:
+            return other
+    raise RunNotFoundError(f"There is no other run than {folder.name}.", hint="See `slurmddp list`.")
 
 
 def _results(first: RunStatus, second: RunStatus) -> dict[str, Pair]:

@@ -21,7 +21,9 @@ from slurmddp.spec import parse_best
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp export`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+    )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--step", type=int, metavar="N", help="step of the checkpoint (default: the newest undamaged one)"

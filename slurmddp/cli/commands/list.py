@@ -101,7 +101,7 @@ def _watch(
 
 
 def _sweep(name: str) -> sweeps.Sweep:
-    sweep = sweeps.find(name)
+    sweep = sweeps.find_to_show(name)
     if sweep is None:
         raise RunNotFoundError(
             f"There is no sweep {name!r}.",

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.folder:
         print(index.find(args.run).path)
         return EXIT_FINISHED
-    sweep = sweeps.find(args.run)
+    sweep = sweeps.find_to_show(args.run)
     report = _report_of(index.find(args.run)) if sweep is None else written_sweep(sweep)
     print(report)
     browser.show(report)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report of a run, or the reports of a sweep's runs and the page that compares them."""
-    sweep = sweeps.find(args.run)
+    sweep = sweeps.find_to_show(args.run)
     print(written(index.find(args.run)) if sweep is None else written_sweep(sweep))
     return EXIT_FINISHED
 

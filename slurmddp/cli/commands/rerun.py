@@ -22,7 +22,9 @@ from slurmddp.runs.folder.layout import RunFolder
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rerun`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+    )
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="further settings: seed=1")
     train.add_flags(parser)
 

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of one run, or the table of a sweep."""
-    if (sweep := sweeps.find(args.run)) is not None:
+    if (sweep := sweeps.find_to_show(args.run)) is not None:
         return show_table(sweep.started, as_json=args.json)
     folder = index.find(args.run)
     from slurmddp.runs.report.html import with_report

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -122,6 +123,8 @@ def plan_from(
     _lay_over(draft, project, where)
     given = [_with_target(take_apart(text), roots) for text in overrides]
     for one in given:
+        _refuse_plain_section(one)
+    for one in given:
         if _is_choice(one, roots):
             _choose(draft, one)
     chosen = {one.key for one in given if _is_choice(one, roots)}
@@ -171,12 +174,38 @@ def _lay_over(draft: _Draft, project: Mapping[str, Any], where: str) -> None:
     for key, value in project.items():
         if key in ("defaults", "hydra"):
             continue
+        _refuse_plain(key, value, where, draft.roots)
         own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
         if own and key not in draft.chosen:
             draft.choices.pop(key, None)
             draft.content[key] = dict(value)
         else:
             draft.content[key] = value
+
+
+def _refuse_plain(key: str, value: Any, where: str, roots: Sequence[Path]) -> None:
+    """Refuse a plain value, in the project's file, of a key that holds other keys."""
+    known = TOP.get(key)
+    if known is None or isinstance(value, (Mapping, NoneType)) or (isinstance(value, str) and "${" in value):
+        return
+    if not (known.sections or known.is_group):
+        return
+    hint = f"Write `{key}:` with keys below it, such as `  name: value`."
+    if known.is_group and str(value) in options(roots, key):
+        hint = f"To choose the file {value}.yaml, write `- {key}: {value}` below `defaults:`."
+    raise ConfigError(f"`{key}` in {where} is {value!r}, but must be a mapping of keys to values.", hint=hint)
+
+
+def _refuse_plain_section(given: Given) -> None:
+    """Refuse `train=3`: the key holds other keys."""
+    known = TOP.get(given.key)
+    is_section = known is not None and bool(known.sections) and not known.is_group
+    value = (given.value or "").strip()
+    if is_section and value and not value.startswith(("{", "$")) and value not in ("null", "None"):
+        raise ConfigError(
+            f"`{given.key}` is {value!r}, but must be a mapping of keys to values.",
+            hint=f"Say {given.key}.KEY=VALUE, one for each key.",
+        )
 
 
 def _with_target(given: Given, roots: Sequence[Path]) -> Given:

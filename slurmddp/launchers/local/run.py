@@ -7,7 +7,6 @@ agents on its nodes. Modules, the lines of `cluster.setup` and containers are le
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import signal
@@ -224,10 +223,10 @@ class LocalRun:
         found, logs = capture.read(self.folder, self.attempt), self.folder.log_dir(self.attempt)
         if found is None:
             return RankFailure("A rank failed.", hint=f"See the logs in {logs}.")
-        if found.rank == 0 and found.reason and not self.job.program.is_own_trainer:
-            found = dataclasses.replace(found, last_lines=())  # The live view has shown them.
+        # The live view has shown the lines of rank 0 of a script.
+        is_shown = found.rank == 0 and bool(found.reason) and not self.job.program.is_own_trainer
         rank_log = self.folder.rank_log(self.attempt, found.rank) if found.rank is not None else None
-        return as_error(found, rank_log or self.nodes.log(found.node_rank or 0))
+        return as_error(found, rank_log or self.nodes.log(found.node_rank or 0), with_lines=not is_shown)
 
     def _failure_text(self) -> str:
         found = capture.read(self.folder, self.attempt)

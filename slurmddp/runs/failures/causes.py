@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurmddp.errors import EXIT_FAILED
+from slurmddp.errors import EXIT_FAILED, HINT
 from slurmddp.runs.failures.tracebacks import (
     FRAME,
     before_last,
@@ -74,6 +74,8 @@ _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
 """A line without a traceback: a refusal of slurmddp, or the text with which a program ended."""
+_OF_SLURMDDP = re.compile(r"(Config|Mismatch|Checkpoint|Slurmddp)Error: ")
+"""Errors of slurmddp, which a rank prints with a remedy in the line after them."""
 _USAGE = re.compile(r"\S+: error: .")
 _EXIT_USAGE = 2
 """The exit code of argparse for wrong arguments."""
@@ -149,6 +151,24 @@ def advice(reason: str) -> str:
     """Return the advice for a reason; empty if there is no advice."""
     kinds = [kind for kind in _WHAT_TO_DO if reason.startswith(kind)]
     return _WHAT_TO_DO[max(kinds, key=len)] if kinds else ""
+
+
+def remedy(reason: str, lines: Sequence[str]) -> str:
+    """Return what a rank has printed after its error about what to do; empty if it has printed nothing.
+
+    Args:
+        reason: the reason of the failure, whose text the error begins with.
+        lines: the last lines of the rank.
+    """
+    hints = [line.removeprefix(HINT) for line in lines if line.startswith(HINT)]
+    if hints:
+        return hints[-1]
+
+    known = reason.removesuffix("...")
+    said = [number for number, line in enumerate(lines) if known and line.startswith(known)]
+    has_traceback = any(begun < said[-1] for begun in begins(lines)) if said else False
+    after = lines[said[-1] + 1 :] if said and _OF_SLURMDDP.match(lines[said[-1]]) else []
+    return " ".join(after) if len(after) == 1 and not has_traceback else ""
 
 
 def reason_of(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None) -> str:

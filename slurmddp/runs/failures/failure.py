@@ -93,7 +93,7 @@ class Failure:
     @property
     def advice(self) -> str:
         """The remedy; empty if there is no advice."""
-        return causes.advice(self.reason)
+        return causes.advice(self.reason) or causes.remedy(self.reason, self.last_lines)
 
     @property
     def lines_title(self) -> str:
@@ -251,9 +251,9 @@ def describe(failure: Failure) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}." + (f" {failure.advice}" if failure.advice else "")
 
 
-def as_error(failure: Failure, log: Path) -> SlurmddpError:
+def as_error(failure: Failure, log: Path, *, with_lines: bool = True) -> SlurmddpError:
     """Return the error to show a person: the cause, the last lines, and where the whole log is."""
-    lines = "".join(f"\n    {line}" for line in failure.last_lines)
+    lines = "".join(f"\n    {line}" for line in failure.last_lines) if with_lines else ""
     title = failure.lines_title.capitalize()
     message = describe(failure) + (f" {title}:{lines}\n" if lines else "")
     kinds = {EXIT_CONFIG: ConfigError, EXIT_NO_PROGRESS: NoProgressError}

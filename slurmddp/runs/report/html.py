@@ -236,7 +236,9 @@ def _tiles(
         Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
         *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
         *([Tile(f"Best {best.name}", number(best.value), f"step {best.step}")] if best else []),
-        Tile("Speed", speed, f"{metrics.rate_unit}, median"),
+        Tile(
+            "Speed", speed, "no step was logged" if metrics.rate is None else f"{metrics.rate_unit}, median"
+        ),
         *_use_tiles(now, memory),
         _time_tile(goodput),
     ]

@@ -134,7 +134,8 @@ def choose_backend(asked: str, device_index: int | None) -> str:
     if asked == "nccl" and device_index is None:
         raise MismatchError(
             "backend=nccl needs a GPU for every rank, and this rank has none.",
-            hint="Ask for GPUs (`--gpus-per-node`), check that torch is a CUDA build, or use backend=auto.",
+            hint="Ask for GPUs (gpus_per_node=N, or --gpus-per-node=N of srun), check that torch is a CUDA "
+            "build, or use backend=auto.",
         )
     return asked
 

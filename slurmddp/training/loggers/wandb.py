@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,8 +55,11 @@ class WandbLogger(Logger):
         except wandb.errors.Error as error:
             if self._options["mode"] or "WANDB_MODE" in os.environ:
                 raise
-            log.warning("wandb writes offline to %s, for `wandb sync`: %s", run.folder / "wandb", error)
+            log.warning("wandb can't be reached: %s", error)
             self._run = wandb.init(**{**options, "mode": "offline"})
+        if getattr(self._run, "offline", False):
+            place = shlex.quote(str(run.folder / "wandb"))
+            log.warning("wandb writes offline. To upload the run: wandb sync %s/offline-run-*", place)
         # wandb's own step can't go back, and steps are repeated after a restart.
         self._run.define_metric("*", step_metric="step")
 

@@ -57,6 +57,20 @@ def loss_of_output(outputs: Any, targets: Any) -> torch.Tensor:
     )
 
 
+def one_number(loss: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the result of the loss function `name` without dimensions.
+
+    Raises:
+        ConfigError: the result holds several numbers, or none.
+    """
+    if loss.numel() == 1:
+        return loss.reshape(())
+    raise ConfigError(
+        f"The loss function {name} returned a tensor of shape {tuple(loss.shape)}, but it must be a scalar.",
+        hint="Return the mean over the batch: .mean(), or reduction='mean' of a loss of torch.",
+    )
+
+
 def kind_of(value: Any) -> str:
     """Return the dtype and the shape of a tensor, or the type of another value, for an error."""
     if not isinstance(value, torch.Tensor):

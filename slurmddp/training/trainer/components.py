@@ -21,7 +21,7 @@ from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
-from slurmddp.training.trainer.batch import loss_of_output
+from slurmddp.training.trainer.batch import loss_of_output, one_number
 from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.compilation import compile_in_place
 from slurmddp.training.trainer.ema import AverageOfWeights
@@ -142,7 +142,7 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         loader=distributon.setup_dataloader(loader, accumulate=accumulate, keep_global_batch=True),
         bare_model=bare_model,
         model=model,
-        loss=build_loss(config["loss"]),
+        loss=_checked_loss(config["loss"]),
         metrics={
             name: _build_measure(one, f"metrics.{name}")
             for name, one in (config.get("metrics") or {}).items()
@@ -169,6 +169,18 @@ def build_loss(config: Mapping[str, Any] | None) -> Loss:
     if config is None:
         return loss_of_output
     return _build_measure(config, "loss")
+
+
+def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
+    """Return the loss that `config` names, which refuses a tensor of several numbers as its result."""
+    measure = build_loss(config)
+    name = str((config or {}).get("_target_", "of the model's output"))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        value = measure(outputs, targets)
+        return one_number(value, name) if isinstance(value, torch.Tensor) else value
+
+    return loss
 
 
 def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], Any]:

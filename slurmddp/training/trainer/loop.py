@@ -156,7 +156,7 @@ class Training:
         """Step of the loaded checkpoint, until the step after it is known to be finite."""
         self._lr = 0.0
         self._is_first = True
-        self._root = folder.checkpoints_dir
+        self._root, self._run_name = folder.checkpoints_dir, folder.name
         run = RunContext.read(os.environ, folder)
         loggers = distributon._session.loggers
         self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit, loggers=loggers)
@@ -357,7 +357,8 @@ class Training:
     def _not_finite(self, problem: str) -> SlurmddpError:
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
         if self._guard.mode == "fail":
-            hint += "`slurmddp resume RUN train.on_spike=skip` (or rollback) leaves out such steps. "
+            resume = f"slurmddp resume {self._run_name} train.on_spike=skip"
+            hint += f"`{resume}` (or rollback) leaves out such steps. "
         hint += "Nothing of that step is saved"
         if self._saved is not None:
             hint += (

@@ -150,6 +150,26 @@ def test_another_class_starts_without_the_keys_of_the_first(project: Path) -> No
     assert job_of(project, "loss=token_cross_entropy").program.config["loss"]["_partial_"]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train: 3", "`train` in conf/slurmddp.yaml is 3, but must be a mapping"),
+        ("policy: [1]", r"`policy` in conf/slurmddp.yaml is \[1\], but must be a mapping"),
+        (
+            "model: gpt_small",
+            "`model` in conf/slurmddp.yaml is 'gpt_small'.*write `- model: gpt_small` below `defaults:`",
+        ),
+        ("model: 3", "`model` in conf/slurmddp.yaml is 3, but must be a mapping"),
+    ],
+)
+def test_a_plain_value_in_place_of_a_section_names_the_file_and_the_key(
+    project: Path, line: str, words: str
+) -> None:
+    (project / "conf" / "slurmddp.yaml").write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=words):
+        compose([], project)
+
+
 PARTS = """
 import dataclasses
 import functools

@@ -25,7 +25,7 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append(options)
         if options["mode"] != "offline":
             raise Unreachable("no route to host")
-        return SimpleNamespace(define_metric=lambda name, step_metric: None)
+        return SimpleNamespace(define_metric=lambda name, step_metric: None, offline=True)
 
     class Settings:
         model_fields = ("console",)
@@ -38,9 +38,12 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def test_an_unreachable_server_leads_to_an_offline_run(run: LoggedRun, monkeypatch, inits) -> None:
+def test_an_unreachable_server_leads_to_an_offline_run(run: LoggedRun, monkeypatch, inits, caplog) -> None:
     monkeypatch.delenv("WANDB_MODE")
     WandbLogger(project="x").start(run)
+    assert (
+        f"wandb writes offline. To upload the run: wandb sync {run.folder}/wandb/offline-run-" in caplog.text
+    )
     assert [(one["mode"], one["project"], one["name"]) for one in inits] == [
         (None, "x", "gpt-1"),
         ("offline", "x", "gpt-1"),

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.trainer.batch import forward, loss_of_output
+from slurmddp.training.trainer import components
+from slurmddp.training.trainer.batch import forward, loss_of_output, one_number
 
 
 class Called(nn.Module):
@@ -79,6 +80,20 @@ def test_a_batch_that_does_not_fit_is_refused(batch: Any, said: str) -> None:
 class Faulty(nn.Module):
     def forward(self, x: Any) -> Any:
         return x + None
+
+
+def test_a_loss_of_several_numbers_is_refused_with_its_name_and_shape() -> None:
+    assert one_number(torch.ones(1, 1), "mine.loss").shape == ()
+    with pytest.raises(ConfigError) as refused:
+        one_number(torch.ones(16, 10), "my_nets.badloss")
+    assert (
+        "my_nets.badloss returned a tensor of shape (16, 10), but it must be a scalar"
+        in refused.value.message
+    )
+    assert ".mean()" in refused.value.hint
+    checked = components._checked_loss({"_target_": "torch.nn.MSELoss", "reduction": "none"})
+    with pytest.raises(ConfigError, match=r"torch.nn.MSELoss returned a tensor of shape \(4, 2\)"):
+        checked(torch.ones(4, 2), torch.zeros(4, 2))
 
 
 def test_an_error_within_the_model_stays_as_it_is() -> None:

@@ -1,0 +1,37 @@
+"""Errors of a program that come from how its ranks run: what to do about them."""
+
+from __future__ import annotations
+
+import bdb
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmddp.training.program_hints import hint_of
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            FileNotFoundError(2, "No such file", "data/train.bin"),
+            "A relative path starts at the project, {cwd}",
+        ),
+        (FileNotFoundError(2, "No such file", "/data/train.bin"), ""),
+        (FileNotFoundError("no name"), ""),
+        (ModuleNotFoundError("x", name="nosuch.part"), "{python} -m pip install nosuch"),
+        (ModuleNotFoundError("x", name="json.part"), ""),
+        (ModuleNotFoundError("x", name="mine"), "src/mine.py is in this project"),
+        (EOFError("EOF when reading a line"), "Ranks have no terminal"),
+        (EOFError("Ran out of input"), ""),
+        (bdb.BdbQuit(), "`slurmddp exec -n 1 -- python SCRIPT`"),
+        (ValueError("x"), ""),
+    ],
+)
+def test_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").touch()
+    expected = words.format(cwd=tmp_path, python=sys.executable)
+    assert expected in hint_of(error) if words else hint_of(error) == ""
