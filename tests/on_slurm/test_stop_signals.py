@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from support.frameworks.stops import SCRIPTS, check_no_step_is_lost, go_on, wait_for_steps, write_scripts
 from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import Command, Run, occupy
 
@@ -85,6 +87,13 @@ def submit(command: Command, name: str) -> Run:
     return Run(folder, command)
 
 
+def submit_framework(command: Command, name: str, *own: str) -> Run:
+    own = (f"name={name}", "nodes=2", "cpus_per_node=1", "policy.grace_s=30", *own)
+    command("run", "+cluster=sandbox", *own, "-n", "1", *SCRIPTS[name])
+    (folder,) = (command.project / "runs").glob(f"{name}-[0-9a-f]*")
+    return Run(folder, command)
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_a_script_that_saves_at_a_signal_and_ends_with_0_has_stopped_and_resumes(
     runs: Mapping[str, Run], name: str
@@ -99,3 +108,30 @@ def test_a_script_that_saves_at_a_signal_and_ends_with_0_has_stopped_and_resumes
         # A resumed attempt may have been preempted before its script began.
         resumed = min(run.folder.glob(f"begun-{rank}-[1-9]"))
         assert int(resumed.read_text()) == found[rank]["step"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", ["limit", "preempted", "stop", "cancel"])
+def test_every_framework_saves_when_slurm_or_a_person_stops_it(tmp_path: Path, way: str) -> None:
+    write_scripts(tmp_path)
+    with own_sandbox("h", nodes=2, cpus=len(SCRIPTS) + 1) as sandbox:
+        command = Command(tmp_path, sandbox.environment())
+        own = ["time_limit=2", "policy.signal_lead_s=20"] if way == "limit" else ["time_limit=30"]
+        found = {name: submit_framework(command, name, *own) for name in SCRIPTS}
+        for run in found.values():
+            wait_for_steps(run.folder)
+            if way in ("stop", "cancel"):
+                command(way, run.folder.name)
+        if way == "preempted":
+            occupy(command)
+        for run in found.values():
+            go_on(run.folder)
+            if way in ("stop", "cancel"):
+                run.wait("end", lambda run=run: run.events("ended"))
+                command("resume", run.folder.name)
+        for name, run in found.items():
+            run.wait_finished()
+            outcome = "cancelled" if way == "cancel" else "stopped"
+            assert [one["outcome"] for one in run.events("ended")] == [outcome, "finished"], run.story()
+            check_no_step_is_lost(run.folder, name, ranks=2)

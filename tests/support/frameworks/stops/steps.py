@@ -1,6 +1,7 @@
 """The length of the training and the records of the scripts beside this file.
 
-The first attempt trains until it is asked to stop. A later one trains a few steps from the saved step on.
+The first attempt takes a few steps and waits, so that all ranks get the signal in the same step: some
+frameworks start a collective in their handlers. A later attempt trains a few steps from the saved step on.
 """
 
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 FOLDER = Path(os.environ["SLURMDDP_RUN_DIR"], "own")
 FOLDER.mkdir(exist_ok=True)
 RANK = os.environ["RANK"]
+WAITS_AT = 4
 
 
 def last_step(first: int) -> int:
@@ -21,4 +23,5 @@ def taken(step: int) -> None:
     """Note that this rank has taken a step."""
     with (FOLDER / f"steps-{RANK}").open("a") as stream:
         stream.write(f"{step}\n")
-    time.sleep(0.05)
+    while step >= WAITS_AT and not (FOLDER / "go").exists():
+        time.sleep(0.02)
