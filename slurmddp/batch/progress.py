@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -38,11 +39,9 @@ def progressed(before: Saved, after: Saved) -> bool:
 
 def latest_name(folder: RunFolder) -> str:
     """Return the name of the newest checkpoint; empty before the first."""
-    try:
-        text = (folder.checkpoints_dir / "latest").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    if not is_there(folder.checkpoints_dir):  # A look at its content would be a look-up of its name.
         return ""
-    return re.sub(r"[^A-Za-z0-9-]", "", text)
+    return re.sub(r"[^A-Za-z0-9-]", "", read_text(folder.checkpoints_dir / "latest") or "")
 
 
 def newest_step(name: str) -> int:

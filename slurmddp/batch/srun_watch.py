@@ -24,6 +24,8 @@ _LEFT_S = 60.0
 """Seconds that srun may take to end after all agents have left."""
 _SILENT_S = 1200.0
 """The same if an agent has left no exit code: it may still write a checkpoint."""
+_LAUNCH_TICKS = 300
+"""How often to look for a failed launch, which srun reports within minutes."""
 _KILL_WAIT_S = 30
 """SLURM's default."""
 
@@ -48,7 +50,7 @@ class SrunWatch:
     def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
         self._attempt, self._kill_wait_s, self._hosts = attempt, kill_wait_s, hosts
         self._is_ending = False
-        self._failed_launch = False
+        self._launch_ticks = _LAUNCH_TICKS
 
     def note_end(self, _number: int, _frame: object) -> None:
         """Note that SLURM ends the job."""
@@ -79,10 +81,15 @@ class SrunWatch:
 
     def _end_failed_launch(self, pid: int) -> None:
         """Let srun cancel its step if SLURM could not start an agent; the others leave at once."""
-        failure = None if self._failed_launch else launch_failure(self._attempt, self._hosts)
+        if self._launch_ticks == 0:
+            return
+        self._launch_ticks -= 1
+        failure = launch_failure(self._attempt, self._hosts)
         if failure is None:
             return
-        self._failed_launch = self._is_ending = True
+
+        self._launch_ticks = 0
+        self._is_ending = True
         record(self._attempt, failure)
         self._attempt.say(
             f"SLURM could not start the agent of node {failure.node} ({failure.host}): this script ends srun."

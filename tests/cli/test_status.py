@@ -32,10 +32,10 @@ def test_status_tells_how_each_attempt_ended(make_run, slurm, capsys):
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
     assert re.search(
-        r"\n +0  .*time limit, no save recorded\n +1  .*preempted, no save recorded\n +2  .*not ended yet\n",
+        r"\n +0  .*time limit, no save recorded\n +1  .*requeued, no save recorded\n +2  .*not ended yet\n",
         out,
     )
-    assert "attempt 1 ended: preempted, no save recorded" in out
+    assert "attempt 1 ended: requeued, no save recorded" in out
 
 
 def test_status_names_the_command_that_draws_the_curves_once_there_are_some(make_run, slurm, capsys):

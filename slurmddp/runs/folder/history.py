@@ -79,12 +79,15 @@ def stop_reason(signal: str | None) -> str:
 
 
 def why_stopped(attempt: Attempt) -> str:
-    """Return the reason why an attempt stopped: `preempted`; empty if no event says."""
+    """Return the reason why an attempt stopped: `preempted`; empty if no event says.
+
+    `requeued` is a requeue by a person, or a preemption without grace: SLURM does not tell them apart.
+    """
     if attempt.reason:
         return attempt.reason
     reason = stop_reason(attempt.signal)
     if reason == "SIGTERM" and attempt.launcher == "slurm":
-        return "preempted" if attempt.next in AGAIN or attempt.is_open else reason
+        return "requeued" if attempt.next in AGAIN or attempt.is_open else reason
     return reason
 
 

@@ -37,7 +37,7 @@ class RunStatus:
     """Why, in words."""
     advice: str = ""
     stop_reason: str = ""
-    """Why a stopped run stopped: on request, preempted, time limit; empty if that is not known."""
+    """Why a stopped run stopped: on request, preempted, requeued, time limit; empty if that is not known."""
     job_id: str | None = None
     launcher: str | None = None
     attempts: int = 0

@@ -12,6 +12,7 @@ import pytest
 
 from slurmddp.batch.attempt import Attempt, Settings
 from slurmddp.batch.exclusions import lost_nodes
+from slurmddp.batch.progress import latest_name
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.late_files import is_there, look_again, read_text
@@ -92,6 +93,19 @@ QUESTIONS = {
         lambda run: run.metrics_file, f"{json.dumps(STEP)}\n", lambda run: latest(run).step, None, 3
     ),
 }  # fmt: skip
+
+
+def test_the_newest_checkpoint_of_another_host_is_seen_at_once(
+    tmp_path: Path, remembered: RememberedNames
+) -> None:
+    folder = RunFolder(tmp_path)
+    assert latest_name(folder) == ""
+    with remembered.other_host():
+        folder.checkpoints_dir.mkdir()
+    assert latest_name(folder) == ""
+    with remembered.other_host():
+        (folder.checkpoints_dir / "latest").write_text("step-7\n")
+    assert latest_name(folder) == "step-7"
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS.keys())

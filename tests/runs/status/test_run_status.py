@@ -167,7 +167,7 @@ KILLED = ended("failed", "requeue", code=137)
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([signalled("SIGTERM"), REQUEUED], "preempted, no save recorded"),
+        ([signalled("SIGTERM"), REQUEUED], "requeued, no save recorded"),
         ([signalled("SIGUSR2"), SAVED, REQUEUED], "time limit, last save at step 200"),
         ([signalled("the time limit"), REQUEUED], "time limit, no save recorded"),
         ([signalled("/runs/stop"), SAVED, ended("stopped", code=75)], "on request, last save at step 200"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-LOOK_UPS = ((os, "stat"), (os, "lstat"), (os, "open"), (io, "open"), (builtins, "open"))
+LOOK_UPS = ((os, "scandir"), (os, "stat"), (os, "lstat"), (os, "open"), (io, "open"), (builtins, "open"))
 
 
 class RememberedNames:
