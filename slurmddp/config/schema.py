@@ -359,7 +359,7 @@ class Config:
     )
     array_parallelism: int | None = key(
         None,
-        "points of a sweep that SLURM runs at once, at most, but one of each array; null: no bound",
+        "points that a sweep submits and SLURM runs at once, at most, but one of each array; null: no bound",
         FREE,
         minimum=1,
     )

@@ -117,6 +117,10 @@ def test_status_names_the_nodes_that_the_run_avoids(make_run, slurm, capsys):
     append_line(folder.excluded_file, {"time": 1, "node": "node7", "reason": "", "expires": 9e9})
     assert main(["status"]) == 0
     assert "avoids     node7: failed recently\n" in capsys.readouterr().out
+    for state, waits in (("PENDING", True), ("RUNNING", False)):
+        slurm.set_state("7", state)
+        assert main(["status"]) == 0
+        assert ("`scontrol update JobId=7 ExcNodeList=` lets the job" in capsys.readouterr().out) == waits
 
 
 def test_status_shows_why_no_rank_started(make_run, slurm, capsys):

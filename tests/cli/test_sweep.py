@@ -405,6 +405,7 @@ def test_the_arrays_of_a_sweep_share_the_bound_on_points_at_once(project, cluste
         (8, [20, 5], [6, 2]),
         (99, [20, 5], [20, 5]),
         (3, [4, 4, 4], [1, 1, 1]),
+        (4, [0, 9], [1, 4]),  # all points of the first have finished
         (1, [20, 5], [1, 1]),  # SLURM has no array that runs nothing
     ],
 )

@@ -98,6 +98,9 @@ def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, s
     yield from _place(one, now)
     if failed := excluded_nodes(RunFolder(one.path), now):
         yield "avoids", f"{', '.join(failed)}: failed recently"
+        if one.active and one.state in ("queued", "stopped") and one.job_id:
+            # SLURM keeps the exclusion while the job waits, even if too many other nodes fail meanwhile.
+            yield "", f"`scontrol update JobId={one.job_id} ExcNodeList=` lets the job start there."
     yield from _notices(RunFolder(one.path))
     yield from _restarted(one)
     if one.failure is not None:

@@ -14,8 +14,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurmddp.errors import SlurmddpError
 from slurmddp.launchers.submit.sbatch import site_options
 from slurmddp.runs.folder.create import Common, prepare, write_element
+from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENTS, elements
@@ -50,20 +52,33 @@ def groups(jobs: Iterable[Job], most: int) -> list[list[Job]]:
     bounds = [job.array_parallelism for some in found for job in some if job.array_parallelism]
     if not bounds or len(found) == 1:
         return found
-    shares = shared_bound(min(bounds), [len(some) for some in found])
+    shares = shared_bound(min(bounds), [sum(map(_is_left, some)) for some in found])
     return [
         [replace(job, array_parallelism=share) for job in some]
         for some, share in zip(found, shares, strict=True)
     ]
 
 
+def _is_left(job: Job) -> bool:
+    """Return whether the run of a job has not finished."""
+    try:
+        newest = read_history(RunFolder(job.run_dir)).newest
+    except (SlurmddpError, OSError):
+        return True
+    return newest is None or newest.outcome != "finished"
+
+
 def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:
     """Return how many jobs of each group may run at once, so that at most `bound` of all run at once.
 
     Each group gets one at least: SLURM has no array that runs none.
+
+    Args:
+        bound: the number for all groups together.
+        sizes: the number of jobs of each group that will run.
     """
     shares = [1] * len(sizes)
-    for _ in range(bound - len(sizes)):
+    for _ in range(bound - sum(size > 0 for size in sizes)):
         waiting = [place for place, size in enumerate(sizes) if shares[place] < size]
         if not waiting:
             break
