@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import html
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from os import environ
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -72,7 +72,7 @@ def forward(
     Raises:
         LoginNodeError: the host can't be reached, or it can't run slurmddp.
     """
-    if environ.get(OVER_SSH_VARIABLE) or (name == "list" and parsed.watch):
+    if os.environ.get(OVER_SSH_VARIABLE) or (name == "list" and parsed.watch):
         return None
     named = _named_by_run(name, typed, parsed, parse)
     if named is None:
@@ -82,8 +82,8 @@ def forward(
         return _fetch_report(run, show=name == "open")
 
     changes = name in ("resume", "rerun")
-    with exchange(_node(run), _request(run, words, changes=changes)) as opened:
-        exit_code = _pass_through(opened)[0]
+    with exchange(_node(run), _request(run, words, changes=changes)) as session:
+        exit_code = _pass_through(session)[0]
     if name == "rm" and exit_code == EXIT_FINISHED:
         ssh_runs.remember(replace(run, removed=True))
     return exit_code
@@ -123,9 +123,9 @@ def answer(run: SshRun, *arguments: str) -> str:
         LoginNodeError: the host can't be reached, or it can't run slurmddp.
         SlurmddpError: the command failed.
     """
-    with exchange(_node(run), _request(run, arguments, shown=False)) as opened:
-        output = "".join(line for line, _ in opened.lines())
-        exit_code = opened.exit_code()
+    with exchange(_node(run), _request(run, arguments, shown=False)) as session:
+        output = "".join(line for line, _ in session.lines())
+        exit_code = session.exit_code()
     if exit_code:
         raise SlurmddpError(
             f"`slurmddp {shlex.join(arguments)}` failed on {run.host} (exit code {exit_code}).",
@@ -147,16 +147,16 @@ def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> l
         SlurmddpError: a file can't be read, or another account owns it.
     """
     request = {"folder": run.folder, "files": list(paths), "unshared": unshared}
-    with exchange(_node(run), request) as opened:
+    with exchange(_node(run), request) as session:
         try:
-            sizes = opened.facts()["sizes"]
+            sizes = session.facts()["sizes"]
         except HostRefusal as refusal:
             raise SlurmddpError(
                 f"{run.host} can't read {', '.join(paths)} (exit code {refusal.code}).",
                 hint="slurmddp on the host says why above.",
             ) from refusal
-        contents = [None if size is None else opened.read(size) for size in sizes]
-        opened.exit_code()
+        contents = [None if size is None else session.read(size) for size in sizes]
+        session.exit_code()
         return contents
 
 
@@ -243,30 +243,30 @@ def _submit(keys: dict[str, str | None], typed: Sequence[str]) -> tuple[int, lis
         "code": sent_code.as_json(delivery.files),
         "adopted": ssh_runs.sent_files(node.host, node.folder),
     }
-    with exchange(node, request, more_input=True) as opened:
-        if opened.version != __version__:
+    with exchange(node, request, more_input=True) as session:
+        if session.version != __version__:
             raise LoginNodeError(
-                f"{node.host} has slurmddp {opened.version}, this machine slurmddp {__version__}. "
+                f"{node.host} has slurmddp {session.version}, this machine slurmddp {__version__}. "
                 "Nothing was sent.",
                 hint="Install the same version on both.",
             )
         try:
-            node = _send_code(opened, delivery)
+            node = _send_code(session, delivery)
         except HostRefusal as refusal:
             return refusal.code, []
-        return _pass_through(opened, node)
+        return _pass_through(session, node)
 
 
-def _send_code(opened: Exchange, delivery: code.Delivery) -> LoginNode:
+def _send_code(session: Exchange, delivery: code.Delivery) -> LoginNode:
     """Send the contents that the host lacks; return the node with the folder as an absolute path."""
-    offer = opened.facts()
+    offer = session.facts()
     files = {file.name: file for file in delivery.files}
     for name in offer["wanted"]:
-        opened.send(delivery.content(files[name]))
-    opened.end_of_input()
-    opened.facts()
+        session.send(delivery.content(files[name]))
+    session.end_of_input()
+    session.facts()
 
-    node = replace(opened.node, folder=offer["folder"])
+    node = replace(session.node, folder=offer["folder"])
     count = counted(len(files) - len(delivery.record), "file")
     print(f"code    {node.host}:{node.folder}  ({count})", file=sys.stderr, flush=True)
     if delivery.left_out:
@@ -276,13 +276,13 @@ def _send_code(opened: Exchange, delivery: code.Delivery) -> LoginNode:
     return node
 
 
-def _pass_through(opened: Exchange, node: LoginNode | None = None) -> tuple[int, list[SshRun]]:
+def _pass_through(session: Exchange, node: LoginNode | None = None) -> tuple[int, list[SshRun]]:
     """Print the output of a command on the host, and record the runs that it reports as started.
 
     Returns:
         The exit code, and the runs, those of a sweep in the order of its points.
     """
-    place = node or opened.node
+    place = node or session.node
     names: dict[str, None] = {}
     points: list[str] = []
     sweep = None
@@ -290,7 +290,7 @@ def _pass_through(opened: Exchange, node: LoginNode | None = None) -> tuple[int,
     def run(name: str, *, is_sweep: bool = False) -> SshRun:
         return SshRun(name=name, host=place.host, folder=place.folder, python=place.python, is_sweep=is_sweep)
 
-    for line, facts in opened.lines():
+    for line, facts in session.lines():
         if facts is None:
             print(line, end="", flush=True)
         elif facts["sweep"]:
@@ -299,7 +299,7 @@ def _pass_through(opened: Exchange, node: LoginNode | None = None) -> tuple[int,
             names.update(dict.fromkeys(facts["started"]))
             # The sweep comes last: it is what a command without a name means.
             ssh_runs.remember(*map(run, facts["started"]), *([run(sweep, is_sweep=True)] if sweep else []))
-    exit_code = opened.exit_code()
+    exit_code = session.exit_code()
     return exit_code, [run(name) for name in (points or names)]
 
 
@@ -308,9 +308,9 @@ def _fetch_report(run: SshRun, *, show: bool) -> int:
 
     The page of a sweep links to the reports of its runs, so these are copied too.
     """
-    with exchange(_node(run), _request(run, ["report", run.name], shown=False)) as opened:
-        paths = [line.strip() for line, _ in opened.lines() if line.startswith("/")]
-        exit_code = opened.exit_code()
+    with exchange(_node(run), _request(run, ["report", run.name], shown=False)) as session:
+        paths = [line.strip() for line, _ in session.lines() if line.startswith("/")]
+        exit_code = session.exit_code()
     for path in paths:
         page = PurePosixPath(path)
         is_sweep = page.name != REPORT_FILE

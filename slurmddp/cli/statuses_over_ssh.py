@@ -118,9 +118,9 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
     request = {"folder": newest.folder, "statuses": [run.name for run in runs]}
     with tempfile.TemporaryFile() as stderr:
         try:
-            with exchange(node, request, silent=silent, stderr=stderr, timeout_s=_ANSWER_S) as opened:
-                facts = opened.facts()["statuses"]
-                opened.exit_code()
+            with exchange(node, request, silent=silent, stderr=stderr, timeout_s=_ANSWER_S) as session:
+                facts = session.facts()["statuses"]
+                session.exit_code()
             return [_status(node.host, status) for status in facts]
         except (SlurmddpError, HostRefusal, OSError, LookupError, TypeError) as error:
             stderr.seek(0)

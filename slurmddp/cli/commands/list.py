@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
-    if args.watch and args.sweep and (far := ssh_runs.find(args.sweep)) is not None:
-        far_runs = statuses_over_ssh.PacedHosts(statuses_over_ssh.runs_of_sweep(far))
-        return _watch(list, None, far_runs.statuses, frozenset(args.state or ()))
+    if args.watch and args.sweep and (remote := ssh_runs.find(args.sweep)) is not None:
+        runs_over_ssh = statuses_over_ssh.PacedHosts(statuses_over_ssh.runs_of_sweep(remote))
+        return _watch(list, None, runs_over_ssh.statuses, frozenset(args.state or ()))
     sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
     states = frozenset(args.state or ())

@@ -145,8 +145,8 @@ class Exchange:
         mark = json.dumps({_PROOF: self._proof})[:-1]
         for raw in self._stdout:
             line = raw.decode(errors="replace")
-            before, found, rest = line.partition(mark)
-            if not found:
+            before, marked, rest = line.partition(mark)
+            if not marked:
                 yield line, None
                 continue
             if before:  # A greeting without a line break.
@@ -214,19 +214,19 @@ def exchange(
     command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
     sys.stdout.flush()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        opened = Exchange(node, process, proof_of(nonce))
+        session = Exchange(node, process, proof_of(nonce))
         timer = threading.Timer(timeout_s or 0, process.kill)
         try:
             if timeout_s is not None:
                 timer.start()
-            opened.send(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
+            session.send(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
             if not more_input:
-                opened.end_of_input()
-            opened.read_proof(None if stderr is not None else sys.stderr)
-            yield opened
+                session.end_of_input()
+            session.read_proof(None if stderr is not None else sys.stderr)
+            yield session
         finally:
             timer.cancel()
-            opened.end_of_input()
+            session.end_of_input()
             if process.poll() is None:  # Nobody reads its answer any more.
                 process.terminate()
 

@@ -46,7 +46,7 @@ _CACHES = frozenset({
 def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> str:
     """Copy the code of `project_dir` into the new folder `target`, without the folders in `exclude`.
 
-    Outside a git repository nothing is created.
+    Outside a git repository nothing is created, unless the code came over ssh.
 
     Returns:
         A description of the copy, or the reason why nothing was copied.
@@ -94,6 +94,8 @@ def code_of(project_dir: Path) -> ProjectFiles:
     found = _walk(project_dir) if _git_trouble(project_dir) else _list_files(project_dir, ())
     # Sockets and pipes are no code, and reading a pipe would never end.
     code = [path for path in found.code if path.is_symlink() or path.is_file()]
+    # The project may itself have come over ssh.
+    code = [path for path in code if not path.is_relative_to(project_dir / RECORD)]
     _refuse_large(project_dir, code)
     return ProjectFiles(code=code, secrets=found.secrets, ignored=[])
 
