@@ -182,11 +182,13 @@ class SlurmJob:
     def partition(self, key: str) -> str:
         """Return a value of the job's partition; empty if it is not known."""
         name = self.environ.get("SLURM_JOB_PARTITION", "")
-        return parse_facts(self.scontrol("-o", "show", "partition", name).out).get(key, "") if name else ""
+        return (
+            parse_facts(self.scontrol("-a", "-o", "show", "partition", name).out).get(key, "") if name else ""
+        )
 
     def nodes(self, names: str) -> list[dict[str, str]]:
         """Return SLURM's facts about each node in a host list."""
-        answer = self.scontrol("-o", "show", "nodes", names) if names else Answer(1)
+        answer = self.scontrol("-a", "-o", "show", "nodes", names) if names else Answer(1)
         lines = answer.out.splitlines() if answer.code == 0 else []
         return [facts for facts in map(parse_facts, lines) if "NodeName" in facts]
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError
+from slurmddp.launchers.submit.fit import Fit, judge
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
@@ -43,16 +44,22 @@ def show(groups: Sequence[Sequence[Job]]) -> int:
 
 def _show(group: Sequence[Job], slurm: SlurmClient, site: Site) -> int:
     different = {repr((job.resources, job.cluster)): job for job in group}.values()
-    found = [one for job in different for one in check(job, site, jobs=len(group))]
-    start = "" if found else test(group, slurm, site, found)
+    findings = [finding for job in different for finding in check(job, site, jobs=len(group))]
+    fit = test(group, slurm, site, findings)
     first = group[0].run_name
     what = f"the array of {counted(len(group), 'run')} from {first} on" if len(group) > 1 else first
-    for one in found:
-        print(one)
-    if found:
+
+    for finding in fit.reasons:
+        print(finding)
+    if fit.reasons:
         print(f"This SLURM would not start {what}. Nothing was queued or written.")
         return EXIT_CONFIG
-    start = _after_downtime(group[0], site) or start  # sbatch's estimate ignores a partition that is down.
+
+    for note in fit.notes:
+        print(f"note: {note}")
+    start = (
+        _after_downtime(group[0], site) or fit.start
+    )  # sbatch's estimate ignores a partition that is down.
     expected = f", {start}" if start else ""
     print(f"This SLURM would start {what}{expected}. Nothing was queued or written.")
     return EXIT_FINISHED
@@ -76,33 +83,38 @@ def _after_repair(job: Job, site: Site) -> str:
     return f"once enough nodes of partition {where} are up ({sum(away)} down or drained now, see `sinfo -R`)"
 
 
-def test(group: Sequence[Job], slurm: SlurmClient, site: Site, found: list[Finding]) -> str:
-    """Ask sbatch whether it takes a job, or the array of several jobs, and add its refusal to `found`.
-
-    Returns:
-        The expected start as a clause; empty if sbatch refuses the job or gives no start.
+def test(group: Sequence[Job], slurm: SlurmClient, site: Site, findings: Sequence[Finding]) -> Fit:
+    """Ask sbatch whether it takes a job, or the array of several jobs, and judge findings by its answer.
 
     Raises:
         SlurmError: SLURM does not answer.
     """
+    # `sbatch --test-only` refuses a job with more nodes than its list, though SLURM starts it.
+    listed = listed_nodes(group[0])
+    if listed:
+        group = [replace(job, resources=replace(job.resources, nodes=listed, spare_nodes=0)) for job in group]
+    job = group[0]
+    fit = judge(job, findings, site, lambda: _ask(group, slurm))
+    if listed:
+        fit = replace(fit, start="")  # Fewer nodes may start earlier.
+    if fit.refusal is None or fit.reasons:
+        return fit
+
+    # sbatch queues a job whose nodes are down, though `--test-only` refuses it.
+    later = _after_repair(job, site) if "configuration is not available" in fit.refusal.message else ""
+    if later:
+        return replace(fit, start=later)
+    words = " ".join(fit.refusal.message.split()).rstrip(".")
+    refused = Finding(key="cluster", value=job.cluster.name, site=words, remedy=fit.refusal.hint)
+    return replace(fit, reasons=(refused,))
+
+
+def _ask(group: Sequence[Job], slurm: SlurmClient) -> str:
+    """Return the start that sbatch expects for a job or an array."""
     from slurmddp.launchers.submit import array, sbatch
     from slurmddp.slurm.script import render_array
 
-    listed = listed_nodes(group[0])
-    if listed:  # `sbatch --test-only` refuses such a job, though SLURM starts it.
-        group = [replace(job, resources=replace(job.resources, nodes=listed, spare_nodes=0)) for job in group]
     job = group[0]
-    try:
-        if len(group) > 1:
-            start = slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
-        else:
-            start = slurm.test(sbatch.build(job.submitter, slurm).script(job))
-        return "" if listed else start  # Fewer nodes may start earlier.
-    except SlurmError as error:
-        if error.may_be_queued:  # No answer, so no refusal.
-            raise
-        if "configuration is not available" in error.message and (later := _after_repair(job, site)):
-            return later  # sbatch queues such a job, though `--test-only` refuses it.
-        words = " ".join(error.message.split()).rstrip(".")
-        found.append(Finding(key="cluster", value=job.cluster.name, site=words, remedy=error.hint))
-        return ""
+    if len(group) > 1:
+        return slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
+    return slurm.test(sbatch.build(job.submitter, slurm).script(job))

@@ -55,16 +55,17 @@ def _left_idle(job: Job) -> list[str]:
 
 def _limits(job: Job) -> list[str]:
     """Return notes about limits of this machine's SLURM that the job exceeds; none without SLURM."""
+    from slurmddp.launchers.submit.fit import fit_of
     from slurmddp.slurm import client
-    from slurmddp.slurm.limits import partitions
+    from slurmddp.slurm.script import render
 
     if not client.on_path():
         return []
     try:
-        found = partitions.check(job, client.SlurmClient(timeout_s=10).partitions())
-    except SlurmError:
-        return ["SLURM does not answer here, so its limits are not checked."]
-    return [f"This SLURM would never start the job: {finding}" for finding in found]
+        fit = fit_of(job, render(job), client.SlurmClient(timeout_s=10))
+    except SlurmError as error:
+        return [f"The limits of this SLURM are not checked: {error.message} {error.hint}"]
+    return [*(f"This SLURM would never start the job: {finding}" for finding in fit.reasons), *fit.notes]
 
 
 def _local_commands(job: Job) -> str:

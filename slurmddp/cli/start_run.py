@@ -118,7 +118,8 @@ def script_of(job: Job) -> str | None:
             hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
             "here with launcher=local. Nothing was written.",
         )
-    sbatch.refuse_misfit(job, client.SlurmClient())
+    for note in sbatch.refuse_misfit(job, client.SlurmClient()):
+        print(f"slurmddp: note: {note}", file=sys.stderr)
     return script
 
 

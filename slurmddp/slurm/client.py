@@ -26,7 +26,7 @@ from slurmddp.errors import SlurmError, near_matches
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
-from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups
+from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups, without_reserved
 from slurmddp.slurm.limits.partitions import Partition, parse_partitions
 from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.rejections import hint_for, is_transient
@@ -224,7 +224,8 @@ class SlurmClient:
         SLURM is asked once for all folders.
         """
         command = ["squeue", "--noheader", "--all", "--array", "--states=all", "--user", _user()]
-        lines = self._run([*command, "-o", "%i|%T|%o"]).splitlines()
+        # A submission waits for the answer.
+        lines = self._run([*command, "-o", "%i|%T|%o"], limit_s=self._timeout_s).splitlines()
         found: dict[Path, dict[str, JobState]] = {folder: {} for folder in folders}
         by_name: dict[str, list[Path]] = {}
         for folder in found:
@@ -277,7 +278,8 @@ class SlurmClient:
 
     def partitions(self) -> dict[str, Partition]:
         """Return the partitions and their limits, by name."""
-        return parse_partitions(self._run(["scontrol", "-o", "show", "partition"]))
+        # Hidden ones too: sbatch takes them.
+        return parse_partitions(self._run(["scontrol", "--all", "-o", "show", "partition"]))
 
     def cluster_name(self) -> str:
         """Return the name that SLURM's configuration gives this cluster; raises SlurmError."""
@@ -291,9 +293,11 @@ class SlurmClient:
     def describe(self) -> Site:
         """Return partitions, nodes, settings and accounting of this SLURM; raises SlurmError."""
         config = parse_facts(self._run(["scontrol", "show", "config"]))
+        groups = parse_groups(self._run(["sinfo", "--noheader", "--all", "--exact", "-o", SINFO_FORMAT]))
+        nodes = self._run(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
         return Site(
             partitions=self.partitions(),
-            groups=parse_groups(self._run(["sinfo", "--noheader", "--exact", "-o", SINFO_FORMAT])),
+            groups=without_reserved(groups, [parse_facts(line) for line in nodes]),
             config=config,
             accounting=self._accounting(config),
         )
@@ -303,13 +307,15 @@ class SlurmClient:
         if not enforced or shutil.which("sacctmgr") is None:
             return None
         ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
-        user = ["where", f"user={pwd.getpwuid(os.getuid()).pw_name}"]
-        if name := config.get("ClusterName"):  # One database may serve several clusters.
-            user.append(f"cluster={name}")
+        name = pwd.getpwuid(os.getuid()).pw_name
+        user = ["where", f"user={name}"]
+        if cluster := config.get("ClusterName"):  # One database may serve several clusters.
+            user.append(f"cluster={cluster}")
         try:
             qualities = self._run([*ask, "qos", f"format={accounting.QOS_FIELDS}"])
             own = self._run([*ask, "associations", *user, f"format={accounting.ASSOCIATION_FIELDS}"])
-            queued = self._run(["squeue", "--noheader", "--array", "--user", _user(), "-o", "%a|%q"])
+            default = self._run([*ask, "user", name, "format=DefaultAccount"])
+            queued = self._run(["squeue", "--noheader", "--all", "--array", "--user", _user(), "-o", "%a|%q"])
         except SlurmError as error:
             self._say(f"{error.message} Limits of accounts and QOS are not compared.")
             return None
@@ -317,20 +323,28 @@ class SlurmClient:
             enforced=enforced,
             qualities=accounting.parse_qualities(qualities),
             associations=accounting.parse_associations(own),
+            default_account=default.strip(),
             queued=accounting.parse_queued(queued),
         )
 
-    def _run(self, command: list[str]) -> str:
+    def _run(self, command: list[str], limit_s: float | None = None) -> str:
         """Run one command and return its standard output; its error output is in the SlurmError otherwise."""
-        return self._complete(command).stdout
+        return self._complete(command, limit_s).stdout
 
-    def _complete(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _complete(self, command: list[str], limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end.
+
+        Args:
+            command: the command.
+            limit_s: seconds to wait; None: those of a submission or a query.
+        """
         if (clusters := os.environ.get("SLURM_CLUSTERS", "")) == "all" or "," in clusters:
             raise SlurmError(
                 f"SLURM_CLUSTERS={clusters} names several clusters, and a job's number is one cluster's.",
                 hint="Say `export SLURM_CLUSTERS=NAME` with one of them.",
             )
-        limit_s = self._timeout_s if command[0] == "sbatch" else min(self._timeout_s, QUERY_TIMEOUT_S)
+        if limit_s is None:
+            limit_s = self._timeout_s if command[0] == "sbatch" else min(self._timeout_s, QUERY_TIMEOUT_S)
         try:
             done = self._answer(command, limit_s)
         except FileNotFoundError:

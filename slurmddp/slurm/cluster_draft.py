@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from slurmddp.slurm.limits.nodes import NodeGroup, gib
+from slurmddp.slurm.limits.nodes import NodeGroup, gib, is_slice
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.units import render_minutes
@@ -80,11 +80,16 @@ def _preemption(partition: Partition, site: Site) -> str:
 
 
 def _largest_kind(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Return the nodes with the GPUs of which the partition has most; without GPUs all nodes."""
-    sums: dict[tuple[tuple[str, int], ...], int] = {}
+    """Return the nodes with the GPUs of which the partition has most; without GPUs all nodes.
+
+    Whole GPUs come before parts of GPUs, on which ranks of one job can't exchange data by NCCL.
+    """
+    sums: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
     for group in nodes:
-        sums[group.gpus] = sums.get(group.gpus, 0) + group.nodes * group.gpu_count()
-    largest = max(sums, key=lambda kind: sums[kind])
+        whole, all_gpus = sums.get(group.gpus, (0, 0))
+        whole += group.nodes * sum(count for kind, count in group.gpus if not is_slice(kind))
+        sums[group.gpus] = (whole, all_gpus + group.nodes * group.gpu_count())
+    largest = max(sums, key=lambda gpus: sums[gpus])
     return [group for group in nodes if group.gpus == largest]
 
 
@@ -96,7 +101,7 @@ def _gpus(nodes: Sequence[NodeGroup], everything: Sequence[NodeGroup], site: Sit
         source = f"sinfo %z: {first.sockets} sockets of {cores} cores"
         return [("gpus_per_node", "0", "sinfo %G: none"), ("ranks_per_node", ranks, source)]
     kinds = {kind for group in everything for kind, _ in group.gpus}
-    (kind, count), *others = sorted(first.gpus, key=lambda one: -one[1])
+    (kind, count), *others = sorted(first.gpus, key=lambda gpus: (is_slice(gpus[0]), -gpus[1]))
     is_named = bool(kind) and len(kinds) > 1
     wanted = count if is_named or not others else first.gpu_count()
     plugin = site.config.get("SelectType", "unknown")
@@ -120,7 +125,11 @@ def _share(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list
     """Return the lines of CPUs and memory: all that each of the nodes has."""
     cpus, memory = min(group.cpus for group in nodes), min(group.memory_mb for group in nodes)
     allowed, gpus = partition.max_cpus_per_node, nodes[0].gpu_count()
-    source = f"sinfo %c: {cpus}" + (f"; MaxCPUsPerNode={allowed}" if allowed is not None else "")
+    reserved_cpus = max(group.reserved_cpus for group in nodes)
+    reserved_mb = max(group.reserved_mb for group in nodes)
+    source = f"sinfo %c: {cpus + reserved_cpus}"
+    source += f"; {reserved_cpus} for the system (CoreSpecCount)" if reserved_cpus else ""
+    source += f"; MaxCPUsPerNode={allowed}" if allowed is not None else ""
     cpus = min(cpus, allowed or cpus)
     source += f"; {cpus // gpus} for each GPU" if gpus else ""
     lines = [("cpus_per_node", str(cpus), source)]
@@ -129,10 +138,11 @@ def _share(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list
         found = parameters or "unknown"
         return [*lines, ("mem_request", "none", f"memory is not allocated (SelectTypeParameters={found})")]
     most = partition.max_memory_mb
-    limit = f"; MaxMemPerNode={most}" if most is not None else ""
+    limit = f"; {reserved_mb} MB for the system (MemSpecLimit)" if reserved_mb else ""
+    limit += f"; MaxMemPerNode={most}" if most is not None else ""
     return [
         *lines,
-        ("mem_gb", gib(min(memory, most or memory)), f"GiB; sinfo %m: {memory} MB{limit}"),
+        ("mem_gb", gib(min(memory, most or memory)), f"GiB; sinfo %m: {memory + reserved_mb} MB{limit}"),
         ("mem_request", "mem", f"memory is allocated (SelectTypeParameters={parameters})"),
     ]
 

@@ -16,6 +16,11 @@ from support.slurm import sites
 from support.slurm.slurm_jobs import FakePrograms
 
 START = "sbatch: Job 7 to start at 2026-11-25T07:49:25 using 8 processors on nodes n[1-2] in partition gpu"
+TOO_MANY = (
+    'for script; do :; done; if grep -qE -e "--nodes=(5|9|16)$" "$script"; then echo "allocation failure: '
+    'Requested node configuration is not available" >&2; exit 1; fi\n'
+)
+"""What sbatch says of more nodes than the partition gives."""
 
 
 @pytest.fixture
@@ -24,7 +29,7 @@ def site(programs: FakePrograms, project: Path) -> FakePrograms:
         "partitions": sites.PARTITIONS,
         "nodes-of-partitions": sites.NODES,
         "config": sites.CONFIG.replace("associations,limits,qos,safe", "none"),
-        "test-only": f'echo "{START}" >&2',
+        "test-only": f'{TOO_MANY}echo "{START}" >&2',
     }.items():
         programs.write(name, text)
     return programs
@@ -166,7 +171,9 @@ def test_the_points_of_a_sweep_are_checked_as_the_arrays_that_they_would_be(
 ):
     monkeypatch.setattr(client, "on_path", lambda: True)
     words = ["train", "+cluster=small", "name=first", "-m", "seed=1,2,3"]
-    asks = 'for file; do :; done; grep -o -- "--array=.*" "$file" >>tested || echo alone >>tested\n'
+    asks = (
+        TOO_MANY + 'for file; do :; done; grep -o -- "--array=.*" "$file" >>tested || echo alone >>tested\n'
+    )
     site.write("test-only", asks)
     site.write("config", site.read("config") + "MaxArraySize = 1001\n")
     assert main([*words, "nodes=1,9", "--check"]) == EXIT_CONFIG

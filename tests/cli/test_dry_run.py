@@ -90,7 +90,7 @@ def test_a_dry_run_says_whether_this_slurm_would_take_it(project, cluster, capsy
     )
     cluster.silence = "it is asleep"
     assert main(["train", "--dry-run", *BIG]) == 0
-    assert "does not answer" in capsys.readouterr().err
+    assert "The limits of this SLURM are not checked: it is asleep" in capsys.readouterr().err
 
 
 def test_a_dry_run_here_prints_commands_that_a_shell_can_read(project, capsys):

@@ -129,11 +129,10 @@ def _findings(name: str, project: Path, site: Site, slurm: SlurmClient) -> list[
     from slurmddp.cli import check_job
     from slurmddp.config.composition.compose import compose
     from slurmddp.config.job import build_job
-    from slurmddp.slurm.limits.site import check_cluster
+    from slurmddp.slurm.limits.site import at_largest_size, check_cluster
 
     overrides = [f"+cluster={name}"]
     job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)
-    found = check_cluster(job, site)
-    if not found:
-        check_job.test([job], slurm, site, found)
-    return found
+    findings = check_cluster(job, site)
+    asked = at_largest_size(job) if findings else job
+    return [*check_job.test([asked], slurm, site, findings).reasons]

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from slurmddp.batch.slurm_job import hosts_of
 from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
+from slurmddp.launchers.submit.fit import fit_of
 from slurmddp.runs.folder.excluded_nodes import adopt, excluded_nodes, shared_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.limits.partitions import check
 from slurmddp.slurm.options import job_name
 from slurmddp.slurm.script import render
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
@@ -70,15 +70,20 @@ _SUBMITTERS: dict[str, Callable[[SlurmClient], Submitter]] = {
 }
 
 
-def refuse_misfit(job: Job, slurm: SlurmClient) -> None:
-    """Raise ConfigError if SLURM would queue `job` but never start it; call this before `submit`."""
+def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
+    """Raise ConfigError if SLURM would never start `job`; call this before `submit`.
+
+    Returns:
+        Notes on why SLURM may never start the job.
+    """
     try:
-        found = check(job, slurm.partitions())
+        fit = fit_of(job, build(job.submitter, slurm).script(job), slurm)
     except SlurmError:
-        return  # sbatch, which runs next, gives a better reason.
-    if found:
-        reasons = " ".join(map(str, found))
+        return []  # sbatch, which runs next, gives a better reason.
+    if fit.reasons:
+        reasons = " ".join(map(str, fit.reasons))
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
+    return fit.notes
 
 
 def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:

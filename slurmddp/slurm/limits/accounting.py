@@ -15,7 +15,7 @@ from slurmddp.slurm.limits.finding import Finding, too_long
 from slurmddp.slurm.units import parse_slurm_limit
 from slurmddp.spec import Job
 
-QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser"
+QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,Flags"
 ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs"
 
 
@@ -30,6 +30,8 @@ class Limits:
     """Most of each resource for one job: `node`, `cpu`, `gres/gpu`."""
     max_submit: int | None = None
     """Most jobs of one user in the queue."""
+    flags: frozenset[str] = frozenset()
+    """The flags of a quality of service, such as `PartitionTimeLimit`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +52,18 @@ class Accounting:
     enforced: frozenset[str]
     """Of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
     qualities: Mapping[str, Limits]
+    """By the name in lower case: SLURM compares the names of accounts and QOS without case."""
     associations: tuple[Association, ...]
+    default_account: str = ""
+    """The account of a job that names none; empty if it is not known."""
     queued: Counter[str] = field(default_factory=Counter)
-    """The person's jobs in the queue, by `account NAME` and by `QOS NAME`."""
+    """The person's jobs in the queue, by `account 'NAME'` and by `qos 'NAME'`, in lower case."""
 
 
 def parse_qualities(text: str) -> dict[str, Limits]:
     """Return the limits of each quality of service in the output of `sacctmgr show qos`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == QOS_FIELDS.count(",")]
-    return {name: _limits(f"QOS {name!r}", *cells) for name, *cells in rows}
+    return {name.lower(): _limits(f"QOS {name!r}", *cells) for name, *cells in rows}
 
 
 def parse_associations(text: str) -> tuple[Association, ...]:
@@ -79,7 +84,8 @@ def parse_associations(text: str) -> tuple[Association, ...]:
 def parse_queued(text: str) -> Counter[str]:
     """Return the number of jobs by account and by QOS in the output of `squeue -o %a|%q`."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 1]
-    return Counter(source for account, qos in rows for source in (f"account {account!r}", f"QOS {qos!r}"))
+    sources = [source for account, qos in rows for source in (f"account {account!r}", f"QOS {qos!r}")]
+    return Counter(map(str.lower, sources))
 
 
 def parse_enforced(value: str) -> frozenset[str]:
@@ -100,20 +106,52 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
         partition_qos: the QOS of each partition that the job may run in.
         jobs: the number of such jobs, the elements of an array.
     """
-    found = list(_names(job, site))
-    if found or "limits" not in site.enforced:
-        return found
-    own = next((one for one in site.associations if job.cluster.account in (None, one.account)), None)
-    qos = job.cluster.qos or (own.default_qos if own else "")
-    sources = [site.qualities[name] for name in (qos, *partition_qos) if name in site.qualities]
-    sources += [own.limits] if own and job.cluster.account else []
-    return [one for limits in sources for one in _over(job, limits, site.queued, jobs)]
+    findings = list(_names(job, site))
+    if findings or "limits" not in site.enforced:
+        return findings
+    of_partitions = [site.qualities.get(name.lower()) for name in partition_qos] or [None]
+    alternatives = [_over(job, _in_order(job, site, quality), site.queued, jobs) for quality in of_partitions]
+    # A job that fits one of its partitions starts there.
+    return min(map(list, alternatives), key=len)
+
+
+def flags_of_qos(job: Job, site: Accounting) -> frozenset[str]:
+    """Return the flags of the quality of service in which a job runs; empty if it is not known."""
+    quality = site.qualities.get(_qos_of(job, site))
+    return quality.flags if quality else frozenset()
+
+
+def _association(job: Job, site: Accounting) -> Association | None:
+    """Return the account in which a job runs; one for the job's partition comes first."""
+    account = (job.cluster.account or site.default_account).lower()
+    asked = (job.cluster.partition or "").split(",")
+    usable = [one for one in site.associations if one.account.lower() == account]
+    ordered = [one for one in usable if one.partition in asked and one.partition]
+    ordered += [one for one in usable if not one.partition]
+    return ordered[0] if ordered else None
+
+
+def _qos_of(job: Job, site: Accounting) -> str:
+    """Return the name of a job's quality of service in lower case; empty if it is not known."""
+    if job.cluster.qos:
+        return job.cluster.qos.lower()
+    association = _association(job, site)
+    return association.default_qos.lower() if association else ""
+
+
+def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:
+    """Return whose limits hold for a job: of those that set a limit, the first one counts."""
+    quality, association = site.qualities.get(_qos_of(job, site)), _association(job, site)
+    sources = [of_partition, quality]
+    if quality and "OverPartQOS" in quality.flags:
+        sources.reverse()
+    return [one for one in (*sources, association.limits if association else None) if one is not None]
 
 
 def _names(job: Job, site: Accounting) -> Iterator[Finding]:
     accounts = [one.account for one in site.associations]
     account, qos = job.cluster.account, job.cluster.qos
-    if account and "associations" in site.enforced and account not in accounts:
+    if account and "associations" in site.enforced and account.lower() not in map(str.lower, accounts):
         yield Finding(
             key="account",
             value=account,
@@ -124,9 +162,13 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
     if not qos or "qos" not in site.enforced:
         return
     usable = {
-        name for one in site.associations if account in (None, one.account) for name in one.qualities
-    } & site.qualities.keys()
-    if qos not in usable:
+        name
+        for one in site.associations
+        if not account or account.lower() == one.account.lower()
+        for name in one.qualities
+        if name.lower() in site.qualities
+    }
+    if qos.lower() not in map(str.lower, usable):
         yield Finding(
             key="qos",
             value=qos,
@@ -135,41 +177,65 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
         )
 
 
-def _over(job: Job, limits: Limits, queued: Mapping[str, int], jobs: int) -> Iterator[Finding]:
+def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: int) -> Iterator[Finding]:
+    """Yield a finding for each limit that a job exceeds.
+
+    Args:
+        job: the job.
+        sources: whose limits hold. Of those that set a limit, the first one counts.
+        queued: the person's jobs in the queue, by source.
+        jobs: the number of such jobs, the elements of an array.
+    """
     size = job.resources
-    yield from too_long(size.time_limit_min, limits.max_wall_min, limits.source, "MaxWall")
+    wall = next((one for one in sources if one.max_wall_min is not None), None)
+    if wall is not None:
+        yield from too_long(size.time_limit_min, wall.max_wall_min, wall.source, "MaxWall")
     asked = {
         "node": ("nodes", size.all_nodes),
         "cpu": ("cpus_per_node", size.all_nodes * (size.cpus_per_node or 1)),
         "gres/gpu": ("gpus_per_node", size.all_nodes * size.gpus_per_node),
     }
     for resource, (key, count) in asked.items():
-        most = limits.max_tres.get(resource)
-        if most is not None and count > most:
-            in_all = "" if key == "nodes" else f" on {size.all_nodes} nodes"
-            yield Finding(
-                key=key,
-                value=f"{count // size.all_nodes if in_all else count}{in_all}",
-                site=f"{limits.source} gives a job at most {most} (MaxTRES {resource})",
-                remedy="Ask for less, or use another qos=.",
-            )
-    present = queued.get(limits.source, 0)
-    if limits.max_submit is not None and present + jobs > limits.max_submit:
-        more = f", and the array has {jobs} more" if jobs > 1 else ""
-        yield Finding(
-            key="qos" if limits.source.startswith("QOS") else "account",
-            value=re.sub(r"^\w+ '|'$", "", limits.source),
-            site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
-            f"and you have {present}{more}",
-            remedy="Wait until a job ends, or use another qos=.",
-        )
+        source = next((one for one in sources if resource in one.max_tres), None)
+        if source is not None and count > source.max_tres[resource]:
+            yield _too_much(job, source, resource, key, count)
+    crowd = next((one for one in sources if one.max_submit is not None), None)
+    if crowd is not None and crowd.max_submit is not None:
+        present = queued.get(crowd.source.lower(), 0)
+        if present + jobs > crowd.max_submit:
+            yield _too_many(crowd, present, jobs)
 
 
-def _limits(source: str, wall: str, tres: str, submit: str) -> Limits:
+def _too_much(job: Job, limits: Limits, resource: str, key: str, count: int) -> Finding:
+    nodes = job.resources.all_nodes
+    value = str(count) if key == "nodes" else f"{count // nodes} on {nodes} nodes"
+    return Finding(
+        key=key,
+        value=value,
+        site=f"{limits.source} gives a job at most {limits.max_tres[resource]} (MaxTRES {resource})",
+        remedy="Ask for less, or use another qos=.",
+        limit="MaxTRES",
+    )
+
+
+def _too_many(limits: Limits, present: int, jobs: int) -> Finding:
+    more = f", and the array has {jobs} more" if jobs > 1 else ""
+    return Finding(
+        key="qos" if limits.source.startswith("QOS") else "account",
+        value=re.sub(r"^\w+ '|'$", "", limits.source),
+        site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
+        f"and you have {present}{more}",
+        remedy="Wait until a job ends, or use another qos=.",
+        limit="MaxSubmitJobs",
+    )
+
+
+def _limits(source: str, wall: str, tres: str, submit: str, flags: str = "") -> Limits:
     amounts = dict(re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres))
     return Limits(
         source=source,
         max_wall_min=parse_slurm_limit(wall) if wall else None,
         max_tres={name: int(amount) for name, amount in amounts.items()},
         max_submit=int(submit) if submit.isdigit() else None,
+        flags=frozenset(flags.split(",")),
     )

@@ -19,6 +19,8 @@ class Finding:
     """A clause: the site's limit, or the things that the site has."""
     remedy: str
     """Sentences that tell the person which key to change, and how."""
+    limit: str = ""
+    """SLURM's name of a limit over which sbatch queues a job that then waits; empty if sbatch refuses it."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.site}. {self.remedy}"
@@ -42,6 +44,7 @@ def too_long(minutes: int | None, longest: int | None, source: str, limit: str) 
             value=render_minutes(minutes),
             site=f"{source} allows at most {shown} ({limit})",
             remedy=f"Use time_limit={shown}: the run continues in the next job.",
+            limit=limit,
         )
     ]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import near_matches
@@ -32,6 +32,10 @@ class NodeGroup:
     """Type and number of the GPUs of each node; an empty type if the site names none."""
     features: tuple[str, ...] = ()
     state: str = "idle"
+    reserved_cpus: int = 0
+    """CPUs of a node that no job gets; `cpus` is without them."""
+    reserved_mb: int = 0
+    """Memory of a node that no job gets; `memory_mb` is without it."""
 
     def gpu_count(self, kind: str | None = None) -> int:
         """Return the number of GPUs of each node, of one type or of all."""
@@ -47,6 +51,48 @@ def parse_groups(text: str) -> tuple[NodeGroup, ...]:
     """Return the groups of nodes in the output of sinfo in `SINFO_FORMAT`; other lines are ignored."""
     rows = [line.split("|") for line in text.splitlines()]
     return tuple(_group(row) for row in rows if len(row) == 8 and row[1].isdigit())
+
+
+def without_reserved(
+    groups: Iterable[NodeGroup], nodes: Sequence[Mapping[str, str]]
+) -> tuple[NodeGroup, ...]:
+    """Return groups without the CPUs and memory that their nodes keep for the system.
+
+    sinfo shows all that a node has.
+
+    Args:
+        groups: the groups as sinfo shows them.
+        nodes: the facts of each node, as `scontrol show node` prints them.
+    """
+    reserved: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for facts in nodes:
+        cpus, memory = _number(facts.get("CPUTot", "")), _number(facts.get("RealMemory", ""))
+        usable = _number(facts.get("CPUEfctv", "")) or cpus
+        own = (cpus - usable, _number(facts.get("MemSpecLimit", "")))
+        for partition in facts.get("Partitions", "").split(","):
+            # Nodes that look alike to sinfo may differ in this; what all of them have is safe.
+            key = (partition, cpus, memory)
+            most = reserved.get(key, (0, 0))
+            reserved[key] = (max(own[0], most[0]), max(own[1], most[1]))
+    return tuple(
+        _reduced(group, *reserved.get((group.partition, group.cpus, group.memory_mb), (0, 0)))
+        for group in groups
+    )
+
+
+def _reduced(group: NodeGroup, cpus: int, memory_mb: int) -> NodeGroup:
+    return replace(
+        group,
+        cpus=group.cpus - cpus,
+        memory_mb=group.memory_mb - memory_mb,
+        reserved_cpus=cpus,
+        reserved_mb=memory_mb,
+    )
+
+
+def is_slice(kind: str) -> bool:
+    """Return whether a type of GPU is a part of one: `1g.10gb`, `a100_3g.20gb`."""
+    return re.search(r"(?<!\d)\d+g\.\d+gb", kind) is not None
 
 
 def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
@@ -113,7 +159,14 @@ def wanted_memory_mb(job: Job) -> int:
 def _required_features(job: Job) -> tuple[str, ...]:
     """Return the features that each node must have; an empty tuple for a constraint with alternatives."""
     text = job.cluster.constraint or ""
-    return tuple(re.findall(r"[\w.-]+", text)) if re.fullmatch(r"[\w.&,-]+", text) else ()
+    return () if re.search(r"[|()\[\]*!]", text) else tuple(_named_features(text))
+
+
+def _named_features(constraint: str) -> list[str]:
+    """Return the features between the operators of a constraint; `*` is followed by a number of nodes."""
+    parts = re.split(r"[&|,()\[\]]", re.sub(r"\*\d+", "", constraint))
+    # A feature after `!` may well be on no node.
+    return [part.strip() for part in parts if part.strip() and not part.strip().startswith("!")]
 
 
 def _holds(job: Job, group: NodeGroup) -> bool:
@@ -127,7 +180,7 @@ def _holds(job: Job, group: NodeGroup) -> bool:
 
 def _features(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
     known = {feature for group in nodes for feature in group.features}
-    for name in re.findall(r"[A-Za-z_][\w.-]*", job.cluster.constraint or ""):
+    for name in _named_features(job.cluster.constraint or ""):
         if name not in known:
             yield Finding(
                 key="cluster.constraint",

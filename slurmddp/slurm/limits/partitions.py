@@ -59,7 +59,7 @@ def check(
     *,
     nodes_key: str = "nodes",
 ) -> list[Finding]:
-    """Return a finding for each reason why this SLURM would never start `job`.
+    """Return a finding for each reason why these partitions would never start `job`.
 
     Args:
         job: the job; any of its partitions may start it.

@@ -32,6 +32,21 @@ class Site:
         return replace(self, accounting=replace(self.accounting, queued=Counter()))
 
 
+def may_lift(job: Job, site: Site, finding: Finding) -> bool:
+    """Return whether a rule of the site that no command of SLURM shows may lift what a finding says."""
+    has_plugins = site.config.get("JobSubmitPlugins", "(null)") not in ("", "(null)")
+    if has_plugins and (finding.limit or not job.cluster.partition):
+        return True  # A plugin may choose the partition and the QOS, and change the time.
+    if finding.limit != "MaxTime":
+        return False
+    sbatch = {str(name).replace("_", "-") for name, value in job.cluster.sbatch.items() if value}
+    if job.cluster.reservation or not sbatch.isdisjoint({"reservation", "time-min"}):
+        return True
+    if site.accounting is None:
+        return bool(job.cluster.qos)
+    return "PartitionTimeLimit" in accounting.flags_of_qos(job, site.accounting)
+
+
 def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> list[Finding]:
     """Return a finding for each reason why `job` would not start at this site.
 
@@ -56,11 +71,16 @@ def check_cluster(job: Job, site: Site) -> list[Finding]:
         job: a job with the file's cluster and no settings of its own.
         site: the site.
     """
+    nodes_key = "nodes" if job.cluster.max_nodes is None else "max_nodes"
+    return check(at_largest_size(job), site, nodes_key=nodes_key)
+
+
+def at_largest_size(job: Job) -> Job:
+    """Return the job with all nodes that its cluster file allows."""
     most = job.cluster.max_nodes
     if most is None:
-        return check(job, site)
-    largest = replace(job, resources=replace(job.resources, nodes=most, spare_nodes=0))
-    return check(largest, site, nodes_key="max_nodes")
+        return job
+    return replace(job, resources=replace(job.resources, nodes=most, spare_nodes=0))
 
 
 def _gpu_request(job: Job, site: Site) -> list[Finding]:

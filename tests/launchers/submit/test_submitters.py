@@ -73,7 +73,7 @@ def test_a_job_that_would_never_start_is_refused_if_slurm_answers(slurm: FakeSlu
     with pytest.raises(ConfigError, match="nodes=9"):
         sbatch.refuse_misfit(job, slurm)
     slurm.silence = "scontrol failed: Access denied"
-    assert sbatch.refuse_misfit(job, slurm) is None
+    assert sbatch.refuse_misfit(job, slurm) == []
 
 
 def test_sbatch_gets_the_script_of_the_run_folder(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -23,11 +23,14 @@ def test_enforced_words_include_what_they_imply(value: str, words: set[str]) -> 
 
 
 def test_limits_are_read_as_slurm_prints_them() -> None:
-    qualities = parse_qualities("Hi\nnormal|||\nshort|1-00:00:00|cpu=4,gres/gpu:a100=8,mem=9G,node=1|2\n")
+    qualities = parse_qualities(
+        "Hi\nnormal||||\nShort|1-00:00:00|cpu=4,gres/gpu:a100=8,mem=9G,node=1|2|DenyOnLimit,NoReserve\n"
+    )
     assert (qualities["normal"].max_wall_min, qualities["normal"].max_tres) == (None, {})
     short = qualities["short"]
     assert (short.max_wall_min, short.max_submit) == (1440, 2)
     assert short.max_tres == {"cpu": 4, "gres/gpu:a100": 8, "node": 1}
+    assert short.flags == {"DenyOnLimit", "NoReserve"}
 
 
 def test_associations_are_read_as_slurm_prints_them() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from slurmddp.slurm.limits.site import check, check_cluster
-from support.slurm.sites import CONFIG, site
+from slurmddp.slurm.command_output import parse_facts
+from slurmddp.slurm.limits import accounting
+from slurmddp.slurm.limits.accounting import parse_associations, parse_qualities
+from slurmddp.slurm.limits.nodes import parse_groups, without_reserved
+from slurmddp.slurm.limits.site import check, check_cluster, may_lift
+from support.slurm.sites import CONFIG, NODES, site
 from support.slurm.slurm_jobs import make_job
 
 A100 = {"nodes": 4, "gpus_per_node": 8, "ranks_per_node": 8, "cpus_per_node": 128, "mem_gb": 1000}
@@ -59,6 +65,96 @@ def test_a_job_that_does_not_fit_is_told_why(changes: dict[str, object], key: st
     assert key in [one.key for one in found]
     text = " ".join(map(str, found))
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"account": "Physics", "qos": "Short", "nodes": 2, "time_limit_min": 30},
+        {"constraint": "[A100_SXM:80GB*2&2080ti*2]"},
+        {"constraint": "2080ti|GPU_MEM:80GB"},
+        {"constraint": "!rack9&ib"},
+    ],
+)
+def test_names_are_compared_as_slurm_does(changes: dict[str, object]) -> None:
+    named = NODES.replace("v100|idle", "2080ti,GPU_MEM:80GB,A100_SXM:80GB|idle")
+    here = replace(site(), groups=parse_groups(named))
+    assert check(make_job(**{"nodes": 2, **changes}), here) == []
+
+
+def test_limits_hold_in_the_case_of_letters_that_the_site_writes() -> None:
+    (wall,) = check(make_job(qos="SHORT", time_limit_min=60), site())
+    assert "QOS 'short' allows at most 00:30:00 (MaxWall)" in str(wall)
+
+
+@pytest.mark.parametrize(
+    ("account", "default", "limit"),
+    [(None, "root", ""), (None, "aaa", "QOS 'short'"), (None, "", ""), ("AAA", "root", "QOS 'short'")],
+)
+def test_a_job_without_an_account_runs_in_the_default_one(
+    account: str | None, default: str, limit: str
+) -> None:
+    both = parse_associations("aaa||short|short|||\nroot||normal|normal|||\n")
+    here = site()
+    assert here.accounting is not None
+    known = replace(here, accounting=replace(here.accounting, associations=both, default_account=default))
+    found = check(make_job(partition="gpu", time_limit_min=60, account=account), known)
+    assert [limit in str(one) for one in found] == ([True] if limit else [])
+
+
+@pytest.mark.parametrize(
+    ("partition", "flags", "minutes", "limit"),
+    [
+        ("", "", 45, "QOS 'short'"),
+        ("free", "", 45, ""),
+        ("free", "OverPartQOS", 45, "QOS 'short'"),
+        ("free", "", 90, "QOS 'free'"),
+    ],
+)
+def test_of_several_limits_the_first_in_the_order_of_slurm_counts(
+    partition: str, flags: str, minutes: int, limit: str
+) -> None:
+    here = site()
+    assert here.accounting is not None
+    qualities = parse_qualities(f"short|00:30:00|||{flags}\nfree|01:00:00|||\n")
+    own = parse_associations("physics||short|short|00:01:00||\n")
+    known = replace(here.accounting, qualities=qualities, associations=own, default_account="physics")
+    job = make_job(account="physics", qos="short", time_limit_min=minutes)
+    found = accounting.check(job, known, [partition] if partition else [])
+    assert [limit in str(one) for one in found] == ([True] if limit else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "lifts"),
+    [
+        ({}, "", False),
+        ({"qos": "long"}, "", True),
+        ({"qos": "short"}, "", False),
+        ({"reservation": "maintenance"}, "", True),
+        ({"sbatch": {"time_min": 10}}, "", True),
+        ({}, "JobSubmitPlugins = lua\n", True),
+        ({}, "JobSubmitPlugins = (null)\n", False),
+    ],
+)
+def test_a_time_limit_is_no_reason_where_the_site_may_lift_it(
+    changes: dict[str, object], config: str, lifts: bool
+) -> None:
+    here, job = site(CONFIG + config), make_job(time_limit_min=9999, **changes)
+    found = [one for one in check(job, here) if one.limit == "MaxTime"]
+    assert [may_lift(job, here, one) for one in found] == [lifts]
+
+
+def test_nodes_that_keep_something_for_the_system_give_jobs_the_rest() -> None:
+    facts = parse_facts(
+        "NodeName=n1 CPUEfctv=3 CPUTot=4 RealMemory=24105 CoreSpecCount=1 MemSpecLimit=2048 "
+        "Partitions=low,high"
+    )
+    low, other = parse_groups(
+        "low|2|4|4:1:1|24105|(null)|(null)|idle\nbig|1|8|8:1:1|9000|(null)|(null)|idle\n"
+    )
+    kept, same = without_reserved([low, other], [facts])
+    assert (kept.cpus, kept.memory_mb, kept.reserved_cpus, kept.reserved_mb) == (3, 22057, 1, 2048)
+    assert same == other
 
 
 def test_a_full_queue_is_told() -> None:

@@ -35,8 +35,10 @@ CONFIG = (
     "SelectType              = select/cons_tres\n"
     "SelectTypeParameters    = CR_CORE_MEMORY\n"
 )
-QOS = "normal|||\nshort|00:30:00|cpu=300,gres/gpu=16,node=2|\ntight||node=10|3\n"
-ASSOCIATIONS = "physics||normal,short,tight|normal|1-00:00:00||\n"
+QOS = (
+    "normal||||\nshort|00:30:00|cpu=300,gres/gpu=16,node=2||\ntight||node=10|3|\nlong||||PartitionTimeLimit\n"
+)
+ASSOCIATIONS = "physics||normal,short,tight,long|normal|1-00:00:00||\n"
 
 
 def site(config: str = CONFIG, **queued: int) -> Site:

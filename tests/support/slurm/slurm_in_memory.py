@@ -11,6 +11,7 @@ from slurmddp.errors import SlurmError
 from slurmddp.slurm.command_output import parse_run
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits.partitions import Partition
+from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.states import JobState, parse_state
 
 
@@ -91,6 +92,25 @@ class FakeSlurm:
     def partitions(self) -> dict[str, Partition]:
         self._answer()
         return self.site
+
+    def describe(self) -> Site:
+        return Site(partitions=self.partitions())
+
+    def test(self, text: str) -> str:
+        """Refuse a job with more nodes than its partition gives, as `sbatch --test-only` does."""
+        self._answer()
+        found = re.search(r"^#SBATCH --nodes=(\d+)", text, re.MULTILINE)
+        nodes = int(found[1]) if found else 1
+        named = re.search(r"^#SBATCH --partition=(\S+)", text, re.MULTILINE)
+        asked = [self.site[name] for name in named[1].split(",") if name in self.site] if named else []
+        fits = [
+            one
+            for one in asked or self.site.values()
+            if nodes <= min(one.max_nodes or nodes, one.total_nodes or nodes)
+        ]
+        if (self.site and not fits) or (named and not asked):
+            raise SlurmError("sbatch failed: Requested node configuration is not available.", hint="")
+        return ""
 
     def set_state(self, job_id: str, state: str, *, reason: str = "", nodes: str = "") -> None:
         """Let a job be in `state` from now on."""
