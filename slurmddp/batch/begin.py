@@ -123,7 +123,8 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
     for line in answer.out.splitlines() if answer.code == 0 else ():
         job_id, state, nodes, rest = [*line.split("|", 3), "", "", ""][:4]
         comment, _, script = rest.rpartition("|")
-        is_ours = may_be_of(names, parse_run(comment), script_of(job_id, script))
+        run = parse_run(script) or parse_run(comment)  # Earlier versions put the token into the comment.
+        is_ours = may_be_of(names, run, script_of(job_id, script))
         if state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
             return f"{job_id} on {nodes}"
     return ""

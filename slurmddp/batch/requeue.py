@@ -31,22 +31,21 @@ def requeue(job: SlurmJob) -> bool:
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has it.
 
-    The job's comment is a token. The batch step finds the job by it if sbatch queued the job and its answer
-    was lost.
+    A token stands among the arguments of the script. The batch step finds the job by it if sbatch queued the
+    job and its answer was lost.
     """
     token = f"slurmddp:after-{job.id}-{attempt}"
     options = [f"--exclude={exclude}"] if exclude else []
-    options += [f"--comment={token}"]
     options += [] if job.is_forgotten else [f"--dependency=afterany:{job.id}"]
     for delay in _DELAYS_S:
         if delay:
             job.sleep(delay)
-        queue = job.squeue("%i %k")
+        queue = job.squeue("%i %o")
         if queue.code and delay:
             continue  # The sbatch before may have queued the job all the same.
         new = _find(queue.out, token) if queue.code == 0 else None
         if new is None:
-            answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted")
+            answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
             new = parse_job_id(answer.out) if answer.code == 0 else None
             if new is None:
                 job.say((answer.err or answer.out).strip())
@@ -58,9 +57,9 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
 
 
 def _find(queue: str, token: str) -> str | None:
-    """Return the job in the queue whose comment begins with `token`."""
+    """Return the job in the queue that has `token` as last argument of its script."""
     rows = [line.split() for line in queue.splitlines()]
-    return next((row[0] for row in rows if row[1:2] == [token]), None)
+    return next((row[0] for row in rows if row[1:] and row[-1] == token), None)
 
 
 def leave_queue(job: SlurmJob) -> None:

@@ -44,7 +44,7 @@ class Answer(NamedTuple):
         """Whether the controller was not reached, so that the same question may get an answer later."""
         from slurmddp.slurm.rejections import is_transient  # `begin` has no use for it.
 
-        return self.timed_out or self.code < 0 or is_transient(self.out + self.err)
+        return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:

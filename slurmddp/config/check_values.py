@@ -279,6 +279,11 @@ def _options(value: Any, name: str) -> dict[str, Any] | None:
             raise _wrong(f"{name}.{key}", one, "a text, a number or true", "an option")
         if isinstance(one, str) and _CONTROL.search(one):
             raise _with_control(f"{name}.{key}", one)
+        if one == "":
+            raise ConfigError(
+                f"`{name}.{key}` is empty, and an option without its value is refused by SLURM.",
+                hint="Give a value; true stands for an option that takes none, and null leaves it out.",
+            )
     return given
 
 

@@ -90,9 +90,9 @@ class SlurmClient:
     def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
         """Submit `script` once, in spite of a controller that answers late or twice; return the job's id.
 
-        `token` is unique and goes into the job's comment.
+        `token` is unique, and an argument of the script: squeue shows it, and the comment is the person's.
         """
-        command = ["sbatch", "--parsable", *options, f"--comment={_comment(token, options)}", str(script)]
+        command = ["sbatch", "--parsable", *options, str(script), token]
         for delay in RETRY_DELAYS_S:
             try:
                 return self._submit_once(command, token)
@@ -160,10 +160,10 @@ class SlurmClient:
         )
 
     def _find(self, token: str) -> str | None:
-        lines = self._run(["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%k"])
-        for line in lines.splitlines():
-            job_id, _, comment = line.partition("|")
-            if token in comment.split():
+        command = ["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%o"]
+        for line in self._run(command, limit_s=self._timeout_s).splitlines():
+            job_id, _, script = line.partition("|")
+            if token in script.split():
                 return job_id.partition("_")[0]  # of an array `7_[0-9]`
         return None
 
@@ -424,12 +424,6 @@ def _lies_in(script: str, folder: Path) -> bool:
     return bool(found) and os.path.realpath(parent) == os.path.realpath(folder.parent)
 
 
-def _comment(token: str, options: Sequence[str]) -> str:
-    """Return the token, followed by the person's own comment for the job."""
-    own = [option.removeprefix("--comment=") for option in options if option.startswith("--comment=")]
-    return " ".join([token, *own])
-
-
 def _turn(row: Sequence[str]) -> list[int]:
     """Return the key of SLURM's order for a waiting job: its id, its partition, its priority."""
     return [-int(row[2]), *map(int, re.findall(r"\d+", row[0]))]
@@ -446,7 +440,7 @@ def _from_squeue(line: str) -> JobState:
         nodes=nodes.strip(),
         reason=clean_reason(reason),
         start=parse_start(start) if waits else "",
-        run=parse_run(comment),
+        run=parse_run(script) or parse_run(comment),  # Earlier versions put the token into the comment.
         script=script_of(job_id.strip(), script.strip()),
     )
 

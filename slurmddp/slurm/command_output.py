@@ -35,9 +35,9 @@ def parse_job_id(stdout: str) -> str | None:
     return None
 
 
-def parse_run(comment: str) -> str:
-    """Return the run that the token in a job's comment names, as `submission.new_token` writes it."""
-    match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", comment)
+def parse_run(text: str) -> str:
+    """Return the run that the token among a script's arguments names, as `sbatch.new_token` writes it."""
+    match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", text)
     return match[1] if match else ""
 
 

@@ -1,4 +1,4 @@
-"""The run in which a job trains, by its comment and its script; for the login side and the batch step.
+"""The run in which a job trains, by its script with its arguments; for the login side and the batch step.
 
 A new sandbox, another cluster, a controller that lost its state, and a controller past its largest number all
 give ids that an earlier job had. So the id alone does not say that a job belongs to a run.
@@ -50,8 +50,8 @@ def may_be_of(names: Collection[str], run: str, script: str) -> bool:
 
     Args:
         names: the name of the run, and the name of its jobs.
-        run: the run that the token in the job's comment names; empty without such a token. The elements of an
-            array share a token, which names no run.
+        run: the run that the token among the script's arguments names; empty without such a token. The
+            elements of an array share a token, which names no run.
         script: the path of the job's script; empty if SLURM does not say.
     """
     if run:

@@ -28,10 +28,27 @@ _OWN_KEYS = {
 _MEMORY_SHARES = {"mem-per-cpu": "cpus_per_node", "mem-per-gpu": "gpus_per_node"}
 """Options that ask for memory by a part of the node, and the key with the number of parts."""
 
-_RESERVED = frozenset(
-    {"ntasks", "ntasks-per-node", "output", "error", "input", "open-mode", "wrap", "wait"}
-    | {"test-only", "chdir", "export", "export-file", "overcommit", "parsable", "help", "version"}
-)
+_SHAPE = ("ntasks", "ntasks-per-node")
+"""Options with one agent for each node; `false` under `sbatch:` leaves one out, as some sites demand."""
+_REFUSED = {
+    "export": "ranks get the variables of the command; set others under `env:` in the cluster file",
+    "export-file": "ranks get the variables of the command; set others under `env:` in the cluster file",
+    "chdir": "ranks start in the folder of the command; change to that folder first",
+    "wait": "a submission returns at once; `slurmddp logs -f RUN` follows the run to its end",
+    "test-only": "`--check` asks SLURM without queueing the job",
+    "hetjob": "a run has one kind of node; take the option out",
+    "het-group": "a run has one kind of node; take the option out",
+    "overcommit": "each node has one agent, which starts the ranks; set ranks_per_node",
+    "wrap": "slurmddp writes the script; `slurmddp run -- COMMAND` runs a command",
+    "input": "ranks have no input",
+    "parsable": "slurmddp reads the answer of sbatch itself",
+    "help": "it prints help instead of submitting a job",
+    "version": "it prints a version instead of submitting a job",
+}
+"""Options of sbatch that no job of slurmddp can have, with the reason and what to do instead."""
+_GPU_SHARES = ("gpus", "gpus-per-task", "gpus-per-socket")
+"""Other ways to ask for GPUs, which contradict the number for each node."""
+_RESERVED = frozenset({*_SHAPE, "output", "error", "open-mode"})
 _ONE_CLUSTER = frozenset({"cluster", "clusters"})
 """The commands ask one SLURM, here and in the job, and would not find a job of another."""
 _SRUN_RESERVED = frozenset(
@@ -47,6 +64,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         "job-name": job_name(job.run_name),
         "nodes": resources.all_nodes,
         "no-kill": True if job.tolerates_node_loss else None,
+        "ntasks": resources.all_nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": resources.cpus_per_node,
         "time": None if resources.time_limit_min is None else render_minutes(resources.time_limit_min),
@@ -64,7 +82,12 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         **_memory(job),
     }
     kept = {name: value for name, value in options.items() if value is not None and value != ""}
-    kept.update(_others("sbatch", cluster.sbatch, _RESERVED | set(kept)))
+    own, given = set(kept) | _RESERVED, dict(cluster.sbatch)
+    for name in [name for name, value in given.items() if value is False and _long_name(name) in _SHAPE]:
+        del given[name]
+        del kept[_long_name(name)]
+    _refuse_other_gpus(job, given)
+    kept.update(_others("sbatch", given, own))
     return {name: _one_line(f"sbatch option {name}", kept[name]) for name in sorted(kept)}
 
 
@@ -159,14 +182,33 @@ def _memory(job: Job) -> dict[str, Option]:
     return {dialect: f"{-(-megabytes // shares)}M"}
 
 
+def _long_name(key: str) -> str:
+    return str(key).removeprefix("--").replace("_", "-")
+
+
+def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
+    """Refuse a second request for GPUs beside the one that slurmddp writes."""
+    for key, value in given.items():
+        name = _long_name(key)
+        is_second = name in _GPU_SHARES or (name == "gres" and str(value).startswith("gpu"))
+        if is_second and value is not False and _gpus(job):
+            raise ConfigError(
+                f"cluster.sbatch sets {name}, and the job already asks for its GPUs with "
+                f"{' '.join(f'--{own}={amount}' for own, amount in _gpus(job).items())}.",
+                hint="Set gpu_request: none in the cluster file if the site wants the other option.",
+            )
+
+
 def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for key, value in given.items():
-        name = str(key).removeprefix("--").replace("_", "-")
+        name = _long_name(key)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise ConfigError(
                 f"cluster.{tool} has the option {key!r}.", hint="Use long option names, without dashes."
             )
+        if value is False or value is None:
+            continue
         if name in _ONE_CLUSTER:
             raise ConfigError(
                 f"cluster.{tool} sets {name}: the job would go to another SLURM, where it can't be followed.",
@@ -177,14 +219,15 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
                 f"cluster.{tool} sets array, but the elements of an array would all train in one run folder.",
                 hint="Remove it there; `slurmddp train -m` submits an array with one run for each element.",
             )
+        if tool == "sbatch" and name in _REFUSED:
+            raise ConfigError(f"cluster.sbatch sets {name}.", hint=f"Remove it there: {_REFUSED[name]}.")
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
             own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""
             raise ConfigError(
                 f"cluster.{tool} sets {name}, which slurmddp writes itself.",
                 hint=f"Remove it there and set {own} instead." if own else "Remove it there.",
             )
-        if value is not False and value is not None:
-            found[name] = _one_line(f"cluster.{tool}.{key}", value)
+        found[name] = _one_line(f"cluster.{tool}.{key}", value)
     return found
 
 

@@ -8,13 +8,28 @@ from __future__ import annotations
 import re
 
 _TRANSIENT = re.compile(
-    r"timed out|unable to contact slurm controller|zero bytes were transmitted"
-    r"|temporarily unable to accept|in standby|transport endpoint is not connected"
-    r"|connection (?:refused|reset)|try again",
-    re.IGNORECASE,
+    r"(?:^|: |error: )(?:Unable to contact slurm controller|Zero Bytes were transmitted or received"
+    r"|Socket timed out(?: on send/recv operation)?|Unexpected message received"
+    r"|Slurm temporarily unable to accept job(?:, sleeping and retrying)?"
+    r"|Slurm backup controller in standby mode"
+    r"|Transport endpoint is not connected|Connection (?:refused|reset by peer|timed out)"
+    r"|Resource temporarily unavailable|Unable to create job record, try again)(?: \([^)]*\))?\.?$",
+    re.IGNORECASE | re.MULTILINE,
 )
+"""Whole sentences of SLURM and the system at the end of a line; a site's sentences may hold their words."""
+_VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IGNORECASE | re.MULTILINE)
+"""The line with which sbatch ends; the lines before may be a site's own."""
 
 _HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"unrecognized option '--(?:parsable|test-only)",
+        "slurmddp sends this option itself, and this sbatch does not know it: it may be the site's own "
+        "program. Put SLURM's sbatch before it on PATH.",
+    ),
+    (
+        r"job array|array.*not (?:allowed|permitted|supported)",
+        "Where the site takes no job arrays, submitter=submitit submits one job for each point of a sweep.",
+    ),
     (
         r"unrecognized option|invalid option|invalid --[a-z]|dependency problem",
         "Correct the option under `sbatch:` in the cluster file.",
@@ -67,7 +82,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"requested node configuration is not available|node count specification|more processors requested",
         "No node that is up has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
-        "`sinfo -o '%P %D %t %c %m %G'`.",
+        "`sinfo -o '%P %D %t %c %m %G'`, without what nodes keep for the system (`scontrol show node`: "
+        "CPUEfctv, MemSpecLimit). With hint=nomultithread a job gets one CPU of each core.",
     ),
     # A policy's refusal ends with "and/or time limits", whatever the limit is.
     (
@@ -84,7 +100,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "SLURM's accounting does not answer: try again in a minute; `sacct` shows if it is back.",
     ),
     (
-        r"unable to contact|socket timed out|connection refused",
+        r"unable to contact|socket timed out|connection refused|unexpected message received",
         "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
     ),
     (
@@ -99,7 +115,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 def is_transient(text: str) -> bool:
     """Return whether the same request may succeed in a moment."""
-    return _TRANSIENT.search(text) is not None
+    verdicts = _VERDICT.findall(text)
+    return _TRANSIENT.search(verdicts[-1] if verdicts else text) is not None
 
 
 def hint_for(text: str) -> str:

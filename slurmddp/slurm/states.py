@@ -58,7 +58,7 @@ class JobState:
     signal: int | None = None
     """The signal that ended the job; None without a signal, or if SLURM was not asked."""
     run: str = ""
-    """The run that the token in the job's comment names; empty without a token."""
+    """The run that the token among the script's arguments names; empty without a token."""
     script: str = ""
     """The path of the batch script, for an element of an array in its run folder; empty if not known."""
 

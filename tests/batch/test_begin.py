@@ -63,7 +63,7 @@ def test_an_element_is_resubmitted_as_a_job_of_its_own(run: Run) -> None:
     run.slurm.on["requeue"] = lambda: Answer(1, err="Requested operation is presently disabled")
     run.start(STOP, **ELEMENT)
     (submitted,) = run.submissions()
-    assert "--dependency=afterany:40_3" in submitted and submitted[-2:] == [
+    assert "--dependency=afterany:40_3" in submitted and submitted[-3:-1] == [
         str(run.folder.script_file),
         "resubmitted",
     ]

@@ -33,7 +33,8 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
         "event": "submitted", "time": 0, "job_id": "1", "submitter": "sbatch", "resubmitted": True,
     }  # fmt: skip
     (call,) = run.submissions()
-    assert call[-2:] == [str(run.folder.script_file), "resubmitted"]
+    assert call[-3:] == [str(run.folder.script_file), "resubmitted", "slurmddp:after-41-0"]
+    assert not [word for word in call if word.startswith("--comment")], "the script has the person's comment"
     assert "--dependency=afterany:41" in call
     assert set(run.slurm.submitted_with) == {"SLURM_CONF"}
 

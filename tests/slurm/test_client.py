@@ -53,13 +53,13 @@ def test_a_banner_does_not_hide_the_job(programs: FakePrograms, slurm: SlurmClie
 def test_sbatch_gets_options_token_and_script_in_this_order(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:
-    slurm.submit(script, token="t:1", options=["--comment=my words", "--hold"])
+    slurm.submit(script, token="t:1", options=["--exclude=n1", "--hold"])
     assert programs.read("sbatch.argv").splitlines() == [
         "--parsable",
-        "--comment=my words",
+        "--exclude=n1",
         "--hold",
-        "--comment=t:1 my words",
         str(script),
+        "t:1",
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_job_that_was_queued_although_sbatch_timed_out_is_not_queued_again(
 ) -> None:
     programs.write("timeouts", "1")
     programs.write("queued-anyway", "")
-    assert slurm.submit(script, token="t:1", options=["--comment=mine"]) == "1"
+    assert slurm.submit(script, token="t:1", options=["--hold"]) == "1"
     assert programs.calls("sbatch") == 1
 
 

@@ -106,6 +106,7 @@ def test_nothing_is_asked_for_that_was_not_set() -> None:
     assert header(make_job()) == [
         "job-name=gpt-0123abcd",
         "nodes=2",
+        "ntasks=2",
         "ntasks-per-node=1",
         "open-mode=append",
         "output=/home/ada/project/runs/gpt-0123abcd/logs/slurm-%j.out",
@@ -174,6 +175,16 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"sbatch": {"nodes": 4}}, "nodes= instead"),
         ({"sbatch": {"time": "1:00"}}, "time_limit= instead"),
         ({"sbatch": {"output": "x"}}, "Remove it there"),
+        ({"sbatch": {"ntasks": 4}}, "which slurmddp writes itself"),
+        ({"sbatch": {"export": "NONE"}}, "under `env:` in the cluster file"),
+        ({"sbatch": {"chdir": "/scratch"}}, "ranks start in the folder of the command"),
+        ({"sbatch": {"wait": True}}, "slurmddp logs -f RUN"),
+        ({"sbatch": {"hetjob": True}}, "one kind of node"),
+        (
+            {"gpus_per_node": 8, "sbatch": {"gpus-per-task": 1}},
+            "already asks for its GPUs with --gpus-per-node=8",
+        ),
+        ({"gpus_per_node": 8, "sbatch": {"gres": "gpu:8"}}, "gpu_request: none"),
         ({"sbatch": {"array": "0-3"}}, "one run for each element"),
         ({"sbatch": {"clusters": "b"}}, "export SLURM_CLUSTERS=NAME"),
         ({"env": {"SLURMDDP_SECRET": "1"}}, "sets itself"),
@@ -217,6 +228,21 @@ def test_job_names_fit_slurms_tables(name: str, expected: str) -> None:
 
 def test_percent_signs_of_a_folder_are_no_file_patterns() -> None:
     assert "output=/r/50%%j/logs/slurm-%j.out" in header(make_job(run_dir=Path("/r/50%j")))
+
+
+def test_a_job_names_its_tasks_in_both_ways_and_a_site_may_forbid_one() -> None:
+    both = sbatch_options(make_job(nodes=2, spare_nodes=1))
+    assert (both["ntasks"], both["ntasks-per-node"]) == (3, 1)
+    for name in ("ntasks", "ntasks_per_node"):
+        left = sbatch_options(make_job(sbatch={name: False}))
+        assert {"ntasks", "ntasks-per-node"} - set(left) == {name.replace("_", "-")}
+
+
+def test_a_site_with_another_way_to_ask_for_gpus_gets_it() -> None:
+    asked = {"gpus-per-task": 8, "gres": "lustre:1"}
+    own = sbatch_options(make_job(gpus_per_node=8, gpu_request="none", sbatch=asked))
+    assert own["gpus-per-task"] == 8 and "gpus-per-node" not in own
+    assert sbatch_options(make_job(gpus_per_node=8, sbatch={"gres": "lustre:1"}))["gres"] == "lustre:1"
 
 
 HOSTILE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)

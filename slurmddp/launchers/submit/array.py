@@ -149,5 +149,5 @@ def remove_left_over(runs_dir: Path) -> None:
 
 
 def _new_token() -> str:
-    """Return a unique word for the comment of an array. It names no run, for the elements share it."""
+    """Return a unique argument for the script of an array. It names no run, for the elements share it."""
     return f"slurmddp:array-{secrets.token_hex(6)}"

@@ -173,16 +173,15 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 
 
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
-    """Return the person's comment, and the exclusion of nodes that failed under a run, as options of sbatch.
+    """Return the exclusion of nodes that failed under a run as options of sbatch.
 
     Args:
         jobs: the jobs of the submission. Their cluster is the same.
         script: the batch script; the nodes are excluded only if SLURM then still takes it.
         slurm: the SLURM to ask.
     """
-    sbatch = jobs[0].cluster.sbatch
-    comment, by_person = sbatch.get("comment"), sbatch.get("exclude")
-    options = [f"--comment={comment}"] if comment else []
+    by_person = jobs[0].cluster.sbatch.get("exclude")
+    options = []
     folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
     asked_for = hosts_of(str(sbatch.get("nodelist") or ""))
     failed = [node for node in _failed_nodes(folders, slurm) if node not in asked_for] if folders else []
@@ -204,5 +203,5 @@ def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]
 
 
 def new_token(job: Job) -> str:
-    """Return a unique word for the comment of a submission, so that its job can be found in the queue."""
+    """Return a unique argument for the script of a submission, by which its job is found in the queue."""
     return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"

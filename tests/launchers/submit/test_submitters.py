@@ -193,7 +193,9 @@ def test_nodes_that_failed_under_the_run_are_excluded(name: str, slurm: FakeSlur
         fail(job, node)
     fail(job, "n3", lasts_s=-1)
     build(name, slurm).submit(job)
-    assert slurm.submissions[0].options == ("--comment=thesis, ch. 3", "--exclude=n[7-8],n1,n2")
+    assert slurm.submissions[0].options == ("--exclude=n[7-8],n1,n2",)
+    (line,) = re.findall("^#SBATCH --comment=(.*)$", slurm.submissions[0].script, re.MULTILINE)
+    assert shlex.split(line) == ["thesis, ch. 3"], "the comment is the person's alone"
 
 
 def test_a_failed_node_that_a_person_asks_for_is_not_excluded(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ class FakeSlurm:
         if len(asked) == 1 and asked[0] not in self.jobs and "--jobs" in words:
             return Answer(1, err="slurm_load_jobs error: Invalid job id specified")
         rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
-        if words[-1] == "%i %k":
-            return Answer(0, "".join(f"{row[0]} {row[3]}\n" for row in rows))
+        if words[-1] == "%i %o":
+            return Answer(0, "".join(f"{row[0]} {row[-1]}\n" for row in rows))
         return Answer(0, "".join("|".join([*row, ""][:5]) + "\n" for row in rows))
 
     def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
@@ -175,9 +175,9 @@ class FakeSlurm:
         return Answer(0, f"{self._queue(words)}\n")
 
     def _queue(self, words: list[str]) -> str:
-        comment = next(word.partition("=")[2] for word in words if word.startswith("--comment="))
+        script = " ".join(word for word in words if not word.startswith("-"))
         new = str(len([one for one in self.jobs if one.isdigit() and int(one) < 40]) + 1)
-        self.jobs[new] = f"PENDING||{comment}"
+        self.jobs[new] = f"PENDING|||{script}"
         return new
 
     def of(self, *words: str) -> list[list[str]]:

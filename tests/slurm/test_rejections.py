@@ -1,0 +1,57 @@
+"""Which errors a second try may cure, and what a person is told to do about the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.slurm.rejections import hint_for, is_transient
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{FAILED}Socket timed out on send/recv operation",
+        f"{FAILED}Unable to contact slurm controller (connect failure)",
+        f"{FAILED}Unexpected message received",
+        f"{FAILED}Unable to create job record, try again",
+        f"{FAILED}Resource temporarily unavailable",
+        f"Use our portal next time.\n{FAILED}Zero Bytes were transmitted or received.",
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Slurm backup controller in standby mode",
+        "sacct: error: Sending PersistInit msg: Connection refused",
+        "Unable to contact slurm controller (connect failure).",
+    ],
+)
+def test_an_answer_that_did_not_come_may_come_later(text: str) -> None:
+    assert is_transient(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"sbatch: error: No project. Add --account=PROJECT and try again.\n{FAILED}Unspecified error",
+        "sbatch: error: lua: Your session timed out. Please try again.\nsbatch: error: cli_filter failed",
+        f"sbatch: Unable to contact slurm controller is no excuse\n{FAILED}Invalid account",
+        "Connection refused by policy: jobs need a project. Set one and try again.",
+        f"sbatch: error: Connection refused\n{FAILED}Invalid partition name specified",
+        "allocation failure: Requested node configuration is not available",
+    ],
+)
+def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
+    assert not is_transient(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sbatch: unrecognized option '--parsable'", "slurmddp sends this option itself"),
+        ("sbatch: unrecognized option '--qoss'", "under `sbatch:`"),
+        ("sbatch: error: Job arrays are not allowed here", "submitter=submitit"),
+        ("Requested node configuration is not available", "MemSpecLimit"),
+    ],
+)
+def test_the_hint_fits_what_slurm_says(text: str, words: str) -> None:
+    assert words in hint_for(text)
