@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from slurmddp.cli import messages, start_run
 from slurmddp.cli.refusals import refuse_collisions, refuse_other_run
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
+from slurmddp.errors import (
+    EXIT_FINISHED,
+    EXIT_STOPPED,
+    ConfigError,
+    SlurmddpError,
+    SlurmError,
+    combine_exit_codes,
+)
 from slurmddp.runs.text_format import counted, print_table
 
 if TYPE_CHECKING:
@@ -122,6 +129,22 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
     return array.groups(jobs, most_at_once(client.SlurmClient()) if client.on_path() else len(jobs))
 
 
+def _groups_to_show(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the points of each array; if SLURM does not say how long an array may be, arrays are whole."""
+    from slurmddp.launchers.submit import array
+    from slurmddp.slurm import client
+
+    if client.on_path() and any(job.launcher == "slurm" for job in jobs):
+        try:
+            client.SlurmClient().cluster_name()  # Where it has no answer, the size of an array would be 0.
+            return groups(jobs)
+        except SlurmError as error:
+            print(
+                f"slurmddp: note: The arrays of this SLURM may be shorter: {error.message}", file=sys.stderr
+            )
+    return array.groups(jobs, len(jobs))
+
+
 def _begin_group(group: Sequence[Job], begin: Begin, sweep: str, lines: Mapping[str, str]) -> list[int]:
     """Start the points of a group, several as one array; return the exit code of each."""
     from slurmddp.cli.start_array import ArrayStart
@@ -152,7 +175,7 @@ def show(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
     runs_dir = _refuse_alike(jobs)
     rows = [(f"# {number}", job.run_name, own) for number, job, own in numbered(jobs)]
     print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
-    for group in groups(jobs):
+    for group in _groups_to_show(jobs):
         if len(group) > 1:
             print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
     print()

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from slurmddp.config.check_values import check
-from slurmddp.config.checks import sbatch_environment
+from slurmddp.config.checks import sbatch_environment, spelling
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
@@ -41,6 +41,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
+    spelling.refuse_respelled(stored, changes, ())
     checked = sbatch_environment.fill(check(stored), os.environ)
     config = {**checked, **expressions}
     return build_job(config, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)

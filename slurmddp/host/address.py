@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import re
 import socket
 import time
 from typing import NamedTuple
@@ -50,7 +51,7 @@ def find_rank_zero(info: RankInfo) -> list[Address]:
     if info.master_addr is None and (info.nodes == 1 or info.emulated):
         return [LOOPBACK]
     name = master_name(info)
-    found = _resolve(name)
+    found = resolve(name)
     if info.nodes == 1 or is_loopback(name):
         return found
     reachable = [address for address in found if not is_loopback(address.text)]
@@ -77,7 +78,18 @@ def not_here(info: RankInfo, addresses: list[Address]) -> MismatchError:
     )
 
 
-def _resolve(name: str) -> list[Address]:
+def resolve(name: str) -> list[Address]:
+    """Return the addresses of a host, IPv4 first.
+
+    Raises:
+        MismatchError: the name is no address, or no name server knows it.
+        SlurmddpError: the name servers have not answered.
+    """
+    if _is_malformed(name):  # Only a name server that answers would say so.
+        raise MismatchError(
+            f"The address of rank 0's node, {name!r}, is not an IPv4 address.",
+            hint="It has four numbers up to 255, such as 10.0.0.7.",
+        )
     deadline = time.monotonic() + _RETRY_S
     while True:
         try:
@@ -98,6 +110,17 @@ def _resolve(name: str) -> list[Address]:
             hint="Set SLURMDDP_MASTER_ADDR to an address of that node that all nodes can use.",
         )
     return sorted(usable, key=lambda address: address.family != socket.AF_INET)
+
+
+def _is_malformed(name: str) -> bool:
+    """Return whether a host can only be meant as an IPv4 address, and is none."""
+    if not re.fullmatch(r"[0-9.]+", name):
+        return False
+    try:
+        socket.inet_aton(name)
+    except OSError:
+        return True
+    return False
 
 
 def _has_sockets(family: socket.AddressFamily) -> bool:

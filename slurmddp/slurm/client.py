@@ -203,18 +203,20 @@ class SlurmClient:
     def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         if shutil.which("sacct") is None:
             return {}
-        form = "JobID,State,ExitCode,NodeList,SubmitLine"
+        form = "JobID,State,ExitCode,NodeList"
         # Asked for one element, sacct omits the record of the elements that never started.
         whole = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
-        command = ["sacct", "-X", "-P", "-n", "-o", form, "-j", ",".join(whole)]
+        command = ["sacct", "-X", "-P", "-n", "-j", ",".join(whole)]
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")  # Of all commands, only sacct does not read the variable.
         try:
-            lines = self._run(command)
+            lines = self._run([*command, "-o", f"{form},SubmitLine"])
         except SlurmError as error:
             if "accounting storage is disabled" in error.message.lower():
                 return {}
-            raise
+            if "invalid field" not in error.message.lower():
+                raise
+            lines = self._run([*command, "-o", form])  # SLURM before 21.08 has no SubmitLine.
         found = [job for line in lines.splitlines() for job in _from_sacct(line)]
         return {job.job_id: job for job in found if job.job_id in job_ids}
 

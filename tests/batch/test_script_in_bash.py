@@ -40,7 +40,8 @@ def test_the_script_ends_with_the_code_of_its_attempt(
     script: Script, step: str, code: int, end: tuple[str, str]
 ) -> None:
     done = script.run(step)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    names_log = f"Rank 0 logs to {script.folder.path}/logs/attempt-0/rank-0.log\n"
+    assert (done.returncode, done.stdout, done.stderr) == (code, names_log, "")
     assert script.end == end
     assert script.requeued() == (end[1] == "requeue")
 
@@ -313,7 +314,10 @@ def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) 
     for attempt in (0, 1):
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         told = (script.folder.path / "logs/slurm-40_3.out").read_text()
-        assert (done.returncode, done.stderr, told) == (0, "", "")
+        logs = [
+            f"Rank 0 logs to {script.folder.path}/logs/attempt-{k}/rank-0.log" for k in range(attempt + 1)
+        ]
+        assert (done.returncode, done.stderr, told.splitlines()) == (0, "", logs)
         assert (
             script.events("started")[attempt]["job_id"] == script.events("ended")[attempt]["job_id"] == "40_3"
         )

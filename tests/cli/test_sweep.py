@@ -27,9 +27,11 @@ from slurmddp.launchers.submit.array import shared_bound
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
+from slurmddp.slurm import client
 from slurmddp.slurm.limits.partitions import Partition
 from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG
+from support.slurm.slurm_in_memory import FakeSlurm
 
 SEEDS = ("-m", "seed=range(1,4)", "name=first")
 
@@ -479,3 +481,12 @@ def test_a_sweep_of_several_names_has_none_of_them(project, here):
     assert main(["train", "-m", "name=one,two"]) == EXIT_FINISHED
     assert sweep_of(project).name.startswith("sweep-")
     assert {RunFolder(run.path).name.partition("-")[0] for run in sweep_of(project).runs} == {"one", "two"}
+
+
+def test_a_dry_run_shows_whole_arrays_where_slurm_has_no_controller(project, capsys, monkeypatch):
+    silent = FakeSlurm(silence="scontrol failed: Could not establish a configuration source.")
+    monkeypatch.setattr(client, "SlurmClient", lambda **_: silent)
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    assert main(["train", *BIG, "-m", "seed=1,2,3", "--dry-run"]) == EXIT_FINISHED
+    shown = capsys.readouterr()
+    assert "#SBATCH --array=0-2" in shown.out and "Could not establish a configuration source" in shown.err

@@ -260,6 +260,13 @@ FILES = [
     ("model/bad", "a: [1\n", "model=bad", r"bad\.yaml"),
     ("model/bad", "- 1\n", "model=bad", "."),
     ("cluster/bad", "time_limit: 24:00:00\n", "+cluster=bad", '"24:00:00"'),
+    (
+        "cluster/bad",
+        "sbatch: {gres: ''}\n",
+        "+cluster=bad",
+        "`cluster.sbatch.gres` is empty.*null leaves it out",
+    ),
+    ("cluster/bad", "python: env FOO=1 python3\n", "+cluster=bad", "a command with arguments.*#!/bin/sh"),
     ("cluster/bad", "partitoin: x\n", "+cluster=bad", "Did you mean cluster.partition"),
     ("cluster/bad", "env: &a [*a]\n", "+cluster=bad", "refers to itself"),
     ("cluster/a%j", "partition: x\n", "+cluster=a%j", r"a%j names a file.*Rename .*a%j\.yaml"),

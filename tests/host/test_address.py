@@ -77,6 +77,13 @@ def test_a_name_that_does_not_resolve_is_named(names):
     assert "SLURMDDP_MASTER_ADDR" in caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["1720.30.23.101", "10.0.0.256", "10.0.0.1.2"])
+def test_t12_a_malformed_address_is_refused_at_once_whatever_a_name_server_says(names, name):
+    names[name] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    with pytest.raises(MismatchError, match="is not an IPv4 address"):
+        find_rank_zero(dataclasses.replace(TWO_NODES, master_addr=name))
+
+
 def test_a_name_server_that_is_down_is_no_wrong_value(names):
     names["n1"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
     with pytest.raises(SlurmddpError, match="does not resolve") as caught:

@@ -526,3 +526,25 @@ def test_jobs_ahead_of_equal_priority_have_lower_ids(programs: FakePrograms, slu
     for job_id in ("9", "10_2", "10_9", "10_10", "11"):
         programs.write(f"jobs/{job_id}", "PENDING||JobArrayTaskLimit|\n")
     assert [slurm.jobs_ahead(job_id) for job_id in ("9", "10_9", "10_10", "11")] == [0, 2, 3, 4]
+
+
+def test_a_sacct_of_before_21_08_is_asked_without_the_submit_line(
+    programs: FakePrograms, slurm: SlurmClient
+) -> None:
+    programs.write("accounting", "7|COMPLETED|0:0|n1\n")
+    programs.write("no-field", "SubmitLine")
+    assert slurm.jobs(["7"])["7"].state == "COMPLETED"
+
+
+def test_a_submission_waits_for_a_slow_queue(programs: FakePrograms, tmp_path: Path) -> None:
+    """A query has ten seconds at most, but the answer to a submission is worth a minute."""
+    limits = []
+
+    class Watched(SlurmClient):
+        def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+            limits.append(limit_s)
+            return super()._answer(command, limit_s)
+
+    Watched().jobs_of_each([tmp_path])
+    Watched().jobs(["1"])
+    assert limits[0] == 60.0 and limits[1] == 10.0

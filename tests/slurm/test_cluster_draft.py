@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from slurmddp.config.schema import Cluster
 from slurmddp.slurm.cluster_draft import draft, file_name, usable
-from slurmddp.slurm.limits.nodes import parse_groups
+from slurmddp.slurm.command_output import parse_facts
+from slurmddp.slurm.limits.nodes import parse_groups, without_reserved
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.limits.site import Site, check_cluster
 from slurmddp.slurm.units import parse_minutes
@@ -95,3 +97,20 @@ def test_names_of_files_are_plain(name: str, file: str) -> None:
 
 def test_the_docs_show_a_draft_as_it_is() -> None:
     assert draft(site().partitions["gpu"], site()) in (ROOT / "docs/cluster.md").read_text()
+
+
+def test_a_draft_asks_for_what_the_system_leaves_of_a_node() -> None:
+    here = site()
+    (node,) = [parse_facts("CPUTot=128 CPUEfctv=124 RealMemory=1031000 MemSpecLimit=7000 Partitions=gpu")]
+    text, cluster = drafted("gpu", replace(here, groups=without_reserved(here.groups, [node])))
+    assert (cluster.cpus_per_node, cluster.mem_gb) == (124, 1000.0)
+    assert "sinfo %c: 128; 4 for the system (CoreSpecCount)" in text
+    assert "sinfo %m: 1031000 MB; 7000 MB for the system (MemSpecLimit)" in text
+
+
+@pytest.mark.parametrize("gres", ["gpu:ampere:6,gpu:1g.10gb:28", "gpu:a100_1g.5gb:28,gpu:ampere:6"])
+def test_a_draft_asks_for_whole_gpus_before_parts_of_them(gres: str) -> None:
+    here = site()
+    nodes = parse_groups(f"gpu|2|64|2:32:1|257000|{gres}|(null)|idle\n")
+    _, cluster = drafted("gpu", replace(here, groups=nodes))
+    assert (cluster.gpus_per_node, cluster.gpu_type) == (6, "ampere")

@@ -1,4 +1,4 @@
-"""Which errors a second try may cure, and what a person is told to do about the others."""
+"""Errors that a second try may cure, and advice about the others."""
 
 from __future__ import annotations
 

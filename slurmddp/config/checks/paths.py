@@ -25,9 +25,6 @@ from slurmddp.spec import CONTROLLER, MODULE, is_command, is_own_trainer, own_sc
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_CLOCK_WITHOUT_QUOTES = re.compile(
-    r"^\s*(time_limit|max_time):\s*([0-9]+(?::[0-9]+)+)\s*(?:#.*)?$", re.MULTILINE
-)
 _ON_THE_NODES = ("torch",)
 """Packages that only the nodes need; a login node may lack them."""
 _PATH_KEYS = ("path", "root")
@@ -78,15 +75,16 @@ def check_project(project_dir: Path) -> None:
         )
 
 
-def check_clocks(files: Mapping[str, Path]) -> None:
-    """Refuse `time_limit: 24:00:00` without quotes, because YAML reads it as the number 86400."""
-    for path in files.values():
-        match = _CLOCK_WITHOUT_QUOTES.search(path.read_text(encoding="utf-8", errors="replace"))
-        if match:
-            raise ConfigError(
-                f"{path} says `{match[1]}: {match[2]}` without quotes, which YAML can read as one number.",
-                hint=f'Write {match[1]}: "{match[2]}".',
-            )
+def check_python(config: Mapping[str, Any]) -> None:
+    """Refuse a command with arguments as the interpreter of the ranks; a path may hold blanks."""
+    python = (config["cluster"] or {}).get("python") or ""
+    first, _, arguments = python.partition(" ")
+    if arguments and shutil.which(first) and not Path(python).exists():
+        raise ConfigError(
+            f"`cluster.python` is {python!r}, a command with arguments; it is the path of one program.",
+            hint="Write an executable script of two lines, `#!/bin/sh` and "
+            f'`exec {python} "$@"`, and give its path.',
+        )
 
 
 def check_data(config: Mapping[str, Any], project_dir: Path) -> None:

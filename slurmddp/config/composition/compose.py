@@ -30,10 +30,10 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from slurmddp.config.check_values import check
-from slurmddp.config.checks import paths, sbatch_environment
+from slurmddp.config.checks import paths, sbatch_environment, spelling
 from slurmddp.config.checks.signatures import signature_of
 from slurmddp.config.composition import hydra_errors, hydra_keys
-from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, options, plan_from
+from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.config.identity import relevant
 from slurmddp.config.keys import GROUPS, TOP
@@ -89,6 +89,7 @@ def compose(
     expressions = composed.pop(EXPRESSIONS)
     if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
         cluster["name"] = cluster.get("name") or plan.cluster
+    spelling.refuse_respelled(composed, overrides, _files(plan, defaults_file(project_dir, sources)))
     config = check(composed)
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
@@ -99,6 +100,7 @@ def compose(
     config = sbatch_environment.fill(config, os.environ)
     here = not (config["cluster"] and config["cluster"]["python"])
     paths.check_targets(config, project_dir, here=here)
+    paths.check_python(config)
     paths.check_loggers(config["loggers"], project_dir, here=here)
     paths.check_program(config, project_dir, here=here)
     config["name"] = config["name"] or _name(config)
@@ -153,7 +155,23 @@ def login_node(
 
 def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFAULT) -> list[str]:
     """Return a note for each setting or file that has no effect."""
-    return [*_unread_file(config, project_dir, sources), *_unasked_memory(config), *_after_script(config)]
+    return [
+        *_unread_file(config, project_dir, sources),
+        *_unasked_memory(config),
+        *_literal_variables(config),
+        *_after_script(config),
+    ]
+
+
+def _literal_variables(config: Mapping[str, Any]) -> list[str]:
+    """Return a note about each variable of the ranks whose value looks like another variable."""
+    env = (config["cluster"] or {}).get("env", {})
+    return [
+        f"cluster.env.{name} is the text {value}, because no shell reads it. `export {name}={value}` under "
+        "`setup:` takes the variable of the node, and ${oc.env:NAME} the variable of this machine."
+        for name, value in env.items()
+        if re.search(r"\$[A-Za-z_{]", value)
+    ]
 
 
 def _after_script(config: Mapping[str, Any]) -> list[str]:
@@ -210,12 +228,20 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
         overrides = [one for one in overrides if one not in typed]
     run_code(project_dir, sources)
     roots = conf_roots(project_dir, sources, searched)
-    plan = plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
-    files = {"defaults": own} if own else {}
-    if (cluster := options(roots, "cluster").get(plan.cluster or "")) is not None:
-        files["cluster"] = cluster
-    paths.check_clocks(files)
-    return plan
+    return plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
+
+
+def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
+    """Yield the files that a plan may read: of a group with a choice only the chosen one."""
+    if own is not None:
+        yield own
+    listed = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
+    choices = {str(group): str(choice) for item in listed for group, choice in item.items()}
+    for root in plan.roots:
+        for path in sorted(root.rglob("*.yaml")):
+            group, _, name = path.relative_to(root).with_suffix("").as_posix().rpartition("/")
+            if choices.get(group, name) == name and path != own:
+                yield path
 
 
 def _parsed(override: str) -> Any:

@@ -259,7 +259,14 @@ def _writable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = Path(error.filename).parent if isinstance(error.filename, str) else folder.parent
+        failed = Path(error.filename) if isinstance(error.filename, str) else folder
+        if not failed.is_relative_to(folder.parent) and not os.access(failed, os.R_OK) and failed.exists():
+            raise ConfigError(
+                f"{failed} is in the project and can't be read: {error.strerror or error}.",
+                hint="Make it readable for this account, remove it, or name it in .gitignore, so that the "
+                "snapshot of the code leaves it out.",
+            ) from error
+        where = failed.parent if isinstance(error.filename, str) else folder.parent
         raise ConfigError(
             f"The run folder can't be written in {where}: {error.strerror or error}.", hint=hint
         ) from error

@@ -29,7 +29,7 @@ from slurmddp.environments.names import MPIEXEC_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError, RankFailure, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.host import process
-from slurmddp.host.address import Address, find_rank_zero, master_name
+from slurmddp.host.address import Address, find_rank_zero, master_name, resolve
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
 from slurmddp.training.process_group.port_discovery import Handshake, PortServer, ask_for_port
@@ -151,6 +151,9 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
 
 def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Store:
     """Meet where torchrun or a person says."""
+    if not init_method.startswith("file:"):
+        # At once: torch would look for an unknown host until the time-out.
+        resolve(urlsplit(init_method).hostname or info.master_addr or "localhost")
     try:
         store = _open_given(info, timedelta(seconds=timeout_s), init_method)
     except (RuntimeError, ValueError) as error:

@@ -87,7 +87,7 @@ def test_a_submission_sends_them_in_the_script_and_says_what_it_ignores(
     assert main(["train", *SMALL, "name=x"]) == 0
     assert "SBATCH_ARRAY_INX is ignored" in capsys.readouterr().err
     assert "SBATCH_" not in programs.read("sbatch.env")
-    script = Path(programs.read("sbatch.argv").splitlines()[-1])
+    script = Path(programs.read("sbatch.argv").splitlines()[-2])
     assert "#SBATCH --qos=high\n" in script.read_text()
     run = RunFolder(script.parent)
     monkeypatch.setenv("SBATCH_QOS", "low")

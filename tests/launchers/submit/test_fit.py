@@ -1,4 +1,4 @@
-"""What counts as a reason that SLURM never starts a job: sbatch has the last word."""
+"""Reasons that SLURM never starts a job: sbatch has the last word on a finding."""
 
 from __future__ import annotations
 

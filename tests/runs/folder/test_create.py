@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -13,7 +14,7 @@ import yaml
 from slurmddp.batch.element import fill
 from slurmddp.cli.commands.train import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
-from slurmddp.runs.folder import owner
+from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.create import Common, check_syntax, create_element, prepare, write_element
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import ScriptOfRuns, render, settings
@@ -247,3 +248,19 @@ def test_runs_of_an_array_share_what_is_equal_and_are_as_written_alone(project: 
     shared = ("job.pyz", "code.txt", "code/train.py")
     assert [(where / name).stat().st_nlink for name in shared] == [1, 1, 1]
     assert [path.name for path in (project / "runs").glob(".*")] == [".gpt.1"]
+
+
+def test_a_file_of_the_project_that_this_account_can_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "core.123"
+    file.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != file)
+
+    def refuse(job: Job, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(create, "_fill", refuse)
+    with pytest.raises(ConfigError, match=f"{file} is in the project and can't be read") as caught:
+        prepare(make_job(run_dir=tmp_path / "runs" / "first", project_dir=tmp_path), None)
+    assert ".gitignore" in caught.value.hint

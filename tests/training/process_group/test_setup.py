@@ -197,6 +197,14 @@ def test_g4_ranks_meet_by_tcp_and_by_a_file_and_a_missing_rank_is_named(tmp_path
     assert "Rank 0 counts 2 ranks (WORLD_SIZE), rank 1 counts 3." in found[1]
 
 
+def test_t12_an_init_method_without_such_a_host_is_refused_at_once(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    d = Distributon(init_method="tcp://1720.30.23.101:29603", rendezvous_timeout_s=600)
+    with pytest.raises(MismatchError, match=r"'1720.30.23.101', is not an IPv4 address"):
+        d.launch()
+
+
 @pytest.mark.parametrize(
     "method", ["tcp://host", "tcp://host:x", "file:name", "file://", "udp://a:1", "nonsense"]
 )
