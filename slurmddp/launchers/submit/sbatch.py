@@ -180,7 +180,8 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
         script: the batch script; the nodes are excluded only if SLURM then still takes it.
         slurm: the SLURM to ask.
     """
-    by_person = jobs[0].cluster.sbatch.get("exclude")
+    sbatch = jobs[0].cluster.sbatch
+    by_person = sbatch.get("exclude")
     options = []
     folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
     asked_for = hosts_of(str(sbatch.get("nodelist") or ""))
