@@ -9,6 +9,7 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
+from slurmddp.slurm import client
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.script import render
 from support.runs.train_runs import BIG
@@ -101,3 +102,30 @@ def test_a_dry_run_here_prints_commands_that_a_shell_can_read(project, capsys):
     assert "SLURM_STEP_NUM_NODES=2" in shown and "B='a b'" in shown
     assert subprocess.run(["bash", "-n"], input=shown, text=True).returncode == 0
     assert not (project / "runs").exists()
+
+
+def test_a_misspelled_option_of_sbatch_is_noted_without_slurm(project, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(project))
+    own = ["+cluster.sbatch.qoss=1", "+cluster.sbatch.mail_type=FAIL", "+cluster.sbatch.of-a-plugin=1"]
+    assert main(["train", "--dry-run", *BIG, *own]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if "not an option" in line]
+    assert (
+        len(notes) == 1
+        and "cluster.sbatch.qoss is not an option of SLURM's sbatch. Did you mean qos" in notes[0]
+    )
+
+
+def test_a_dry_run_names_the_clusters_that_are_too_many(project, programs, monkeypatch, capsys):
+    monkeypatch.setattr(client, "on_path", lambda: True)
+    monkeypatch.setenv("SLURM_CLUSTERS", "a,b")
+    assert main(["train", "--dry-run", *BIG]) == 0
+    assert "SLURM_CLUSTERS=a,b names several clusters" in capsys.readouterr().err
+
+
+def test_a_value_that_no_shell_reads_is_noted(project, cluster, capsys):
+    assert (
+        main(["train", "--dry-run", *BIG, "+cluster.env.HF_HOME='$SCRATCH/hf'", "+cluster.env.B='5$'"]) == 0
+    )
+    told = capsys.readouterr().err
+    assert "cluster.env.HF_HOME is the text $SCRATCH/hf, because no shell reads it." in told
+    assert "export HF_HOME=$SCRATCH/hf" in told and "cluster.env.B" not in told

@@ -120,6 +120,7 @@ def jobs_of(
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
+    from slurmddp.config.checks.sbatch_options import misspelled_options
     from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
@@ -141,7 +142,7 @@ def jobs_of(
                 variants.add(words, job)
             notes += unread(composed, project_dir, sources)
             notes += [*unused(composed, os.environ), *misspelled(composed, os.environ)]
-            notes += beyond_nodelist(job)
+            notes += [*beyond_nodelist(job), *misspelled_options(composed)]
         check(job)
         jobs.append(job)
     printed = set() if printed is None else printed
