@@ -83,7 +83,7 @@ def test_what_a_person_writes_reaches_sbatch_as_it_is(
         capture_output=True,
         text=True,
     )
-    assert shown.stdout.rstrip("\n").endswith(f" {words}")
+    assert shown.stdout.rstrip("\n") == words
     assert (run.folder.path / "logs" / f"slurm-{run.job_id}.out").exists()
 
 
