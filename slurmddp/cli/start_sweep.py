@@ -62,7 +62,7 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
 
 def how_to_follow(sweep: str) -> str:
     """Return the commands that show a sweep."""
-    return f"sweep   slurmddp list {sweep}\n        slurmddp report {sweep}"
+    return f"report  slurmddp report {sweep}\nsweep   slurmddp list {sweep}"
 
 
 def refuse_misfits(jobs: Sequence[Job]) -> None:

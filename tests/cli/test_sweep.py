@@ -216,7 +216,8 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
 def test_the_name_of_the_runs_names_their_sweep_where_it_is_only_shown(project, here, capsys):
     main(["train", *SEEDS])
     sweep = sweep_of(project)
-    assert f"slurmddp list {sweep.name}\n        slurmddp report {sweep.name}" in capsys.readouterr().out
+    ending = f"report  slurmddp report {sweep.name}\nsweep   slurmddp list {sweep.name}\n"
+    assert capsys.readouterr().out.endswith(ending)
     for command in (["list", "first"], ["status", "first"]):
         assert main(command) == 0
         shown = capsys.readouterr().out
