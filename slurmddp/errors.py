@@ -112,6 +112,8 @@ class StoppedAtCheckpoint(SlurmddpError, SystemExit):
     """
 
     exit_code = EXIT_STOPPED
+    is_printed = False
+    """Whether the rank has printed the message already: Python prints nothing of a SystemExit."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -73,6 +73,14 @@ FUNCTION_CALL = f"{MODULE}slurmddp.function_call"
 """The program of `slurmddp.submit`; its arguments: the run folder, the function, its arguments."""
 
 
+def is_foreign(program: Mapping[str, Any]) -> bool:
+    """Return whether the section `program` names a person's script, module or command.
+
+    It starts as a program of its own, as under torchrun. The functions and programs of slurmddp are forked.
+    """
+    return bool(program.get("script")) and program["script"] not in (CONTROLLER, FUNCTION_CALL)
+
+
 def own_script(program: Mapping[str, Any]) -> str:
     """Return a person's script, command or `-m MODULE` in the section `program`; empty without one."""
     script = program.get("script") or ""

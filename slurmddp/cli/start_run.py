@@ -281,7 +281,10 @@ def _next_start(job: Job, folder: RunFolder) -> str:
     if not named:
         return f"{again}; its own checkpoints are known only if program.checkpoints=PATH names them."
     if saved(folder, job.project_dir, job.saved_files).files:
-        return f"{again}; the files that it saved are there: {job.saved_files}"
+        # Whether such a file is whole, only the script knows: it may have been stopped in its middle.
+        return (
+            f"{again}; files that fit program.checkpoints are there, but are not checked: {job.saved_files}"
+        )
     return f"{again}; it has saved nothing that fits program.checkpoints={named}."
 
 

@@ -57,7 +57,7 @@ EMULATED_VARIABLE = "SLURMDDP_EMULATED"
 CONTROLLER_VARIABLE = "SLURMDDP_CONTROLLER"
 """`FD:WORKERS` in a controller script: the listening socket to which the workers of its job connect."""
 
-# Facts of a rank. The agent gives them to the ranks that it forks.
+# Facts of a rank. The agent gives them to the ranks that it starts.
 
 RESTART_COUNT_VARIABLE = "SLURMDDP_RESTART_COUNT"
 """The restart count of the worker group in this attempt, from 0."""
@@ -71,6 +71,9 @@ CHANNEL_VARIABLE = "SLURMDDP_CHANNEL_FD"
 """The descriptor of the rank's channel to the checkpoint service of its node."""
 MEMORY_VARIABLE = "SLURMDDP_MEMORY_FDS"
 """The descriptors of the shared memory for states, separated by commas."""
+
+THREADS_BY_AGENT_VARIABLE = "SLURMDDP_THREADS_BY_AGENT"
+"""`1` if the agent has set OMP_NUM_THREADS, as torchrun does, and no person has."""
 
 # Marks of the sandbox.
 

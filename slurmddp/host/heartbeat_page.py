@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.environments.names import HEARTBEAT_VARIABLE
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 
 PHASES = ("starting", "meeting", "loading", "first_step", "data", "step", "evaluating", "saving", "ending")
 """The phases of a rank: after the fork; the rendezvous; model, data and checkpoint; then the training."""
@@ -29,9 +30,8 @@ STACKS_SIGNAL = signal.SIGRTMIN + 7
 """Asks a process for its stacks. No other use of it is known; only processes that catch it get it."""
 _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
-_PHASE, _STEP, _RESUMED, _STEPS, _WATCHED = range(5)
-_SINCE, _STEPPED, _STEP_S, _WAIT_S, _FORWARD_S = range(5, 10)
-_FINISHED = 10
+_PHASE, _STEP, _RESUMED, _STEPS, _WATCHED, _FINISHED, _EXIT_CODE = range(7)
+_SINCE, _STEPPED, _STEP_S, _WAIT_S, _FORWARD_S = range(7, 12)
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 
@@ -60,6 +60,8 @@ class RankHeartbeat:
     """Seconds of all forward passes together; on a GPU estimated from some of them."""
     finished: bool = False
     """Whether a training that answers requests to stop has come to its own end."""
+    exit_code: int = 0
+    """What the rank means if its interpreter exits with 0 or, after an error, with 1; 0 without a meaning."""
 
 
 class HeartbeatPage:
@@ -121,6 +123,16 @@ class HeartbeatPage:
         self._counts[_STEPS] += 1
         self._counts[_STEP] = step
 
+    def explain_exit(self, code: int) -> None:
+        """Show the exit code that the rank means: a script can't choose the code of its own error."""
+        self._counts[_EXIT_CODE] = code
+
+    def explained(self, code: int) -> int:
+        """Return what a rank means by exit code 0, or by an error's 1; any other code means itself."""
+        meant = self.read().exit_code
+        replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED
+        return meant if meant and code == replaced else code
+
     def read(self) -> RankHeartbeat:
         """Return the heartbeat that the page shows now."""
         counts, times = self._counts, self._times
@@ -136,6 +148,7 @@ class HeartbeatPage:
             watched=bool(counts[_WATCHED]),
             forward_s=times[_FORWARD_S],
             finished=bool(counts[_FINISHED]),
+            exit_code=counts[_EXIT_CODE],
         )
 
     def forget_stacks(self) -> None:

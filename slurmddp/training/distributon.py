@@ -55,7 +55,7 @@ from slurmddp.training.loggers import Logger
 from slurmddp.training.loggers.dispatch import build as build_loggers
 from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group.rendezvous import environment_with
-from slurmddp.training.rank_session import RankSession
+from slurmddp.training.rank_session import RankSession, connect_to_agent
 from slurmddp.training.run_log import RunLog, loggers_of, numbers
 from slurmddp.training.stopping.controller import StopController
 
@@ -116,6 +116,7 @@ class Distributon:
         rendezvous_timeout_s: float = 60.0,
         collective_timeout_s: float = 1800.0,
     ) -> None:
+        connect_to_agent(os.environ)
         if num_devices != "auto":
             _require_above(
                 0, "num_devices", num_devices, 'Give a number of ranks on this machine, or "auto".'

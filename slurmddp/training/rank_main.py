@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
 import os
 import re
 import time
@@ -24,12 +24,16 @@ from slurmddp.errors import (
     ConfigError,
     RankFailure,
     SlurmddpError,
+    StoppedAtCheckpoint,
 )
+from slurmddp.host.interpreter import note_uncaught
 from slurmddp.host.streams import tell
 from slurmddp.plugins import locate
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.program_hints import hint_of
+from slurmddp.runs.folder.program_words import words_of
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.spec import is_own_trainer
+from slurmddp.spec import MODULE, is_own_trainer
 from slurmddp.strategies import build
 from slurmddp.training.device.cpu_affinity import share_threads
 from slurmddp.training.distributon import Distributon
@@ -37,10 +41,10 @@ from slurmddp.training.instantiate import instantiate
 from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.setup import RankContext
-from slurmddp.training.program_hints import hint_of
+from slurmddp.training.rank_session import log_to_stderr
+from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
-from slurmddp.training.user_script import run_script
 
 _OF_A_SCRIPT = ("script", "args", "free_args", "resume_args", "resumable", "torchrun", "checkpoints")
 NOT_OPTIONS = ("_target_", *_OF_A_SCRIPT)
@@ -65,11 +69,9 @@ def main(run_dir: str) -> int:
     except SlurmddpError as error:
         return _report(error)
     program = config.get("program") or {}
-    _log_to_stderr(of_slurmddp_only=bool(program.get("script")))
+    log_to_stderr("slurmddp" if program.get("script") else None)
     if program.get("script"):
-        share_threads(detect(os.environ))
-        # The script handles stop signals itself, if it uses `should_stop`.
-        return run_script(folder, program)
+        return _run_own_module(folder, program)
     with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
             _run(folder, config)
@@ -78,14 +80,17 @@ def main(run_dir: str) -> int:
     return EXIT_FINISHED
 
 
-def _log_to_stderr(*, of_slurmddp_only: bool) -> None:
-    """Print log records. A handler of the root logger would disable `logging.basicConfig` of a script."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    logger = logging.getLogger("slurmddp" if of_slurmddp_only else None)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def _run_own_module(folder: RunFolder, program: dict[str, Any]) -> int:
+    """Run the main function of a module of slurmddp, such as the call of a function; return the exit code.
+
+    It handles stop signals itself, if it uses `should_stop`.
+    """
+    share_threads(detect(os.environ))
+    module = importlib.import_module(program["script"].removeprefix(MODULE))
+    code = module.main(words_of(folder, program, os.environ)) or EXIT_FINISHED
+    if code == EXIT_FINISHED and StopController.is_leaving:
+        return EXIT_STOPPED
+    return int(code)
 
 
 def _run(folder: RunFolder, config: dict[str, Any]) -> None:
@@ -145,6 +150,7 @@ def _warn_of_cpus(context: RankContext, folder: RunFolder) -> None:
 
 def _code_after(error: Exception, guard: ExitGuard) -> int:
     """Print the error and return the rank's exit code: 75 if other ranks have left because of a stop."""
+    note_uncaught(error)
     if isinstance(error, SlurmddpError):
         code = _report(error)
     else:
@@ -182,5 +188,6 @@ def _report(error: SlurmddpError) -> int:
     """Print the cause, then the error, so that the last lines are the message; return its exit code."""
     if error.__cause__ is not None:
         tell("".join(traceback.format_exception(error.__cause__)).rstrip())
-    tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
+    if not (isinstance(error, StoppedAtCheckpoint) and error.is_printed):
+        tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
     return error.exit_code

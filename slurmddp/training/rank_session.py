@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import socket
@@ -24,7 +25,8 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
-from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.host.heartbeat_page import HeartbeatPage, descriptor_from
+from slurmddp.host.streams import tell
 from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
@@ -94,7 +96,12 @@ class RankSession:
             launch_script(wanted, self.launcher)
         _require_devices(info, wanted)
         self.heartbeat.enter("meeting")
-        self._context = setup.start(info, **group, stopped=lambda: self.stop.requested)
+        try:
+            self._context = setup.start(info, **group, stopped=lambda: self.stop.requested)
+        except StoppedAtCheckpoint as error:
+            if self.run.by_agent:
+                _print(error)
+            raise
         self._pid, self.milestones.rank = os.getpid(), info.rank
         StopController.is_leaving = False
         atexit.register(self._close_at_exit)
@@ -151,14 +158,14 @@ class RankSession:
             raise stopped
 
     def stopped(self) -> StoppedAtCheckpoint:
-        """Return the error that ends a stopped training; without an agent, rank 0 prints it."""
+        """Return the error that ends a stopped training; rank 0 prints it, and each rank into its own log."""
         why = f" by {self.stop.reason}" if self.stop.reason else ""
         error = StoppedAtCheckpoint(
             f"The training was stopped{why}.",
             hint="Run the same command again to resume from its checkpoint.",
         )
-        if not self.run.by_agent and self._context is not None and self.context.info.rank == 0:
-            print(error, file=sys.stderr)  # Under an agent, the worker prints the error.
+        if self.run.by_agent or (self._context is not None and self.context.info.rank == 0):
+            _print(error)
         return error
 
     @property
@@ -181,6 +188,52 @@ class RankSession:
         ends_by_error = hasattr(sys, "last_type")
         if not self._is_forked and not ends_by_error:
             self.close()
+
+
+def _print(error: StoppedAtCheckpoint) -> None:
+    tell(str(error))
+    error.is_printed = True
+
+
+def connect_to_agent(environ: Mapping[str, str]) -> None:
+    """Print slurmddp's log records, and let the agent learn which exit code this program means at its end.
+
+    Do nothing in a process that no agent has started.
+    """
+    if descriptor_from(environ) < 0:
+        return
+    if not logging.getLogger("slurmddp").handlers:
+        log_to_stderr("slurmddp")
+    atexit.unregister(_explain_exit)
+    atexit.register(_explain_exit, HeartbeatPage.attach(environ), os.getpid())
+
+
+def log_to_stderr(name: str | None) -> None:
+    """Print the log records of a logger and of those below it; None: of all loggers.
+
+    In a person's program only slurmddp's: a handler of the root logger would disable `logging.basicConfig`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _explain_exit(page: HeartbeatPage, pid: int) -> None:
+    """Show the agent what the end of this program means; Python alone chooses the code of a script's end.
+
+    An error of slurmddp has a code of its own. A program that leaves its loop after `should_stop` has not
+    finished, although it ends with 0.
+    """
+    if os.getpid() != pid:  # A child that the rank has forked ends.
+        return
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, SlurmddpError):
+        page.explain_exit(error.exit_code)
+    elif StopController.is_leaving:
+        page.explain_exit(EXIT_STOPPED)
 
 
 def _devices_of(info: RankInfo) -> int:

@@ -29,7 +29,7 @@ _BELOW = """
     training training.rng training.instantiate training.startup_timer training.heartbeat training.loggers
     training.device training.process_group training.stopping training.run_log training.data
     training.checkpointing training.rank_session training.distributon training.builtin training.trainer
-    training.user_script training.preflight training.rank_main remote
+    training.preflight training.rank_main remote
     bench.ranks
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()

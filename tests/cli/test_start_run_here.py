@@ -63,7 +63,10 @@ def test_the_end_of_a_script_tells_which_of_its_files_are_there(project, here, c
     run = next((project / "runs").glob("b-*"))
     (run / "out").mkdir()
     (run / "out" / "1.pt").touch()
-    assert last_line(*named) == f"{again}the files that it saved are there: {run}/out/*.pt"
+    assert (
+        last_line(*named)
+        == f"{again}files that fit program.checkpoints are there, but are not checked: {run}/out/*.pt"
+    )
 
 
 def test_a_failed_training_shows_the_failing_rank(project, here, capsys):

@@ -66,13 +66,14 @@ def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path
     wait_until(lambda: first.poll() is not None or [*tmp_path.glob("runs/*/logs/*")], "a run folder")
     run = only_run(tmp_path)
     logs = [run.rank_log(0, rank) for rank in range(2)]
-    wait_until(lambda: all(log.exists() and "restart 1" in log.read_text() for log in logs), "a restart")
-    wait_until(lambda: "begins at 5, restart 1" in logs[1].read_text(), "the resumed ranks")
+    # The torchrun of node 0 may see that node 1 meets again before its own rank has ended: no restart of it.
+    wait_until(lambda: all(log.exists() and "begins at 5" in log.read_text() for log in logs), "a restart")
     slurmddp(tmp_path, "stop", run.name)
     output, _ = first.communicate(timeout=120)
     assert first.returncode == 75, output
     assert all("after SIGUSR2" in log.read_text() for log in logs)
-    assert all("torchrun: restart 1 of at most 10" in log.read_text() for log in logs)
+    assert "torchrun: restart 1 of at most 10" in logs[1].read_text()
+    assert "begins at 5, restart 1" in logs[1].read_text()
     assert [(event["generation"], event["rank"]) for event in events(run, "restarted")] == [(1, 1)]
     shown = slurmddp(tmp_path, "status", run.name)
     slurmddp(tmp_path, "report", run.name)

@@ -132,11 +132,11 @@ def rank_server():
 
 
 @pytest.fixture
-def forked_agents(rank_server, monkeypatch):
-    """Fork the agents of local runs that the test starts in this process from the server."""
+def forked_agents(forked_python, monkeypatch):
+    """Fork the agents of local runs that the test starts in this process from the server, and their ranks."""
     from support.distributed import forked_agents
 
-    monkeypatch.setattr(process, "start_bound", forked_agents.start)
+    monkeypatch.setattr(process, "start_bound", partial(forked_agents.start, forked_python))
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
-"""One process per node that imports torch once, forks the node's ranks, and watches them.
+"""One process per node that starts the node's ranks, and watches them.
 
     python -m slurmddp.launchers.agent RUN_DIR
 
 The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It reads
-its rank from the environment and everything else from the run folder. It never initialises CUDA and keeps no
-thread, so that it can be forked. Node 0's agent decides for all when ranks start, restart and end (see
-`Coordinator`). An agent's exit code combines the codes of its ranks (`errors.combine_exit_codes`). It is 0
-once a later attempt has begun; `exit-node-N` always holds the combined code.
+its rank from the environment and everything else from the run folder. For slurmddp's trainer and for
+functions it imports torch once, and forks the ranks. A person's program starts as torchrun would start it
+(`user_program.py`). The agent never initialises CUDA and keeps no thread, so that it can be forked. Node 0's
+agent decides for all when ranks start, restart and end (see `Coordinator`). An agent's exit code combines the
+codes of its ranks (`errors.combine_exit_codes`). It is 0 once a later attempt has begun; `exit-node-N` always
+holds the combined code.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from slurmddp import spec
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
@@ -32,7 +35,7 @@ from slurmddp.host import process
 from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
-from slurmddp.launchers.agent import torchrun
+from slurmddp.launchers.agent import torchrun, user_program
 from slurmddp.launchers.agent.event_loop import AgentLoop
 from slurmddp.launchers.agent.experiment_trackers import tracker_environment
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
@@ -138,13 +141,16 @@ class Agent:
         recorder = self._recorder(config.get("gpus_per_node"))
         if recorder is not None:
             undo.callback(recorder.close)
-        spec = self._import(rules, entry, preload, recorder)
+        is_foreign = spec.is_foreign(config.get("program") or {})
+        if is_foreign:  # A person's program imports for itself, and finds nothing that was imported before.
+            entry, preload = user_program.ENTRY, ()
+        workers_spec = self._import(rules, entry, preload, recorder, is_foreign)
         in_child = (
             self._inbox.close_in_child,
             partial(link.close, farewell=False),
             checkpoints.close_in_child,
         )
-        workers = ForkedWorkers(spec, reaper, checkpoints, in_child)
+        workers = ForkedWorkers(workers_spec, reaper, checkpoints, in_child)
         watch = NodeWatch(
             (config.get("policy") or {}).get("stall_timeout_s"),
             self._log_dir,
@@ -167,7 +173,12 @@ class Agent:
             return None
 
     def _import(
-        self, rules: Rules, entry: str, preload: Sequence[str], recorder: FlightRecorder | None
+        self,
+        rules: Rules,
+        entry: str,
+        preload: Sequence[str],
+        recorder: FlightRecorder | None,
+        is_foreign: bool,
     ) -> WorkerSpec:
         """Import for all ranks; return what they run."""
         if why := import_for_all(preload):
@@ -191,6 +202,7 @@ class Agent:
             common,
             forks=why is None,
             is_script=rules.is_script,
+            is_foreign=is_foreign,
         )
 
     @property

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
+from slurmddp.launchers.agent.startup.sitecustomize import import_from_copy, in_copy
 from slurmddp.runs.folder.layout import RunFolder
 
 PRELOAD = (
@@ -51,32 +52,11 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
     # `python -m` has put its working folder first.
     sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
     if folder.code_dir.is_dir():
-        _import_from_copy(project.resolve(), folder.code_dir)
-
-
-def _import_from_copy(project: Path, code: Path) -> None:
-    """Let imports find the snapshot where PYTHONPATH or an editable install names a folder of the project."""
-    sys.path[1:] = [_in_copy(entry, project, code) for entry in sys.path[1:]]
-    if "PYTHONPATH" in os.environ:  # for programs that a rank starts
-        entries = os.environ["PYTHONPATH"].split(os.pathsep)
-        os.environ["PYTHONPATH"] = os.pathsep.join(_in_copy(entry, project, code) for entry in entries)
-    # Some editable installs keep the folder of each package in a module, not in a .pth file.
-    finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
-    for mapping in [finder["MAPPING"] for finder in finders if isinstance(finder.get("MAPPING"), dict)]:
-        for package, place in mapping.items():
-            mapping[package] = _in_copy(place, project, code)
-            if mapping[package] != place and Path(place).stem == package:
-                sys.path.append(str(Path(mapping[package]).parent))  # for processes that start with this path
-
-
-def _in_copy(entry: str, project: Path, code: Path) -> str:
-    """Return the snapshot's copy of a folder or module of the project, or `entry` if there is no copy."""
-    place = Path(entry).resolve()
-    if not place.is_relative_to(project):
-        return entry
-    copy = code / place.relative_to(project)
-    is_there = copy.exists() or copy.with_name(f"{copy.name}.py").exists()
-    return str(copy) if is_there and copy.resolve().is_relative_to(code.resolve()) else entry
+        names = str(project.resolve()), str(folder.code_dir)
+        import_from_copy(*names)
+        if "PYTHONPATH" in os.environ:  # for programs that a rank starts
+            entries = os.environ["PYTHONPATH"].split(os.pathsep)
+            os.environ["PYTHONPATH"] = os.pathsep.join(in_copy(entry, *names) for entry in entries)
 
 
 def import_for_all(names: Sequence[str]) -> str | None:

@@ -65,9 +65,9 @@ class StopRequests:
 
     def receive(self, sent: signal.Signals) -> None:
         """Handle a signal to this agent."""
-        if sent == signal.SIGTERM:
+        if sent in (signal.SIGTERM, signal.SIGINT):
             self._terminated = self._terminated or time.time()
-        self._stop(signal.SIGTERM if sent == signal.SIGINT else sent, f"received {sent.name}")
+        self._stop(sent, f"received {sent.name}")
 
     def forward(self, sent: signal.Signals, *, by_slurm: bool = False) -> None:
         """Send the ranks a signal by which the run was asked to stop on another node.

@@ -3,8 +3,8 @@
 The command is `slurmddp run --launcher torchrun`.
 
 The agent forks one process, which becomes the node's torchrun (`start`). torchrun starts this module once per
-rank (`main`), and the rank runs the program as it does without torchrun. All torchruns of a worker group meet
-at the address that node 0's agent has found.
+rank (`main`), and the program takes its place, as it does without torchrun. All torchruns of a worker group
+meet at the address that node 0's agent has found.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from slurmddp.environments.names import (
     RESTART_COUNT_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, HINT
 from slurmddp.host import process
+from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.host.streams import tell
-from slurmddp.launchers.agent import worker
+from slurmddp.launchers.agent import user_program, worker
 from slurmddp.launchers.agent.preload import enter_project
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import describe, is_consequence
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.program_hints import hint_after
 from slurmddp.runs.folder.run_context import RunContext
 
 ENTRY = f"{__name__}:start"
-_RANK_MAIN = "slurmddp.training.rank_main:main"
 _CAUSE_S = 0.5
 """Seconds that a rank which lost a peer leaves to that peer's node to record the cause."""
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
@@ -71,25 +72,33 @@ def start(run_dir: str) -> int:
     words = [word for word in words if word.partition("=")[0] in known or not word.startswith("--")]
     api._terminate_process_handler = partial(_forward, api._terminate_process_handler)
     local: Any = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    ranks = rules_of(folder.config(), node.nodes).ranks_per_node
+    pages = [HeartbeatPage.create() for _ in range(ranks)]
     _record_restarts(local.LocalElasticAgent, folder)
+    _stop_with_a_rank(local.LocalElasticAgent, api.SignalException)
+    numbers = ",".join(str(page.descriptor) for page in pages)
     try:
-        launcher.run(launcher.parse_args([*words, "-m", __name__, run_dir, str(os.getpid())]))
+        launcher.run(launcher.parse_args([*words, "-m", __name__, run_dir, str(os.getpid()), numbers]))
     except api.SignalException:
         return EXIT_STOPPED
     except errors.ChildFailedError as error:
-        return _report(folder, *error.get_first_failure())
-    return EXIT_FINISHED
+        rank, failure = error.get_first_failure()
+        code = _report(folder, rank, failure)
+        return pages[int(failure.local_rank)].explained(code)
+    is_stopped = any(page.read().exit_code == EXIT_STOPPED for page in pages)
+    return EXIT_STOPPED if is_stopped else EXIT_FINISHED
 
 
 def _forward(forward: Callable[[int, Any], None], number: int, frame: Any) -> None:
-    """Let torchrun forward a signal, and ignore the ranks' own SIGUSR2 (see `work`) while they save.
-
-    Ranks that do not handle SIGUSR2 get SIGTERM in its place.
-    """
+    """Let torchrun forward a signal; a later SIGUSR2 must not interrupt it while the ranks save."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    if number == signal.SIGUSR2 and not all(process.handles(pid, signal.SIGUSR2) for pid in _ranks()):
-        number = signal.SIGTERM
-    forward(number, frame)
+    forward(_for_ranks(number), frame)
+
+
+def _for_ranks(number: int) -> int:
+    """Return the signal that the ranks get: SIGTERM in place of SIGUSR2 if one does not handle that."""
+    handles_all = all(process.handles(pid, signal.SIGUSR2) for pid in _ranks())
+    return signal.SIGTERM if number == signal.SIGUSR2 and not handles_all else number
 
 
 def _ranks() -> list[int]:
@@ -153,6 +162,21 @@ def _record_restarts(agent_class: Any, folder: RunFolder) -> None:
     agent_class._monitor_workers = monitor_and_record
 
 
+def _stop_with_a_rank(agent_class: Any, signal_exception: Any) -> None:
+    """Let torchrun stop all ranks when one has stopped by itself; else it would start them again."""
+    monitor = agent_class._monitor_workers
+
+    @wraps(monitor)
+    def monitor_or_stop(agent: Any, group: Any) -> Any:
+        handlers = getattr(agent._pcontext, "subprocess_handlers", {}).values()
+        if any(handler.proc.poll() == EXIT_STOPPED for handler in handlers):
+            sent = signal.Signals(_for_ranks(signal.SIGUSR2))
+            raise signal_exception("A rank has stopped by itself.", sent)
+        return monitor(agent, group)
+
+    agent_class._monitor_workers = monitor_or_stop
+
+
 def _record_restart(folder: RunFolder, rank: int, failure: Any, count: int) -> None:
     """Record that the ranks restart after the failure of `rank`; `count` restarts came before."""
     run = RunContext.read(os.environ)
@@ -175,36 +199,38 @@ def _report(folder: RunFolder, rank: int, failure: Any) -> int:
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     if failure.local_rank:  # The lines of local rank 0 stand in this log.
         tell("\n".join(lines))
+    hint = hint_after(lines[-1]) if lines else ""
+    if hint:
+        tell(f"{HINT}{hint}")
     tell(f"torchrun: rank {rank} {ended}.")
     return code if code > 0 else EXIT_FAILED
 
 
-def work(run_dir: str) -> int:
-    """Run the program as one rank of torchrun; if the rank stops by itself, let torchrun stop the others."""
-    code = worker.run_entry(_RANK_MAIN, run_dir)
-    if code == EXIT_STOPPED:  # torchrun would take the code for a failure, and start the ranks again.
-        os.kill(os.getppid(), signal.SIGUSR2)
-    return code
-
-
 def main(argv: Sequence[str]) -> NoReturn:
-    """Become the rank that torchrun has started: `RUN_DIR PID_OF_TORCHRUN`."""
+    """Become the rank that torchrun has started: `RUN_DIR PID_OF_TORCHRUN DESCRIPTORS_OF_ITS_PAGES`."""
     folder, torchrun = RunFolder(argv[0]), int(argv[1])
     config = folder.config()
     enter_project(folder, config.get("project_dir"))
-    run, rank = RunContext.read(os.environ), int(os.environ["RANK"])
+    run = RunContext.read(os.environ)
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart:
         limit = _max_restarts(rules_of(config, 1))
         log = folder.rank_log(run.attempt, rank)
         with log.open("a", encoding="utf-8") as stream:
             stream.write(f"torchrun: restart {restart} of at most {limit}\n")
+    # torchrun closes all descriptors of its workers, so this one opens its page anew.
+    page = os.open(f"/proc/{torchrun}/fd/{argv[2].split(',')[local_rank]}", os.O_RDWR)
+    HeartbeatPage(page).reset()
     worker.be_rank(
         worker.RankSpec(
-            local_rank=int(os.environ["LOCAL_RANK"]),
-            environ={RESTART_COUNT_VARIABLE: str(run.restart_count + restart)},
+            local_rank=local_rank,
+            environ={
+                RESTART_COUNT_VARIABLE: str(run.restart_count + restart),
+                HEARTBEAT_VARIABLE: str(page),
+            },
             log=Path(folder.rank_log(run.attempt, rank)),
-            entry="slurmddp.launchers.agent.torchrun:work",
+            entry=user_program.ENTRY,
             run_dir=argv[0],
         ),
         torchrun,

@@ -8,14 +8,12 @@ its memory. No other account can read it, unlike a command line.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import importlib
 import json
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,12 +31,14 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
-from slurmddp.host import process
+from slurmddp.host import interpreter, process
 from slurmddp.host.heartbeat_page import arm_stacks
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.host.streams import lines_to, tell
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
+_FAILED_END_S = 10.0
+"""Seconds for the threads and exit handlers of a failed rank, which may wait for a peer that is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,13 @@ class RankSpec:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors that the rank inherits by number."""
-        numbers = ",".join(self.environ.get(name, "") for name in _DESCRIPTORS).split(",")
-        return tuple(int(number) for number in numbers if number.isdecimal())
+        return descriptors_in(self.environ)
+
+
+def descriptors_in(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the descriptors that a rank inherits by number, and that its environment names."""
+    numbers = ",".join(environ.get(name, "") for name in _DESCRIPTORS).split(",")
+    return tuple(int(number) for number in numbers if number.isdecimal())
 
 
 def spawn(start: RankSpec) -> int:
@@ -90,6 +95,9 @@ def main(argv: Sequence[str]) -> NoReturn:
 def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]] = ()) -> NoReturn:
     """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up.
 
+    The end is the end of a Python program: threads, exit handlers, open files. Only the interpreter itself is
+    not taken apart: with torch in it, that takes long, and may wait for a lost peer or crash.
+
     `in_child` are calls by which a forked process closes what belongs to the agent.
     """
     code = EXIT_FAILED
@@ -99,16 +107,13 @@ def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]
         code = run_entry(start.entry, start.run_dir)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
-        if code in GOOD_CODES:  # A failed rank must not wait for anything.
-            threading._shutdown()  # type: ignore[attr-defined]  # Threads may still write files.
-            atexit._run_exitfuncs()  # Loggers finish here.
+        interpreter.finish(code, None if code in GOOD_CODES else _FAILED_END_S)
     except BaseException:
         tell(traceback.format_exc().rstrip())
     finally:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # A thread that waits for a lost peer would keep the process alive through a normal exit.
         os._exit(code)
 
 
@@ -117,6 +122,7 @@ def _set_up(start: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
         os.setpgid(0, 0)
     for close in in_child:
         close()
+    interpreter.draw_anew()
     _set_signals()
     _write_to(start.log)
     os.environ.update(start.environ)
@@ -157,16 +163,21 @@ def run_entry(entry: str, run_dir: str) -> int:
     try:
         main: Callable[[str], int | None] = getattr(importlib.import_module(module), function)
         return _as_byte(int(main(run_dir) or EXIT_FINISHED))
+    except StoppedAtCheckpoint as error:
+        if not error.is_printed:
+            tell(f"{error.message}\n{error.hint}".rstrip())
+        return error.exit_code
     except SlurmddpError as error:
-        kind = "" if isinstance(error, StoppedAtCheckpoint) else "Error: "
-        tell(f"{kind}{error.message}\n{error.hint}".rstrip())
+        interpreter.note_uncaught(error)
+        tell(f"Error: {error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return _as_byte(error.code or EXIT_FINISHED)
         tell(f"SystemExit: {str(error.code).strip()}")
         return EXIT_FAILED
-    except BaseException:
+    except BaseException as error:
+        interpreter.note_uncaught(error)
         tell(traceback.format_exc().rstrip())
         return EXIT_FAILED
 

@@ -1,9 +1,10 @@
 """The worker group of one node: its ranks, started, watched and ended together.
 
 A subclass of `WorkerGroup` makes the processes: an agent forks them, `launch()` runs a command. A fork shares
-the modules that the agent has imported, so eight ranks cost one import of torch. If a fork would break after
-the imports, ranks are separate programs that import for themselves. A new rank gets the heartbeat page, the
-log and the states in memory of the rank before it.
+the modules that the agent has imported, so eight ranks cost one import of torch. A person's program takes the
+place of the forked process (`user_program.py`), and its agent has imported nothing. If a fork would break
+after the imports, ranks are separate programs that import for themselves. A new rank gets the heartbeat page,
+the log and the states in memory of the rank before it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from slurmddp.environments.names import (
     RESTART_COUNT_VARIABLE,
 )
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, GOOD_CODES, HINT, SlurmddpError
 from slurmddp.host import process
 from slurmddp.host.address import Address
 from slurmddp.host.cgroups import OomWatch
@@ -47,6 +48,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.causes import LEFT_EARLY
 from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, UnexplainedFailure, is_consequence
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.program_hints import hint_after
 
 _UNKILLABLE_S = 60.0
 """Seconds for killed ranks to end: the kernel needs some to take large memories apart."""
@@ -206,6 +208,8 @@ class WorkerSpec:
     """Whether the agent can be forked after its imports."""
     is_script: bool = False
     """Whether the ranks run a person's script, whose exit code does not say whether it has finished."""
+    is_foreign: bool = False
+    """Whether the workers are programs of a person (`user_program.py`)."""
 
 
 class ForkedWorkers(WorkerGroup):
@@ -252,7 +256,9 @@ class ForkedWorkers(WorkerGroup):
         with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
             text, port = probe.getsockname()[:2]
             self._own = Address(probe.family, text)
-            return text, int(port)
+            # Some programs refuse a MASTER_ADDR that is not the first name of SLURM_JOB_NODELIST.
+            name = node.hosts[0] if node.emulated and text == "127.0.0.1" else text
+            return name, int(port)
 
     def start(self, order: StartWorkers) -> None:
         """Start the ranks of this node; ranks on plain torch meet at `order.master`."""
@@ -272,16 +278,19 @@ class ForkedWorkers(WorkerGroup):
     def ask_to_stop(self, sent: signal.Signals) -> None:
         """Send each rank a signal to stop, unless it was sent that signal before, by SLURM or from here.
 
-        A script that does not handle SIGUSR2 gets SIGTERM in its place, the signal of torchrun.
+        A script that does not handle SIGUSR2 gets SIGTERM in its place, the signal of torchrun. SIGINT also
+        reaches the processes that a program has started, as from a terminal; forked ranks get SIGTERM then.
         """
         self.expect_stop()
+        if sent == signal.SIGINT and not self._spec.is_foreign:
+            sent = signal.SIGTERM
         for pid, local_rank in self._running.items():
             number = sent
             if self._spec.is_script and sent == signal.SIGUSR2 and not process.handles(pid, sent):
                 number = signal.SIGTERM
             before = self._sent.setdefault(local_rank, set())
             if number not in before | self.signals_of_slurm():
-                os.kill(pid, number)
+                os.kill(-pid if number == signal.SIGINT else pid, number)
             before.add(number)
 
     def signals_of_slurm(self) -> frozenset[int]:
@@ -294,6 +303,7 @@ class ForkedWorkers(WorkerGroup):
         A script that saves at the signal usually ends with 0 or by the signal. A rank that then only loses
         its peers has stopped as well. slurmddp's own loop knows whether it has finished, and says so.
         """
+        code = self._pages[local_rank].explained(code)
         if self._ended_by_us:
             return code
         if -code in STOP_SIGNALS:
@@ -359,6 +369,8 @@ class ForkedWorkers(WorkerGroup):
         return failed
 
     def _record_exit(self, local_rank: int, code: int) -> None:
+        if code == EXIT_FAILED and self._spec.is_foreign:
+            self._add_hint(local_rank)
         # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
         reason = ENDED_BY_AGENT if self._ended_by_us else ""
         spec, rank = self._spec, self.rank(local_rank)
@@ -371,6 +383,15 @@ class ForkedWorkers(WorkerGroup):
         process.signal_group(pid, signal.SIGKILL)
         self._reaper.forget(pid)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _add_hint(self, local_rank: int) -> None:
+        """Add to the log of a rank what to do about its error, if that is known."""
+        log = self._log(local_rank)
+        lines = capture.last_lines(log, 1, since=self._logged[local_rank])
+        hint = hint_after(lines[-1]) if lines else ""
+        if hint:
+            with suppress(OSError), log.open("a", encoding="utf-8") as stream:
+                stream.write(f"{HINT}{hint}\n")
 
     def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
         log = self._log(local_rank)

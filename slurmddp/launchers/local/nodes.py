@@ -133,7 +133,8 @@ class LocalNodes:
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return an agent's code. An agent that our signal killed had no handler yet, so no ranks either."""
         code = self._poll(agent)
-        return EXIT_STOPPED if self.stopping and code == -self.stop_signal else code
+        is_ours = code in (-self.stop_signal, -signal.SIGINT)
+        return EXIT_STOPPED if self.stopping and is_ours else code
 
     def _note_failure(self, node_rank: int, returncode: int) -> None:
         """Record the failure of an agent, so that agents without a link to it end too."""
@@ -145,10 +146,16 @@ class LocalNodes:
                 capture.record(self._folder, self._attempt, found)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
-    def stop(self) -> None:
-        """Ask the ranks to save and leave; the attempt ends with 75."""
+    def stop(self, received: signal.Signals = signal.SIGTERM) -> signal.Signals:
+        """Ask the ranks to save and leave; the attempt ends with 75. Return the signal that scripts get.
+
+        Ctrl-C stays SIGINT, for the programs that save after a KeyboardInterrupt; srun would end its step.
+        """
         self.stopping = True
-        self._signal(self.stop_signal)
+        is_interrupt = received == signal.SIGINT and self._allocation is None
+        sent = signal.SIGINT if is_interrupt else self.stop_signal
+        self._signal(sent)
+        return sent
 
     def kill(self) -> None:
         """End everything at once; the ranks die with their agents."""

@@ -180,12 +180,12 @@ class LocalRun:
             self._say(f"Killing the run{last}.")
             self.nodes.kill()
         elif not self.nodes.stopping:
-            script = f"The script gets {self.nodes.stop_signal.name}; slurmddp can't see whether it saves."
+            sent = self.nodes.stop(received)
+            script = f"The script gets {sent.name}; slurmddp can't see whether it saves."
             what = script if self._is_script else "Stopping at a checkpoint."
             grace_s = self.job.policy.grace_s
             end = "" if grace_s is None else f" Deaf ranks are killed after {grace_s} s."
             self._say(f"{what}{end} Ctrl-C once more kills the run.")
-            self.nodes.stop()
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended and what comes next, by the rules of the batch step."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 
 import torch
 
+from slurmddp.environments.names import THREADS_BY_AGENT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.cpus import may_bind, numa_node_of, read_cpus, share_of, shortage, threads_on
 from slurmddp.runs.folder.run_context import RunContext
@@ -33,19 +35,24 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
         os.sched_setaffinity(0, own)
         threads = min(threads, threads_on(cpus, own))
     alone = info.world_size == 1 and info.cpus is None
-    if alone or os.environ.get(THREADS_VARIABLE):
+    if alone or _is_chosen(os.environ):
         return
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(threads)
     os.environ[THREADS_VARIABLE] = str(threads)
 
 
+def _is_chosen(environ: Mapping[str, str]) -> bool:
+    """Return whether a person has chosen the number of threads."""
+    return bool(environ.get(THREADS_VARIABLE)) and not environ.get(THREADS_BY_AGENT_VARIABLE)
+
+
 def share_threads(info: RankInfo) -> None:
     """Set as many threads as this rank's share of the node's cores, unless OMP_NUM_THREADS is set.
 
-    Scripts without `Distributon` get this. The rank stays unbound, and CUDA is not touched.
+    Functions without `Distributon` get this. The rank stays unbound, and CUDA is not touched.
     """
-    if not os.environ.get(THREADS_VARIABLE):
+    if not _is_chosen(os.environ):
         cpus = read_cpus()
         ranks = info.world_size if info.emulated else info.local_world_size
         torch.set_num_threads(max(1, min(choose_threads(info, cpus.usable), len(cpus.cores()) // ranks)))

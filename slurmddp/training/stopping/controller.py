@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import ClassVar
 from slurmddp.collectives import values as collectives
 from slurmddp.environments.time_limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
+from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.setup import RankContext
@@ -77,7 +79,9 @@ class StopController:
 
     def _begin(self, context: RankContext) -> None:
         if self._guard is None:
-            signals = self._own.enter_context(StopSignals())
+            # An agent passes Ctrl-C on to a script as SIGINT. Elsewhere it stays a KeyboardInterrupt.
+            wanted = STOP_SIGNALS | {signal.SIGINT} if self._run.by_agent else STOP_SIGNALS
+            signals = self._own.enter_context(StopSignals(wanted))
             self._guard = self._own.enter_context(ExitGuard(signals, read_limits(os.environ)))
         info = context.info
         if info.rank == 0 and self._run.folder is not None:

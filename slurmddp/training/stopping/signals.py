@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 
 _RANK_POLL_S = 0.2
 """Seconds between two checks of a loader worker whether its rank still lives."""
+_HELD = STOP_SIGNALS | {signal.SIGINT}
+"""The signals that loader workers don't take."""
 
 
 class StopSignals(SignalInbox):
-    """Context manager: SIGTERM and SIGUSR2 set a flag and do nothing else until it ends.
+    """Context manager: SIGTERM, SIGUSR2 and other given signals set a flag and do nothing else until it ends.
 
     Enter it in the main thread. While the main thread is inside a collective, Python runs no handler; other
     threads then learn of a signal by `poll`.
 
     Attributes:
         received: the name of the first signal that arrived; None before.
-        terminated: whether SIGTERM was among the signals.
+        terminated: whether SIGTERM or SIGINT was among the signals: a limit of time follows them.
     """
 
     def __init__(self, signals: Collection[signal.Signals] = STOP_SIGNALS) -> None:
@@ -56,7 +58,7 @@ class StopSignals(SignalInbox):
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number).name
-        self.terminated |= number == signal.SIGTERM
+        self.terminated |= number in (signal.SIGTERM, signal.SIGINT)
 
 
 _started_in_main_thread = False
@@ -70,7 +72,7 @@ def signals_held() -> Iterator[None]:
     """
     global _started_in_main_thread  # A forked worker inherits the value.
     _started_in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
         yield
     finally:
@@ -80,10 +82,11 @@ def signals_held() -> Iterator[None]:
 def hold_in_worker(worker_id: int) -> None:
     """Let a loader worker ignore SLURM's stop signals, and end with its rank; a `worker_init_fn`.
 
-    SLURM signals every process of the step. The worker ignores that SIGTERM and every SIGUSR2, so that the
-    rank can continue to its checkpoint. A SIGTERM from its rank ends the worker, as torch intends.
+    SLURM signals every process of the step, and Ctrl-C every process of a rank. The worker ignores that
+    SIGTERM, every SIGUSR2 and every SIGINT, so that the rank can continue to its checkpoint. A SIGTERM from
+    its rank ends the worker, as torch intends.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     signal.set_wakeup_fd(-1)  # The inherited pipe belongs to the rank.
     rank = multiprocessing.parent_process()
     pid = rank.pid if rank is not None and rank.pid is not None else os.getppid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -290,21 +291,28 @@ def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
     assert folder.rank_log(0, 0).read_text().endswith("saved after SIGTERM\n")
 
 
-@pytest.mark.parametrize(("code", "output"), [(0, "written\nclosed\n"), (3, "")])
-def test_threads_end_and_exit_handlers_run_after_a_good_end_only(
-    tmp_path: Path, code: int, output: str
-) -> None:
+@pytest.mark.parametrize("code", [0, 75, 3])
+def test_a_forked_rank_ends_as_a_program_does(tmp_path: Path, code: int) -> None:
     program = f"""
-import atexit, threading
+import atexit, csv, gzip, threading
+
+def train(writer):
+    writer.writerow(["row"])
 
 def main(run_dir):
+    global rows, packed
+    rows, packed = open(run_dir + "/rows.csv", "w"), gzip.open(run_dir + "/rows.gz", "wt")
+    for file in (rows, packed):
+        train(csv.writer(file))
     atexit.register(print, "closed")
     threading.Timer(0.3, print, ["written"]).start()
     return {code}
 """
     folder = make_run(tmp_path, program, ranks_per_node=1)
     run_agent(folder)
-    assert folder.rank_log(0, 0).read_text() == output
+    assert folder.rank_log(0, 0).read_text() == "written\nclosed\n"
+    packed = gzip.decompress((folder.path / "rows.gz").read_bytes())
+    assert (folder.path / "rows.csv").read_bytes() == packed == b"row\r\n"
 
 
 @pytest.mark.parametrize(

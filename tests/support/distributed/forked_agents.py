@@ -74,21 +74,32 @@ class ForkedAgent:
         os.kill(self.pid, sent)
 
 
-def start(command: Sequence[str], death_signal: signal.Signals, **options: Any) -> Any:
-    """Stand in for `process.start_bound`: fork an agent, and start any other program."""
+def start(python: str, command: Sequence[str], death_signal: signal.Signals, **options: Any) -> Any:
+    """Stand in for `process.start_bound`: fork an agent, and start any other program.
+
+    The scripts of its ranks run in `python`.
+    """
     if list(command[1:-1]) != ["-m", "slurmddp.launchers.agent"]:
         return START_BOUND(command, death_signal, **options)
-    return ForkedAgent(command[-1], options["stdout"], options["pass_fds"], options["env"], options["cwd"])
+    given = (options[name] for name in ("stdout", "pass_fds", "env", "cwd"))
+    return ForkedAgent(command[-1], *given, python=python)
 
 
 @contextmanager
-def agents_of(folder: RunFolder, nodes: int, **options: Any) -> Iterator[list[ForkedAgent]]:
-    """Fork the agents of all nodes of a first attempt; none outlives the block."""
+def agents_of(
+    folder: RunFolder, nodes: int, *, threads: str | None = "1", **options: Any
+) -> Iterator[list[ForkedAgent]]:
+    """Fork the agents of all nodes of a first attempt; none outlives the block.
+
+    `threads` is the value of OMP_NUM_THREADS; None: it is not set.
+    """
     folder.log_dir(0).mkdir(parents=True)
     agents = []
     for node in range(nodes):
         environ = scrub(os.environ) | emulated_step(nodes, node, "local-1", folder.path, 0)
-        environ["OMP_NUM_THREADS"] = "1"
+        environ.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            environ["OMP_NUM_THREADS"] = threads
         with (folder.log_dir(0) / f"node-{node}.log").open("ab") as log:
             agents.append(ForkedAgent(str(folder.path), log, (), environ, folder.path, **options))
     try:
@@ -109,9 +120,11 @@ def be_agent(
     entry: str = WORKER,
     preload: Sequence[str] = PRELOAD,
     cause_wait_s: float = coordinator.CAUSE_WAIT_S,
+    python: str = sys.executable,
 ) -> None:
     """Do what `python -m slurmddp.launchers.agent RUN_DIR` does, in a session of its own."""
     os.setsid()
+    sys.executable = python
     coordinator.CAUSE_WAIT_S = cause_wait_s
     os.environ.clear()
     os.environ.update(environ)

@@ -20,7 +20,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -159,6 +159,10 @@ def be_python(
     sys.executable, sys.orig_argv = python, [python, *words]
     multiprocessing.set_executable(python)
     sys.path[:0] = environ["PYTHONPATH"].split(":") if "PYTHONPATH" in environ else []
+    # What Python's `site` does before the first line of a program.
+    sys.modules.pop("sitecustomize", None)
+    with suppress(ImportError):
+        import_module("sitecustomize")
     while words[0] not in ("-c", "-m") and words[0].startswith("-"):
         words = words[1:]
     os._exit(as_program(lambda: run(words)))

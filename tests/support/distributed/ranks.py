@@ -25,6 +25,7 @@ from typing import Any
 
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
+from slurmddp.host import interpreter
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = [
@@ -132,9 +133,10 @@ class Program:
 
 
 def as_program(main: Callable[[], object]) -> int:
-    """Run the `main` of a program in this forked process, with its handlers at exit; return the exit code."""
+    """Run the `main` of a program in this forked process, from its start to its end; return the exit code."""
     import torch
 
+    interpreter.draw_anew()
     # As a fresh torch does. The handlers at exit of the server are not the program's.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     atexit._clear()
@@ -143,13 +145,13 @@ def as_program(main: Callable[[], object]) -> int:
         main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
     except BaseException as error:
-        sys.last_type = type(error)  # as the interpreter does before the handlers at exit
+        interpreter.note_uncaught(error)
         traceback.print_exc()
         code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    interpreter.finish(code)
     return code
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import bdb
 import importlib.util
+import re
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,16 +15,24 @@ _NO_TERMINAL = (
     "Ranks have no terminal for breakpoint() or input(). Run the program once with `python`, "
     "or with `slurmddp exec -n 1 -- python SCRIPT`."
 )
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^'.]+)")
+_FILE = re.compile(r"FileNotFoundError: .*: '(?P<path>[^']+)'$")
+_INPUT = re.compile(r"EOFError: .*reading a line|bdb\.BdbQuit$")
 
 
 def hint_of(error: BaseException) -> str:
     """Return what to do about an error of a program; empty if only its author can know."""
-    if isinstance(error, ModuleNotFoundError):
-        return _of_module((error.name or "").partition(".")[0])
-    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
+    return hint_after(traceback.format_exception_only(error)[-1].strip())
+
+
+def hint_after(line: str) -> str:
+    """Return what to do after the last line of a traceback; empty if only the program's author can know."""
+    if missing := _MODULE.match(line):
+        return _of_module(missing["name"])
+    file = _FILE.match(line)
+    if file and not Path(file["path"]).is_absolute():
         return f"A relative path starts at the project, {Path.cwd()}, here and on the nodes."
-    reads_input = isinstance(error, EOFError) and "reading a line" in str(error)
-    return _NO_TERMINAL if reads_input or isinstance(error, bdb.BdbQuit) else ""
+    return _NO_TERMINAL if _INPUT.match(line) else ""
 
 
 def _of_module(name: str) -> str:
@@ -31,10 +40,6 @@ def _of_module(name: str) -> str:
     if hint := src_layout_hint(name):
         return hint
     with suppress(ImportError, ValueError):
-        if not name or importlib.util.find_spec(name) is not None:
+        if importlib.util.find_spec(name) is not None:
             return ""
     return f"The ranks run {sys.executable}. If {name} is a package: {sys.executable} -m pip install {name}"
-
-
-def _is_relative(path: object) -> bool:
-    return isinstance(path, str) and bool(path) and not Path(path).is_absolute()

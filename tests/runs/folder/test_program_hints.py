@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.training.program_hints import hint_of
+from slurmddp.runs.folder.program_hints import hint_of
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ from slurmddp.training.program_hints import hint_of
         ),
         (FileNotFoundError(2, "No such file", "/data/train.bin"), ""),
         (FileNotFoundError("no name"), ""),
-        (ModuleNotFoundError("x", name="nosuch.part"), "{python} -m pip install nosuch"),
-        (ModuleNotFoundError("x", name="json.part"), ""),
-        (ModuleNotFoundError("x", name="mine"), "src/mine.py is in this project"),
+        (ModuleNotFoundError("No module named 'nosuch.part'"), "{python} -m pip install nosuch"),
+        (ModuleNotFoundError("No module named 'json.part'"), ""),
+        (ModuleNotFoundError("No module named 'mine'"), "src/mine.py is in this project"),
         (EOFError("EOF when reading a line"), "Ranks have no terminal"),
         (EOFError("Ran out of input"), ""),
         (bdb.BdbQuit(), "`slurmddp exec -n 1 -- python SCRIPT`"),

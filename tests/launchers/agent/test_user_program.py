@@ -15,11 +15,16 @@ from support.distributed.ranks import Program, run_programs
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("rank_server")]
 
 RANK = """
-import sys
-from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.user_script import run_script
+import os, runpy, sys
+from slurmddp.environments.names import HEARTBEAT_VARIABLE
+from slurmddp.host.heartbeat_page import HeartbeatPage
+from support.distributed.ranks import as_program
 
-sys.exit(run_script(RunFolder("run"), {"script": "script.py"}))
+page = HeartbeatPage.create()
+if (pid := os.fork()) == 0:
+    os.environ[HEARTBEAT_VARIABLE] = str(page.descriptor)
+    os._exit(as_program(lambda: runpy.run_path("script.py", run_name="__main__")))
+sys.exit(page.explained(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 """
 COMPUTE = "d.backward(model(torch.ones(1, 1)).sum())"
 

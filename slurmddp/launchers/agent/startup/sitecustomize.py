@@ -1,0 +1,126 @@
+"""Prepare the interpreter of a person's script or module, before the first line of the program.
+
+An agent puts this folder first in PYTHONPATH. Python imports `sitecustomize` once the search path is complete
+and before it runs the program. This module then lets imports find the code's snapshot, lets the agent ask for
+the stacks of a rank that hangs, and removes every trace of itself: the program finds the search path, the
+PYTHONPATH and the `sitecustomize` of its site as it would without slurmddp. It imports nothing that Python
+has not imported itself, because a program may depend on being the first to import a module.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+
+TYPE_CHECKING = False  # as in `typing`, without its imports
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# `environments/names.py`, `runs/folder/layout.py` and `host/heartbeat_page.py` define these values. They
+# can't be imported here: the program would find slurmddp and its imports in `sys.modules`.
+RUN_DIR_VARIABLE, HEARTBEAT_VARIABLE = "SLURMDDP_RUN_DIR", "SLURMDDP_HEARTBEAT_FD"
+CODE_FOLDER = "code"
+PAGE_NAME = "slurmddp-heartbeat"
+STACKS_SIGNAL_OFFSET = 7
+"""The distance of the signal from SIGRTMIN."""
+
+
+def import_from_copy(project: str, code: str) -> None:
+    """Let imports find the snapshot where the search path or an editable install names the project.
+
+    Args:
+        project: the project folder, without symbolic links.
+        code: the snapshot of its code.
+    """
+    sys.path[:] = [in_copy(entry, project, code) for entry in sys.path]
+    # Some editable installs keep the folder of each package in a module, not in a .pth file.
+    finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
+    for finder in finders:
+        mapping = finder.get("MAPPING")
+        if isinstance(mapping, dict):
+            _map_packages(mapping, project, code)
+
+
+def _map_packages(mapping: dict[str, str], project: str, code: str) -> None:
+    """Replace the folders of packages in the mapping of an editable install by their copies."""
+    for package, place in mapping.items():
+        copy = in_copy(place, project, code)
+        mapping[package] = copy
+        if copy != place and os.path.splitext(os.path.basename(place))[0] == package:
+            sys.path.append(os.path.dirname(copy))  # for processes that start with this path
+
+
+def in_copy(entry: str, project: str, code: str) -> str:
+    """Return the snapshot's copy of a folder or module of the project, or `entry` if there is no copy."""
+    place = os.path.realpath(entry)
+    if place != project and not place.startswith(project + os.sep):
+        return entry
+    copy = os.path.normpath(os.path.join(code, os.path.relpath(place, project)))
+    is_there = os.path.exists(copy) or os.path.exists(copy + ".py")
+    root = os.path.realpath(code)
+    is_copied = (os.path.realpath(copy) + os.sep).startswith(root + os.sep)
+    return copy if is_there and is_copied else entry
+
+
+class _ModuleFolder:
+    """Replaces the working folder by the snapshot where `python -m` puts it: first in the search path.
+
+    Python does so after `sitecustomize`, right before it looks for the module. So the first look-up of any
+    module after that finds the folder there, and ends the work of this finder.
+    """
+
+    def __init__(self, project: str, code: str) -> None:
+        self._project, self._code = project, code
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
+        if sys.path and os.path.realpath(sys.path[0]) == self._project:
+            sys.path[0] = self._code
+            sys.meta_path.remove(self)
+
+
+def _prepare() -> None:
+    """Do what stands in the description of this module."""
+    _leave_search_path(os.path.dirname(__file__))
+    run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
+    code = os.path.join(run_dir, CODE_FOLDER)
+    if run_dir and os.path.isdir(code):
+        project = os.path.realpath(os.getcwd())
+        import_from_copy(project, code)
+        if "-m" in sys.orig_argv[:3]:
+            sys.meta_path.insert(0, _ModuleFolder(project, code))
+    _arm_faulthandler(os.environ.get(HEARTBEAT_VARIABLE, ""))
+
+
+def _leave_search_path(folder: str) -> None:
+    """Remove this folder from the search path of this process and of the processes that it starts."""
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    sys.path_importer_cache.pop(folder, None)
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    rest = os.pathsep.join(entry for entry in entries if entry != folder)
+    if rest:
+        os.environ["PYTHONPATH"] = rest
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _arm_faulthandler(descriptor: str) -> None:
+    """Print the stack at a crash, and write stacks behind the heartbeat page when the agent asks for them."""
+    faulthandler.enable()
+    try:
+        is_page = os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{PAGE_NAME}")
+    except OSError:
+        is_page = False
+    if is_page:
+        from _signal import SIGRTMIN  # type: ignore[import-not-found]  # `signal` would import `enum`
+
+        number = SIGRTMIN + STACKS_SIGNAL_OFFSET
+        faulthandler.register(number, file=int(descriptor), all_threads=True, chain=False)
+
+
+if __name__ == "sitecustomize":
+    _prepare()
+    del sys.modules["sitecustomize"]
+    # The site's own module. If there is none, the ImportError is the one that Python expects then.
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401

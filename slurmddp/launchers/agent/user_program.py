@@ -1,0 +1,110 @@
+"""Start a person's script, module or command, unchanged, as every rank of a run.
+
+    slurmddp run train.py --epochs 20
+    slurmddp run -m package.train --epochs 20
+    slurmddp run ./solve.sh --grid 64
+
+Each rank is a program of its own, as torchrun starts it: a new interpreter with the default handlers of all
+signals. The program learns its rank from the environment, as under srun or torchrun. `{run_dir}` in its
+arguments becomes the run folder, `{attempt}` the number of the attempt, from 0. Checkpoints in
+`{run_dir}/checkpoints` show whether an attempt made progress.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from slurmddp.environments.detect import detect
+from slurmddp.environments.names import SIGNALS_ALL_VARIABLE, THREADS_BY_AGENT_VARIABLE
+from slurmddp.errors import ConfigError
+from slurmddp.launchers.agent.worker import descriptors_in
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.program_words import words_of
+from slurmddp.spec import MODULE, is_command
+
+ENTRY = f"{__name__}:become"
+_STARTUP = Path(__file__).with_name("startup")
+"""The folder of the `sitecustomize` that prepares the interpreter of a script or module."""
+_THREADS = "OMP_NUM_THREADS"
+
+
+def become(run_dir: str) -> NoReturn:
+    """Replace this process by the program, which keeps the rank's process id, log and descriptors.
+
+    Raises:
+        ConfigError: there is no such script or command.
+    """
+    folder = RunFolder(run_dir)
+    program = folder.config()["program"]
+    command = _command(folder, program["script"], words_of(folder, program, os.environ))
+    environ = {**os.environ, **_threads(os.environ)}
+    if not is_command(program["script"]):
+        inherited = environ.get("PYTHONPATH")
+        environ["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([inherited] if inherited else [])])
+    for number in descriptors_in(environ):
+        os.set_inheritable(number, True)
+    _reset_signals()
+    os.execve(command[0], command[1:], environ)
+
+
+def _command(folder: RunFolder, script: str, words: Sequence[str]) -> list[str]:
+    """Return the path of the file to execute, and the command line: its name and its arguments."""
+    if is_command(script):
+        return [_executable(script), script, *words]
+    python = [sys.executable, sys.executable, "-u"]  # as torchrun
+    if script.startswith(MODULE):
+        return [*python, "-m", script.removeprefix(MODULE).strip(), *words]
+    return [*python, _file(folder, script), *words]
+
+
+def _executable(command: str) -> str:
+    program = shutil.which(command)
+    if program is None:
+        raise ConfigError(
+            f"There is no executable {command!r} in {Path.cwd()} or on PATH (`program.script`).",
+            hint="The setup lines of the cluster file may add its folder to PATH.",
+        )
+    return program
+
+
+def _file(folder: RunFolder, script: str) -> str:
+    """Return the path of a script: its copy in the snapshot or, without a copy, as it was given."""
+    copy = folder.code_dir / script
+    if copy.is_file():
+        return str(copy)
+    path = Path(script).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"There is no script {script!r} in {Path.cwd()} (`program.script`).",
+            hint="Give its path from the project folder.",
+        )
+    return str(path)
+
+
+def _threads(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return OMP_NUM_THREADS as torchrun sets it: 1 if ranks share the machine and nobody has set it."""
+    info = detect(environ)
+    ranks_here = info.world_size if info.emulated else info.local_world_size
+    if environ.get(_THREADS) or ranks_here == 1:
+        return {}
+    return {_THREADS: "1", THREADS_BY_AGENT_VARIABLE: "1"}
+
+
+def _reset_signals() -> None:
+    """Give every signal its default action, as programs have under torchrun, and block none.
+
+    Where SLURM sends its warning to every process, SIGUSR2 is ignored, because it would end a script that
+    only handles SIGTERM. The agent sends SIGTERM to such a script.
+    """
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    if os.environ.get(SIGNALS_ALL_VARIABLE) == "1":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
