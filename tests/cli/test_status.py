@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -299,6 +300,20 @@ def test_a_run_without_a_log_waits_for_nobody():
     assert list(_awaited(SimpleNamespace(state="running", log=None))) == []
 
 
+@pytest.mark.parametrize(("age_s", "until"), [(5, ""), (200, " until the last heartbeat")])
+def test_the_speed_of_a_run_that_stands_still_is_one_of_the_past(make_run, slurm, capsys, age_s, until):
+    folder = make_run()
+    now = time.time()
+    for event in ({"event": "submitted"}, {"event": "started", "attempt": 0}):
+        append_line(folder.attempts_file, {**event, "time": now - 300, "job_id": "7"})
+    append_line(folder.attempts_file, {"event": "first_step", "time": now - 250, "attempt": 0, "step": 1})
+    line = {"step": 9, "attempt": 0, "time": now - age_s, "loss": 2.0, "samples_per_s": 7.0}
+    append_line(folder.metrics_file, line)
+    slurm.set_state("7", "RUNNING")
+    assert main(["status", "gpt"]) == 0
+    assert f"  speed      7 samples/s{until}\n" in capsys.readouterr().out
+
+
 def test_status_shows_the_use_of_the_devices_and_the_memory_of_each_rank(make_run, slurm, capsys):
     folder = make_run()
     append_line(folder.attempts_file, trained(folder))
@@ -307,7 +322,7 @@ def test_status_shows_the_use_of_the_devices_and_the_memory_of_each_rank(make_ru
     slurm.set_state("7", "RUNNING")
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert "  speed      7 samples/s, 395 TFLOP/s per rank, MFU 40 %\n" in out
+    assert "  speed      7 samples/s, 395 TFLOP/s per rank, MFU 40 % until" in out
     assert "Peak memory" not in out and "  metrics " not in out
     memory = {"event": "memory", "time": 2.0, "attempt": 1, "step": 9, "device": "cuda"}
     append_line(folder.attempts_file, {**memory, "peak_bytes": [1 << 30, 1 << 31]})

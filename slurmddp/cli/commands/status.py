@@ -27,6 +27,8 @@ from slurmddp.runs.status.run_status import RunStatus, status
 from slurmddp.runs.text_format import STATE_STYLES, clock, duration, number, paint, percent, print_table
 from slurmddp.slurm.client import SlurmClient
 
+_SILENT_S = 60.0
+"""Seconds without an event and without a logged step after which a speed is one of the past."""
 _FAILURE_LINES = 12
 _RESTARTS = 5
 _WAITING = "slurmddp agent: waiting for "
@@ -170,7 +172,10 @@ def _progress(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     if one.metrics:
         yield "metrics", ", ".join(f"{name} {number(value)}" for name, value in one.metrics.items())
     if one.rate is not None:
-        yield "speed", f"{one.rate:,.0f} {one.rate_unit}{_use(one)}"
+        # A file server that stands still, or a suspended job, leaves the last value.
+        is_old = one.state == "running" and one.seen is not None and now - one.seen > _SILENT_S
+        until = " until the last heartbeat" if is_old else ""
+        yield "speed", f"{one.rate:,.0f} {one.rate_unit}{_use(one)}{until}"
     if one.saved_step is not None:
         yield "last save", f"step {one.saved_step}, {_ago(one.saved, now)}"
     if best := _best(RunFolder(one.path)):
