@@ -286,5 +286,5 @@ class Results:
         if self._metric is not None:
             best = (max if self._metric.mode == "max" else min)(known, key=lambda run: known[run])
             print(f"\nbest    {self.line(self._jobs[best])}  {self._metric.name} {number(known[best])}")
-        print(start_sweep.how_to_follow(self.sweep))
+        print(f"list    slurmddp list {self.sweep}\nsweep   slurmddp report {self.sweep}")
         return EXIT_FINISHED

@@ -56,13 +56,8 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
     print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
     ssh_runs.report_started([job.run_name for job in jobs], name)
     codes = start_points(jobs, begin, name)
-    print(f"\n{how_to_follow(name)}")
+    print(f"\nreport  slurmddp report {name}\nsweep   slurmddp list {name}")
     return combine_exit_codes(codes)
-
-
-def how_to_follow(sweep: str) -> str:
-    """Return the commands that show a sweep."""
-    return f"report  slurmddp report {sweep}\nsweep   slurmddp list {sweep}"
 
 
 def refuse_misfits(jobs: Sequence[Job]) -> None:

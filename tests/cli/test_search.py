@@ -99,7 +99,8 @@ def test_the_same_command_runs_no_trial_twice(project, trials, capsys):
     assert trials.started == len(set(found)) == 5 and all(1e-8 <= lr <= 1e-1 for lr in rates(project))
     best = sweep_of(project).runs[found.index(min(found))]
     assert re.search(rf"\nbest    {best.name}  optimizer.lr=\S+  eval_loss 0\.", shown)
-    assert f"report  slurmddp report {sweep_of(project).name}\n" in shown
+    name = sweep_of(project).name
+    assert shown.endswith(f"list    slurmddp list {name}\nsweep   slurmddp report {name}\n")
     names = [run.name for run in sweep_of(project).runs]
 
     (project / "my_data.py").touch()

@@ -220,7 +220,7 @@ def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slur
     append_line(folder.attempts_file, {**END, "time": 1060.0})
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"time +1m 00s in the program; it reports no first step so far, so its share", out)
+    assert re.search(r"time +1m 00s in the program; the program reports no first step, so its share", out)
     assert re.search(r"used +0\.00 rank-hours", out)
 
 

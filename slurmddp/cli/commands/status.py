@@ -215,7 +215,7 @@ def _goodput(goodput: Goodput) -> str:
     parts = ", ".join(f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds))
     if share is None:
         words = parts.replace("unknown", "in the program")
-        return f"{words or '0s'}; it reports no first step so far, so its share of training is not known"
+        return f"{words or '0s'}; the program reports no first step, so its share of training is not known"
     text = percent(share)
     if held is not None and percent(held) != percent(share):
         text += f" ({percent(held)} of the time on nodes)"

@@ -78,7 +78,10 @@ def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
         rng.restore(saved[rank])
         return
     log.warning(
-        "The checkpoint is of %d rank(s), not %d: random states follow from the seed.", len(saved), ranks
+        "The checkpoint was saved by %d rank(s), and this training has %d: random numbers are drawn anew, "
+        "from the seed and the step.",
+        len(saved),
+        ranks,
     )
     rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
 
