@@ -1,4 +1,4 @@
-"""Plain torch with handlers of its own: `flag`, `exit` in the handler, or `keyboard` for Ctrl-C."""
+"""Plain torch with a handler that sets a flag (`flag`), or saves and leaves at once (`exit`)."""
 
 import os
 import signal
@@ -9,7 +9,6 @@ import steps
 import torch
 import torch.distributed as dist
 
-way = sys.argv[1]
 asked: list[int] = []
 file = steps.FOLDER / "saved.pt"
 
@@ -32,21 +31,16 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-if way != "keyboard":
-    signal.signal(signal.SIGTERM, leave if way == "exit" else flag)
+signal.signal(signal.SIGTERM, leave if sys.argv[1] == "exit" else flag)
 dist.init_process_group("gloo")
 step = torch.load(file)["step"] if file.exists() else 0
 last = steps.last_step(step)
-try:
-    while step < last:
-        stop = torch.tensor([len(asked)])
-        dist.all_reduce(stop)
-        if stop.item():
-            save()
-            sys.exit(0)
-        step += 1
-        steps.taken(step)
-except KeyboardInterrupt:
-    save()
-    sys.exit(0)
+while step < last:
+    stop = torch.tensor([len(asked)])
+    dist.all_reduce(stop)
+    if stop.item():
+        save()
+        sys.exit(0)
+    step += 1
+    steps.taken(step)
 dist.destroy_process_group()

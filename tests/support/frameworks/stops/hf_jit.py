@@ -1,8 +1,11 @@
 """The Trainer of transformers, which saves just in time after SIGTERM and then returns."""
 
+import time
+
 import steps
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 
@@ -19,11 +22,14 @@ class Model(torch.nn.Module):
 
 
 class Steps(TrainerCallback):
-    """Notes each step."""
+    """Notes each step, and waits at one for the timer that each rank has until it saves after a signal."""
 
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Note the step."""
         steps.taken(state.global_step)
+        (jit,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, JITCheckpointCallback))
+        while state.global_step == steps.WAITS_AT and not jit.jit_manager.is_checkpoint_requested:
+            time.sleep(0.02)
 
 
 found = get_last_checkpoint(str(steps.FOLDER))
