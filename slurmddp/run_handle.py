@@ -7,6 +7,7 @@ print(run.status().step, run.logs())
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
 import pickle
@@ -16,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
-from slurmddp.runs.folder.late_files import is_there
-from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
+from slurmddp.runs.folder.owner import READ_ONLY, read_own, refuse_foreign
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.status import logs
+from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
@@ -132,17 +132,31 @@ class Run:
 
         Raises:
             TimeoutError: the run has not ended in time. It continues.
-            SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed.
+            SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed. Or
+                its result is lost, or may be of another account.
         """
         if (error := self.exception(timeout_s)) is not None:
             raise error
-        value = self._pickled()
-        return None if value is None else pickle.loads(value)
+        plain, pickled, config = self._contents("result.json", "result.pkl", "config.yaml")
+        if plain is not None:
+            return json.loads(plain)
+        if pickled is not None:
+            return pickle.loads(pickled)
+        if _is_function(config):
+            raise SlurmddpError(
+                f"{self.name} has finished, and its folder holds no result.",
+                hint="`slurmddp.submit(..., again=True)` calls the function once more.",
+            )
+        return None
 
-    def _pickled(self) -> bytes | None:
-        refuse_foreign(self.path, READ_ONLY)  # A pickle of another account could run anything.
-        file = self._folder.result_file
-        return file.read_bytes() if is_there(file) else None
+    def _contents(self, *names: str) -> list[bytes | None]:
+        """Return the contents of files of the run folder, None for a missing one.
+
+        Raises:
+            ConfigError: another account owns such a file or can write into it: a pickle could run anything.
+        """
+        refuse_foreign(self.path, READ_ONLY)
+        return [read_own(self.path / name) for name in names]
 
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
@@ -214,12 +228,11 @@ class RunOverSsh(Run):
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
-    def _pickled(self) -> bytes | None:
+    def _contents(self, *names: str) -> list[bytes | None]:
         from slurmddp.cli.over_ssh import own_files
 
-        path = str(self.path).removeprefix(f"{self._run.host}:")
-        (content,) = own_files(self._run, [str(RunFolder(path).result_file)], unshared=True)
-        return content
+        folder = str(self.path).removeprefix(f"{self._run.host}:")
+        return own_files(self._run, [f"{folder}/{name}" for name in names], unshared=True)
 
     def logs(self, rank: int = 0) -> str:
         return self._answer("logs", "--rank", str(rank), "--lines", "all")
@@ -234,3 +247,14 @@ class RunOverSsh(Run):
         from slurmddp.cli.over_ssh import answer
 
         return answer(self._run, command, self.name, *flags)
+
+
+def _is_function(config: bytes | None) -> bool:
+    """Return whether a run calls a function, by its `config.yaml`; True if that is lost as well."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load(config or b"")
+        return bool(settings["program"]["script"] == FUNCTION_CALL)
+    except (yaml.YAMLError, TypeError, KeyError):
+        return config is None

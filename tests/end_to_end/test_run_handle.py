@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +103,7 @@ def test_an_argument_may_name_a_run_folder_with_quotes(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a \"b\" 'c' \\ d")
     run.path.mkdir()
     function_call.main([str(run.path), "os.path.normpath", f'["{run.path}/weights"]'])
-    assert pickle.loads(run.result_file.read_bytes()) == f"{run.path}/weights"
+    assert json.loads(run.plain_result_file.read_bytes()) == f"{run.path}/weights"
 
 
 def test_wrong_calls_start_nothing(project: Path) -> None:

@@ -18,6 +18,7 @@ from slurmddp.config.script_arguments import key_of
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.owner import refuse_file_of_others
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start a new run by the words of an existing one, in the folder of its project."""
     folder = index.find(args.run)
+    if folder.overrides_file.exists():
+        refuse_file_of_others(folder.overrides_file)
     config = folder.config()
     project = Path(str(config.get("project_dir", folder.path.parent.parent)))
     if not project.is_dir():

@@ -44,6 +44,7 @@ from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
+from slurmddp.runs.folder.owner import refuse_files_of_others
 from slurmddp.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
@@ -220,6 +221,7 @@ def _name(config: Mapping[str, Any]) -> str:
 
 def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> Plan:
     """Return the plan for Hydra; raises ConfigError for a file that can't be right."""
+    refuse_files_of_others(project_dir / sources.path)
     own = defaults_file(project_dir, sources)
     content = _load_yaml(own) if own else {}
     searched = hydra_keys.search_path(content["hydra"], sources.file) if "hydra" in content else []
@@ -228,6 +230,8 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
         overrides = [one for one in overrides if one not in typed]
     run_code(project_dir, sources)
     roots = conf_roots(project_dir, sources, searched)
+    for root in roots[:-1]:  # The last one is part of slurmddp.
+        refuse_files_of_others(root)
     return plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
 
 

@@ -15,8 +15,8 @@ from slurmddp.runs.folder.late_files import is_there, names_in, read_text
 REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
 LATE = frozenset(
-    {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "log_dir", "rank_log"}
-    | {"job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
+    {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "plain_result_file"}
+    | {"log_dir", "rank_log", "job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
 )
 """What one host writes while another may already ask for it; only `late_files` looks for these."""
 
@@ -64,8 +64,10 @@ class RunFolder:
     figure_file = _Entry("report.png")
     sample_file = _Entry("sample.txt")
     """Text that a language model wrote at the end of its training."""
+    plain_result_file = _Entry("result.json")
+    """The value that a function returned on rank 0, if JSON can hold it."""
     result_file = _Entry("result.pkl")
-    """The value that a function returned on rank 0, as a pickle."""
+    """Any other value that a function returned on rank 0, as a pickle."""
     excluded_file = _Entry("excluded.jsonl")
     """The nodes that failed under the run, each with the time until which it is avoided."""
     cancelled_file = _Entry("cancelled")

@@ -1,14 +1,16 @@
-"""The owner of a run folder: refuse folders of other accounts, and warn if others can write."""
+"""The owner of a file or folder: refuse what other accounts could change, and warn if others can write."""
 
 from __future__ import annotations
 
 import logging
 import os
 import pwd
+import shlex
 import stat
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
+from slurmddp.runs.folder.late_files import is_there
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,70 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
         )
 
 
+def refuse_files_of_others(root: Path) -> None:
+    """Raise ConfigError if another account decides what a configuration in the folder `root` says.
+
+    A configuration names commands and classes that run as this account.
+    """
+    for folder, folders, files in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # noqa: PTH114, PTH118
+        code = [name for name in files if name.endswith((".yaml", ".yml", ".py"))]
+        refuse_file_of_others(Path(folder))
+        for name in (*links, *code):
+            refuse_file_of_others(Path(folder, name))
+
+
+def refuse_file_of_others(path: Path) -> None:
+    """Raise ConfigError if neither this account nor root owns a file, or if others can write into it."""
+    if not path.exists():
+        return
+    for status in (path.lstat(), path.stat()):
+        if status.st_uid not in _trusted():
+            raise ConfigError(
+                f"{path} belongs to {account(status.st_uid)}, and what it says would run as "
+                f"{account(os.geteuid())}.",
+                hint="Copy the project to a folder of your own, for example with `git clone`.",
+            )
+    who = _writers(path.stat())
+    if who and not path.is_dir() and _is_within_reach(path.resolve()):
+        raise ConfigError(
+            f"{path} is writable for {who}, and what it says would run as {account(os.geteuid())}.",
+            hint=f"Take the right away: chmod go-w {shlex.quote(str(path))}",
+        )
+
+
+def _trusted() -> set[int]:
+    """Return the accounts whose files may decide what runs: this one, root, and who called sudo."""
+    trusted = {os.geteuid(), 0}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        trusted.add(int(os.environ["SUDO_UID"]))
+    return trusted
+
+
+def read_own(path: Path) -> bytes | None:
+    """Return the content of a file that this account alone can write; None without such a file.
+
+    Raises:
+        ConfigError: another account owns the file, or can write into it.
+    """
+    if not is_there(path):
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{path} belongs to {account(status.st_uid)}, and reading it could run their code.",
+                hint="Let that account read it.",
+            )
+        if who := _writers(status):
+            raise ConfigError(
+                f"{path} is writable for {who}, and reading it could run their code.",
+                hint="If you trust its content: chmod go-w " + shlex.quote(str(path)),
+            )
+        return stream.read()
+
+
 def warn_if_exposed(root: Path) -> None:
     """Warn, once per folder, if other accounts can replace runs or checkpoints under `root`."""
     for folder in (root, *root.parents):
@@ -69,8 +135,17 @@ def warn_if_exposed(root: Path) -> None:
 def _other_writers(folder: Path) -> str:
     """Return who besides the owner may rename and delete in a folder; empty with the sticky bit."""
     status = folder.stat()
-    if status.st_mode & stat.S_ISVTX:
-        return ""
+    return "" if status.st_mode & stat.S_ISVTX else _writers(status)
+
+
+def _is_within_reach(path: Path) -> bool:
+    """Return whether other accounts can enter all folders on the way to a file."""
+    modes = [(status.st_mode, status.st_gid != status.st_uid) for status in map(Path.stat, path.parents)]
+    return all(mode & stat.S_IXOTH or (mode & stat.S_IXGRP and is_shared) for mode, is_shared in modes)
+
+
+def _writers(status: os.stat_result) -> str:
+    """Return who besides the owner may write into a file or folder; empty for nobody."""
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
     # A group with the number of the owner is a private group: many systems create one per account.

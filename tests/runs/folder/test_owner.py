@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.config.composition import sources
 from slurmddp.errors import EXIT_CONFIG, ConfigError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
 from support.runs.cli_runs import start, submit
+from support.runs.projects import make_project
 from support.slurm.slurm_jobs import make_job
 
 SCRIPT = "#!/bin/bash\n"
@@ -176,3 +178,68 @@ def test_a_folder_in_which_others_can_replace_the_run_is_reported(
     with caplog.at_level(logging.WARNING):
         create.prepare(job_in(runs), SCRIPT)
     assert (f"{runs} is writable for {words}" in caplog.text) is bool(words)
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("reader", [0, VICTIM])
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("conf/slurmddp.py", ["train", "--cfg"]),
+        ("conf/slurmddp.yaml", ["train", "--dry-run"]),
+        ("conf/cluster/big.yaml", ["train", "+cluster=big", "--cfg"]),
+        ("conf", ["train", "--cfg"]),
+        ("more/model/own.yaml", ["train", "--config-dir", "more", "--cfg"]),
+    ],
+)
+@pytest.mark.parametrize("exposed", ["foreign", "writable", "writable in a private folder"])
+def test_a_configuration_that_another_account_decides_is_refused(
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    reader: int,
+    name: str,
+    command: list[str],
+    exposed: str,
+) -> None:
+    """It could be executed, or name commands that are."""
+    project = make_project(shared / "project", slurmddp="seed: 3\n")
+    ran = shared / "ran"
+    (project / "conf/slurmddp.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n")
+    (project / "more/model").mkdir(parents=True)
+    (project / "more/model/own.yaml").write_text("_target_: torch.nn.Identity\n")
+    project.chmod(0o755)
+    for path in (project, *project.rglob("*")):
+        os.chown(path, reader, reader)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(owner.os, "geteuid", lambda: reader)
+    assert main(command) == 0 and ran.exists()
+    ran.unlink()
+    sources._run.cache_clear()
+
+    place = project / name
+    if exposed == "foreign":
+        os.chown(place, ATTACKER, ATTACKER)
+    else:
+        os.chown(place, reader, ATTACKER)
+        place.chmod(0o775 if place.is_dir() else 0o664)
+    if "private" in exposed:
+        project.chmod(0o700)
+    is_harmless = "private" in exposed or (exposed == "writable" and place.is_dir())
+    capsys.readouterr()
+    assert main(command) == (0 if is_harmless else EXIT_CONFIG)
+    if not is_harmless:
+        words = f"belongs to account {ATTACKER}" if exposed == "foreign" else "is writable for its group"
+        assert words in capsys.readouterr().err
+        assert name.startswith("more") or not ran.exists()
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_run_of_another_account_is_not_started_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    job = job_in(shared)
+    folder = create.prepare(job, SCRIPT)
+    os.chown(folder.overrides_file, ATTACKER, ATTACKER)
+    assert main(["rerun", str(folder.path)]) == EXIT_CONFIG
+    assert f"belongs to account {ATTACKER}" in capsys.readouterr().err
