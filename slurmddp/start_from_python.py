@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
 from slurmddp.run_handle import POLL_S, Run, RunOverSsh
 from slurmddp.runs.folder.code_changes import changed_since
@@ -277,6 +279,7 @@ def _start_here(job: Job, *, again: bool) -> None:
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "slurmddp", "train", *words],
+            env={**os.environ, DETACHED_VARIABLE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

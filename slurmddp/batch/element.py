@@ -33,7 +33,7 @@ def fill(folder: RunFolder, shared: Path, digits: str) -> None:
     if run.name not in elements(str(shared.parent)) or not folder.config_file.is_file():
         raise SystemExit(f"{run} is no run folder of the array {shared.parent}. Nothing was started.")
 
-    (run / "logs").mkdir(exist_ok=True)
+    (run / "logs").mkdir(0o755, exist_ok=True)
     for path in sorted(shared.iterdir()):
         if path.is_dir():
             shutil.rmtree(run / path.name, ignore_errors=True)

@@ -103,10 +103,11 @@ class Exclusions:
         self.failed.add(node)
         if self._hours <= 0 or node in excluded_nodes(self._folder, since=began):
             return False  # Noted for the same attempt.
+        self._job.say(f"Node {node} has failed: {why}.")
         with said_if_not_recorded(f"node {node}", self._job.say):
             exclude(self._folder, node, why, hours=self._hours)
-        self._job.say(f"Node {node} has failed: {why}.")
-        return True
+            return True
+        return False  # A note that can't be written would be new at each start, and requeue the job for ever.
 
     def _chosen_by_person(self) -> set[str]:
         asked = set(hosts_of(self._job.facts.get("ExcNodeList", "")))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli import start_run
 from slurmddp.errors import EXIT_FINISHED, SlurmddpError
+from slurmddp.host.process import OpenFiles
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
 
@@ -24,9 +25,7 @@ _OTHER_FILES = 256
 
 def most_at_once(slurm: SlurmClient) -> int:
     """Return how many points one array may have: SLURM bounds the index, and each lock is an open file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = OpenFiles.allow_most()
     most = slurm.max_array_size()
     return most if hard == resource.RLIM_INFINITY else min(most, hard - _OTHER_FILES)
 

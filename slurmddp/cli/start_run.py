@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import report_started
@@ -244,8 +245,9 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
         print(f"note    job {allocation.job_id} holds {allocation.nodes} nodes; nodes=N uses more of them.")
     if job.resources.gpus_per_node and not allocation and not gpus_here(os.environ):
         print("This machine shows no GPU: the training runs on its CPUs.")
-    # Another program than the trainer may only print.
-    with RunView(folder, total_steps(job.program.config), output=not job.program.is_own_trainer) as view:
+    # Another program than the trainer may only print. Its logs hold that, if nobody looks at this output.
+    shows_output = not job.program.is_own_trainer and DETACHED_VARIABLE not in os.environ
+    with RunView(folder, total_steps(job.program.config), output=shows_output) as view:
         training = local.LocalRun(job, folder, lock, view.say, allocation=allocation)
         training.start()
         code = training.wait(view.tick)

@@ -19,6 +19,9 @@ OVER_SSH_VARIABLE = "SLURMDDP_OVER_SSH"
 """On a login node `1` for a command that came by ssh, so that `ssh=` does not send it on again; `terminal` if
 its output is shown on a terminal."""
 
+DETACHED_VARIABLE = "SLURMDDP_DETACHED"
+"""`1` in a local run that `slurmddp.train` or `slurmddp.submit` started: nobody reads its output."""
+
 # Facts of an attempt. The batch step gives them to the agents, and agents to their ranks.
 
 RUN_DIR_VARIABLE = "SLURMDDP_RUN_DIR"

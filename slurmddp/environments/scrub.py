@@ -39,6 +39,7 @@ _JOB_NAMES = frozenset(
         names.LAUNCHER_VARIABLE,
         names.LAUNCH_ID_VARIABLE,
         names.EMULATED_VARIABLE,
+        names.DETACHED_VARIABLE,
         names.CONTROLLER_VARIABLE,
         names.RUN_DIR_VARIABLE,
         names.ATTEMPT_VARIABLE,

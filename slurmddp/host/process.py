@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -202,6 +203,29 @@ def peak_memory_bytes() -> int:
 def usable_cpus() -> int:
     """Return the number of CPUs to which this process is bound."""
     return len(os.sched_getaffinity(0))
+
+
+class OpenFiles:
+    """The limit of open files of this process, and the limit that it had at its start."""
+
+    first: int | None = None
+    """The soft limit before `allow_most` raised it."""
+
+    @classmethod
+    def allow_most(cls) -> int:
+        """Raise the soft limit to the hard limit, and return it."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            cls.first = soft
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+
+    @classmethod
+    def with_first(cls, command: Sequence[str]) -> list[str]:
+        """Return a command that runs with the first soft limit: sbatch hands its limits on to the job."""
+        if cls.first is None:
+            return list(command)
+        return ["sh", "-c", f'ulimit -Sn {cls.first} && exec "$@"', "sh", *command]
 
 
 def age_s() -> float:

@@ -191,7 +191,8 @@ class Node:
             self._awaited.wait(_GATHER_S)
             self._awaited.clear()
             commands = [command]
-            while data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
+            # A collection of garbage may have put a command behind the goodbye.
+            while command != BYE and data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
                 command, data, sent = self._unsent.get()
                 commands.append(command)
             with suppress(OSError):  # `_receive` finds the end of the connection.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ from slurmddp.remote.dispatch import common_node, described, exchange
 _START_S = 120.0
 """Most seconds until all workers have imported torch, met and connected."""
 _PROOF_S = 10.0
-"""Seconds that the controller waits for each frame of a caller that has not proved the secret."""
+"""Seconds after which a caller that has not proved the secret is turned away."""
+_MOST_STRANGERS = 32
+"""Callers without a proof that are heard at once, beside the workers."""
+_POLL_S = 0.1
 _END_S = 10.0
 """Seconds that workers may take to leave before they are killed."""
 
@@ -75,6 +79,7 @@ class Workers:
                 hint="Close them first: remote.workers.current.close().",
             )
         self.nodes: dict[int, Node] = {}
+        self._callers = threading.BoundedSemaphore(self._count + _MOST_STRANGERS)
         self._process: subprocess.Popen[bytes] | None = None
         if inherited:
             self._listener = socket.socket(fileno=os.dup(int(inherited)))
@@ -118,27 +123,44 @@ class Workers:
     def _await_all(self) -> None:
         """Admit callers that prove the secret until all workers are here."""
         deadline = time.monotonic() + _START_S
-        self._listener.settimeout(0.1)
+        self._listener.settimeout(_POLL_S)
         while len(self.nodes) < self._count:
+            self._refuse_missing(deadline)
+            if not self._callers.acquire(timeout=_POLL_S):  # Further callers wait in the listener's queue.
+                continue
             try:
                 end, _ = self._listener.accept()
-                threading.Thread(target=self._admit, args=(end,), daemon=True).start()
             except TimeoutError:
-                has_ended = self._process is not None and self._process.poll() is not None
-                if has_ended or time.monotonic() > deadline:
-                    missing = sorted(set(range(self._count)) - set(self.nodes))
-                    raise RankFailure(
-                        f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
-                        hint="Their last lines stand above, or in the logs of their ranks.",
-                    ) from None
+                self._callers.release()
+                continue
+            threading.Thread(target=self._admit, args=(end,), daemon=True).start()
         self.nodes = dict(sorted(self.nodes.items()))
         self._listener.close()
 
+    def _refuse_missing(self, deadline: float) -> None:
+        """Raise RankFailure if workers are missing and none will come."""
+        has_ended = self._process is not None and self._process.poll() is not None
+        if not has_ended and time.monotonic() <= deadline:
+            return
+        missing = sorted(set(range(self._count)) - set(self.nodes))
+        if missing:
+            raise RankFailure(
+                f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
+                hint="Their last lines stand above, or in the logs of their ranks.",
+            )
+
     def _admit(self, end: socket.socket) -> None:
-        end.settimeout(_PROOF_S)
-        with suppress(ConnectionError):
+        # A time-out of the socket would begin again with each byte.
+        limit = threading.Timer(_PROOF_S, partial(_shut_down, end))
+        limit.start()
+        try:
             admitted, facts = channel.meet(end, self._secret, "controller")
             self.nodes[facts[0]] = Node(admitted, facts, described)
+        except ConnectionError:
+            pass  # A stranger, or a worker that has died.
+        finally:
+            limit.cancel()
+            self._callers.release()
 
     def __enter__(self) -> Workers:
         return self
@@ -220,6 +242,12 @@ class Workers:
         found: list[list[torch.Tensor]] = [[own.clone() for _ in parts] for (own,) in parts]
         _collective("all_gather", found)
         return found
+
+
+def _shut_down(end: socket.socket) -> None:
+    """End the connection, also for a thread that waits for its bytes."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +28,17 @@ STATE_STYLES = {
     "lost": "red",
     "unknown": "yellow",
 }
+
+
+_OBEYED = re.compile(
+    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""Escape sequences and control characters, from colours or binary output."""
+
+
+def without_control(text: str) -> str:
+    """Return text without what a terminal would obey: another account may have written it."""
+    return text if text.isprintable() else _OBEYED.sub("", text)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -62,6 +74,7 @@ def print_table(
 
     A terminal that is too narrow cuts it off on the right; a table that stays `whole` wraps its lines there.
     """
+    rows = [[without_control(cell) for cell in row] for row in rows]
     if is_terminal(stream) and not whole:
         from rich.console import Console
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
+from slurmddp.host.process import OpenFiles
 from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
@@ -385,7 +386,7 @@ class SlurmClient:
 
     def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         with subprocess.Popen(
-            command,
+            OpenFiles.with_first(command) if command[0] == "sbatch" else command,
             env=scrub(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -349,6 +349,13 @@ def test_it_leaves_only_once(run: Run) -> None:
     assert len(run.asked()) == 2
 
 
+def test_it_stays_where_it_could_not_note_that_it_leaves(run: Run) -> None:
+    """It would leave again at each start."""
+    vanished(run).folder.excluded_file.mkdir()
+    assert again(run) == 0
+    assert run.asked() == [] and run.end == ("finished", "none")
+
+
 def test_it_continues_when_slurm_does_not_requeue_it(run: Run) -> None:
     vanished(run).slurm.on["requeue"] = refused
     run.slurm.job = f"Requeue=1 {GIVEN_UP}"

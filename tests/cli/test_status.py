@@ -334,3 +334,18 @@ def test_status_shows_the_use_of_the_devices_and_the_memory_of_each_rank(make_ru
         ["0", "1.50", "GiB"],
         ["1", "9.00", "GiB"],
     ]
+
+
+@pytest.mark.parametrize("command", [["status", "gpt"], ["list"], ["status", "-v", "gpt"]])
+def test_a_run_folder_of_others_commands_no_terminal(make_run, slurm, capsys, command):
+    evil = "\x1b]0;title\x07\x1b[2Jn1"
+    folder = make_run()
+    folder.add_event("submitted", job_id="7", submitter="sbatch")
+    folder.add_event("started", attempt=0, job_id="7", restart_count=0, nodes=evil, launcher="slurm")
+    folder.overrides_file.write_text(f"model.x='{evil}'\n")
+    append_line(folder.metrics_file, {"step": 1, "loss": 1.0, evil: 2.0, "attempt": 0, "time": 1.0})
+    slurm.set_state("7", "RUNNING")
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "n1" in shown or command == ["list"]
+    assert "\x1b" not in shown and "\x07" not in shown

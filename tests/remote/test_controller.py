@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import threading
 from contextlib import suppress
 
 import pytest
@@ -13,7 +14,11 @@ import torch
 
 from slurmddp import remote
 from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.host.ports import listen
 from slurmddp.remote import controller as module
+from slurmddp.remote.channel import NO_DATA
+from slurmddp.remote.connection import Node
+from slurmddp.remote.message_encoding import BYE
 
 pytestmark = pytest.mark.distributed
 
@@ -98,3 +103,53 @@ def test_a_worker_that_does_not_start_and_a_wrong_number_are_refused(w, alone, m
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="still open"):
         remote.workers(2)
+
+
+def test_g12_strangers_in_any_number_are_heard_a_few_at_a_time(alone, monkeypatch):
+    """Each would cost a thread; one that sends a byte now and then would hold it for ever."""
+    held, strangers, at_once = [0], [], []
+
+    def listen_and_call(*where):
+        listener = listen(*where)
+        strangers.extend(socket.create_connection(listener.getsockname()[:2]) for _ in range(9))
+        return listener
+
+    def meet(end, *facts):
+        held[0] += 1
+        at_once.append(held[0])
+        try:
+            return really(end, *facts)
+        finally:
+            held[0] -= 1
+
+    really = module.channel.meet
+    monkeypatch.setattr(module, "listen", listen_and_call)
+    monkeypatch.setattr(module.channel, "meet", meet)
+    monkeypatch.setattr(module, "_MOST_STRANGERS", 2)
+    monkeypatch.setattr(module, "_PROOF_S", 0.2)
+    with remote.workers(1) as w:
+        assert remote.ones(2, node=0).tolist() == [1.0, 1.0] and len(w) == 1
+    assert max(at_once) <= 3 and len(at_once) == 10
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_tensor_that_is_dropped_while_the_workers_close_lets_them_close():
+    """A collection of garbage drops it, in any thread."""
+    sending, sent = threading.Event(), []
+
+    class Connection:
+        def send(self, text, data):
+            sent.append(text)
+            assert sending.wait(60)
+
+        def receive(self):
+            raise EOFError("closed")
+
+    node = Node(Connection(), (0, "here", 1, "cpu"), lambda node, facts: None)
+    node._unsent.put(("first", NO_DATA, None))
+    for command in (BYE, '[[null],"free",[1],[]]'):
+        node._unsent.put((command, NO_DATA, None))
+    sending.set()
+    node._sender.join(60)
+    assert not node._sender.is_alive() and sent[-1].endswith(BYE)

@@ -195,3 +195,13 @@ def test_where_the_index_lies(environ, expected, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert str(index.index_file()) == expected
+
+
+def test_a_name_is_looked_for_before_the_folders_are(home, monkeypatch):
+    """Three looks at each of ten thousand runs take seconds on a network file system."""
+    looked = []
+    really = index.last_touched
+    monkeypatch.setattr(index, "last_touched", lambda path: looked.append(path) or really(path))
+    remembered(home / "runs", *(f"gpt-{number}0000000abcd" for number in range(5)))
+    assert index.find("gpt-3").name == "gpt-30000000abcd"
+    assert [path.rpartition("/")[2] for path in looked] == ["gpt-30000000abcd"]

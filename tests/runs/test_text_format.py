@@ -79,3 +79,9 @@ def test_a_table_that_stays_whole_is_not_cut_off_on_a_narrow_terminal(monkeypatc
 )
 def test_times_shares_and_losses_read_well(say, texts):
     assert {value: say(value) for value in texts} == texts
+
+
+def test_no_text_of_another_account_commands_the_terminal() -> None:
+    stream = io.StringIO()
+    print_table(("RUN", "SETTINGS"), [("gpt", "a=\x1b]0;title\x07b\x1b[2J\x9bc")], stream)
+    assert stream.getvalue().splitlines()[1] == "gpt  a=bc"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from slurmddp.errors import SlurmError
+from slurmddp.host.process import OpenFiles
 from slurmddp.slurm import client
 from slurmddp.slurm.client import RETRY_DELAYS_S, SlurmClient, parse_job_id
 from support.slurm import sites
@@ -548,3 +551,23 @@ def test_a_submission_waits_for_a_slow_queue(programs: FakePrograms, tmp_path: P
     Watched().jobs_of_each([tmp_path])
     Watched().jobs(["1"])
     assert limits[0] == 60.0 and limits[1] == 10.0
+
+
+def test_a_job_gets_the_limit_of_open_files_that_the_command_began_with(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lock of an array is an open file, but a node with a lower limit would complain of a higher one."""
+    sbatch = tmp_path / "own" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\nulimit -Sn > {tmp_path}/limit\necho 7\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(OpenFiles, "first", None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(900, hard), hard))
+    try:
+        assert OpenFiles.allow_most() == hard == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert slurm.submit(script, token="t:1") == "7"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (tmp_path / "limit").read_text().strip() == "900"

@@ -24,7 +24,16 @@ from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.peak_memory import gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus, status
-from slurmddp.runs.text_format import STATE_STYLES, clock, duration, number, paint, percent, print_table
+from slurmddp.runs.text_format import (
+    STATE_STYLES,
+    clock,
+    duration,
+    number,
+    paint,
+    percent,
+    print_table,
+    without_control,
+)
 from slurmddp.slurm.client import SlurmClient
 
 _SILENT_S = 60.0
@@ -66,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         times["best"] = asdict(best) if best else None
         print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
         return 0
-    print(paint(found.name, "bold", sys.stdout))
-    for name, text in lines(found, goodput, now):
+    print(paint(without_control(found.name), "bold", sys.stdout))
+    for name, fact in lines(found, goodput, now):
+        text = without_control(fact)
         if name == "state":
             state, colon, detail = text.partition(":")
             text = paint(state, STATE_STYLES[found.state], sys.stdout) + colon + detail

@@ -147,7 +147,8 @@ def _stop_before_training(number: int, frame: FrameType | None) -> None:
 
 def _write_to(log: Path) -> None:
     """Send both output streams, of Python and below it, line by line to the rank's log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # A link that another account has put there would lead to any file of this account.
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(descriptor, 1)

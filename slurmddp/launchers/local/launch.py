@@ -170,6 +170,9 @@ class Relay:
         *lines, self._line = (self._line + chunk).split(b"\n")
         # A progress bar redraws its line: only the last state is worth a line here.
         self._line = self._line[self._line.rfind(b"\r", 0, -1) + 1 :]
+        if len(self._line) > _TAIL_BYTES:  # The time for a line without an end would grow with its square.
+            lines.append(self._line)
+            self._line = b""
         self._write(b"".join(self._prefix + line[line.rfind(b"\r", 0, -1) + 1 :] + b"\n" for line in lines))
 
     def close(self) -> None:

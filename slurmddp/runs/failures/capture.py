@@ -8,7 +8,6 @@ alone.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import time
@@ -21,16 +20,13 @@ from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, as_json,
 from slurmddp.runs.failures.tracebacks import TRACEBACK
 from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.text_format import without_control
 
 _READ_LINES = 400
 """How many lines are read to find the reason: the last lines of a deep traceback all belong to torch."""
 _READ_BYTES = (1 << 16, 1 << 20)
 """How many bytes of a log are read; the second number only if the first may begin within a traceback."""
 _LINE_CHARS = 400
-_OBEYED = re.compile(
-    r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-"""Escape sequences and control characters, from colours or binary output."""
 
 
 def signal_name(number: int) -> str:
@@ -129,7 +125,7 @@ def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
     A line that a program redraws has its last text. Escape sequences are removed.
     """
     drawn = [as_drawn(line).rstrip() for line in text.split("\n")]
-    lines = [line if line.isprintable() else _OBEYED.sub("", line).rstrip() for line in drawn]
+    lines = [without_control(line).rstrip() for line in drawn]
     # Python underlines the error in a traceback, which is useless in cut lines.
     shown = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
     return shown[_begin(shown, len(shown) - count) :]

@@ -141,11 +141,11 @@ class RunFolder:
         Two callers never get the same number. A claim fences off the earlier attempts: see `is_superseded`.
         """
         logs = self.path / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(0o755, parents=True, exist_ok=True)
         attempt = max(self.attempts(), default=-1) + 1
         while True:
             try:
-                self.log_dir(attempt).mkdir()
+                self.log_dir(attempt).mkdir(0o755)  # Under any umask, no other account writes there.
                 return attempt
             except FileExistsError:
                 attempt += 1

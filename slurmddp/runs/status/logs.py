@@ -18,6 +18,8 @@ from slurmddp.runs.folder.layout import RunFolder
 _RANK = re.compile(r"rank-(\d+)\.log")
 _NODE = re.compile(r"node-(\d+)\.log")
 _TAIL_BLOCK = 1 << 16
+_MOST_OF_LINE = 1 << 20
+"""Bytes that are kept of the end of a line: a progress bar may redraw one line for hours."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,18 @@ class LineReader:
     def start(self, count: int | None) -> list[str]:
         """Return the last `count` whole lines, or all with None, and continue after them."""
         end = position = self.path.stat().st_size
-        data = b""
+        blocks: list[bytes] = []
+        breaks = unbroken = 0
         with self.path.open("rb") as stream:
-            while position > 0 and (count is None or data.count(b"\n") <= count):
+            while position > 0 and (count is None or (breaks <= count and unbroken < _MOST_OF_LINE)):
                 size = min(_TAIL_BLOCK, position)
                 position = stream.seek(position - size)
-                data = stream.read(size) + data
-        *lines, self.rest = data.split(b"\n")
+                block = stream.read(size)
+                blocks.append(block)
+                breaks += block.count(b"\n")
+                unbroken = 0 if b"\n" in block else unbroken + size
+        *lines, rest = b"".join(reversed(blocks)).split(b"\n")
+        self.rest = rest[-_MOST_OF_LINE:]
         self.offset = end
         first = 0 if count is None else max(0, len(lines) - count)
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
@@ -154,7 +161,8 @@ class LineReader:
             stream.seek(self.offset)
             data = stream.read(size - self.offset)
         self.offset += len(data)
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, rest = (self.rest + data).split(b"\n")
+        self.rest = rest[-_MOST_OF_LINE:]
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
 
     def flush(self) -> list[str]:

@@ -14,6 +14,8 @@ from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
+_MOST_BYTES = 8 << 20
+"""Bytes that `latest` reads: a program may never log one of the two losses."""
 KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
@@ -193,9 +195,9 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
     if not is_there(path):
         return
     with path.open("rb") as stream:
-        position = stream.seek(0, os.SEEK_END)
+        position = end = stream.seek(0, os.SEEK_END)
         rest = b""
-        while position > 0:
+        while position > 0 and end - position < _MOST_BYTES:
             size = min(_BLOCK, position)
             position = stream.seek(position - size)
             first, *lines = (stream.read(size) + rest).split(b"\n")

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.launchers.local.launch import launch_script, of_hydra_job, rank_variables, rerun_command
+from slurmddp.launchers.local.launch import Relay, launch_script, of_hydra_job, rank_variables, rerun_command
 from slurmddp.launchers.local.launcher import LocalLauncher
 from support.runs.agent_runs import all_gone, children_of, runs, wait_until
 
@@ -356,3 +356,25 @@ def test_what_goes_through_a_pipe_is_not_held_back(
     rank: int, given: dict[str, str], expected: str | None
 ) -> None:
     assert rank_variables(given, rank, 2, "x", ("", 0)).get("PYTHONUNBUFFERED") == expected
+
+
+def test_a_line_that_never_ends_is_relayed_in_pieces() -> None:
+    """Each look at it would take longer than the last, and the rank waits at a full pipe meanwhile."""
+    (source, rank_end), (shown, target) = os.pipe(), os.pipe()
+    with open(source, "rb", buffering=0) as stream, open(shown, "rb") as output:
+        relay = Relay(stream, target, "[rank 1] ")
+        for _ in range(5):
+            os.write(rank_end, b"x" * 40_000)
+            assert relay.pump()
+            assert len(relay._line) <= 64 * 1024
+        os.write(rank_end, b"\nlast")
+        os.close(rank_end)
+        reader = threading.Thread(target=lambda: lines.extend(output.read().splitlines()))
+        lines: list[bytes] = []
+        reader.start()
+        assert not relay.pump()
+        relay.close()
+        os.close(target)
+        reader.join()
+    assert all(line.startswith(b"[rank 1] ") for line in lines) and lines[-1] == b"[rank 1] last"
+    assert sum(line.count(b"x") for line in lines) == 200_000 and len(lines) >= 3

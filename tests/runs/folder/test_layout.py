@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import EXIT_NO_PROGRESS, SupersededError
+from slurmddp.launchers.agent import worker
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from support.runs.agent_runs import make_run, start_agent
@@ -82,3 +83,19 @@ def test_the_agent_of_a_past_attempt_leaves_events_alone(tmp_path: Path) -> None
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"
     assert (folder.log_dir(0) / "failure.json").exists()
     assert not folder.attempts_file.exists()
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_no_other_account_can_put_a_link_where_a_rank_opens_its_log(tmp_path: Path, umask: int) -> None:
+    folder, precious = RunFolder(tmp_path / "run"), tmp_path / "precious"
+    precious.touch()
+    before = os.umask(umask)
+    try:
+        attempt = folder.claim_attempt()
+    finally:
+        os.umask(before)
+    for path in (folder.path / "logs", folder.log_dir(attempt)):
+        assert path.stat().st_mode & 0o777 == 0o755 & ~umask
+    folder.rank_log(attempt, 0).symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        worker._write_to(folder.rank_log(attempt, 0))
