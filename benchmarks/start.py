@@ -11,9 +11,9 @@ slurmddp script   the agent, on a plain script (`program.script`)
 
 Locally each way is a plain process. On the cluster, a sandbox that the benchmark starts and removes, one srun
 starts each way. A time ends when the last rank has written its time stamp, right after `optimizer.step()`.
-slurmddp's agent imports once per node, the other ways import once per rank. Ratios are medians of the ratios
-of the rounds. Where torch sees a GPU, one rank is started there as well (`1gpu`), over NCCL; all others hide
-the GPUs, and the limit is for them.
+The agent imports once per node for a function; the other ways import once per rank. Ratios are medians of
+the ratios of the rounds. Where torch sees a GPU, one rank is started there as well (`1gpu`), over NCCL; all
+others hide the GPUs, and the limit is for them.
 """
 
 from __future__ import annotations
