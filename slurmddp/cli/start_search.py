@@ -195,6 +195,7 @@ class Results:
         """Find the trials of a search; `edges` are jobs that hold each of its choices."""
         self.sweep = _name(search, edges)
         self._runs_dir = edges[0].run_dir.parent
+        sweeps.refuse_other(self._runs_dir, self.sweep, lambda _, typed: search.has(typed))
         self._search = search
         self._trials: list[tuple[str, Sequence[str]]] = []
         self._jobs: dict[str, Job] = {}

@@ -52,6 +52,8 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
     runs_dir = _refuse_alike(jobs)
     refuse_misfits(jobs)
     name = name_of(jobs)
+    names = {job.run_name for job in jobs}
+    sweeps.refuse_other(runs_dir, name, lambda run, _: run in names)
     sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
     print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
     ssh_runs.report_started([job.run_name for job in jobs], name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.errors import RunNotFoundError
+from slurmddp.errors import ConfigError, RunNotFoundError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs import index
 from slurmddp.runs.folder.jsonl import read_lines
@@ -67,6 +67,24 @@ def name_of(name: str, parts: Sequence[str]) -> str:
     """
     digits = hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:8]
     return f"{name}{name and '-'}sweep-{digits}"
+
+
+def refuse_other(runs_dir: Path, name: str, is_of: Callable[[str, Sequence[str]], bool]) -> None:
+    """Raise ConfigError if the file of a sweep lists points of another one, whose digits are the same.
+
+    Args:
+        runs_dir: the folder of its run folders.
+        name: of the sweep.
+        is_of: whether a run and its settings as typed are a point of the sweep.
+    """
+    sweep = read(runs_dir, name)
+    foreign = [run for run, typed in sweep.points if not is_of(run, typed)]
+    if foreign:
+        raise ConfigError(
+            f"{sweep.file} is another sweep whose name has the same digits: it lists {foreign[0]}. "
+            "Nothing was started.",
+            hint="Give the runs of this sweep another name=.",
+        )
 
 
 def read(runs_dir: Path, name: str) -> Sweep:

@@ -11,6 +11,7 @@ from slurmddp.cli.commands.train import jobs_of
 from slurmddp.cli.main import main
 from slurmddp.config import identity
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError
+from slurmddp.runs import sweeps
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import FUNCTION_CALL
@@ -110,3 +111,19 @@ def test_a_run_of_an_earlier_version_is_found_and_another_call_with_its_eight_di
     assert other_again.run_name == other.run_name
     (alone,) = jobs_of([[*a_call(15600), *settings]])
     assert alone.run_name == again.run_name
+
+
+@pytest.mark.parametrize(
+    "second", [["-m", "seed=3,4"], [*SEARCH, "seed=3,4"], [*SEARCH, "seed=1,2", "train.steps=9"]]
+)
+@pytest.mark.parametrize("first", [["-m", "seed=1,2"], [*SEARCH, "seed=1,2"]])
+def test_a_sweep_or_a_search_takes_no_other_one_for_itself(project, here, monkeypatch, capsys, first, second):
+    monkeypatch.setattr(sweeps, "name_of", lambda name, parts: f"{name}-sweep-0a1b2c3d")
+    assert main(["train", "name=first", *first]) == EXIT_FINISHED
+    (file,) = (project / "runs").glob("*.sweep")
+    before, started = file.read_bytes(), here.started
+    assert main(["train", "name=first", *first]) == EXIT_FINISHED, "the same sweep"
+    assert here.started == started
+    assert main(["train", "name=first", *second]) == EXIT_CONFIG
+    assert "is another sweep whose name has the same digits" in capsys.readouterr().err
+    assert file.read_bytes() == before and here.started == started

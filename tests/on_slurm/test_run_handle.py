@@ -59,7 +59,7 @@ def test_calls_of_a_function_are_one_array_whose_failed_elements_resume_as_one_a
         runs = slurmddp.map_array("array_work.tenfold", [1, 2, 3], [str(tmp_path)] * 3, **settings)
     finally:
         sys.modules.pop("array_work", None)
-    sweep = capsys.readouterr().out.rpartition("slurmddp list ")[2].strip()
+    sweep = capsys.readouterr().out.rpartition("slurmddp list ")[2].split()[0]
     assert runs[0].result(150) == (10, "0")
     for run in runs[1:]:
         with pytest.raises(SlurmddpError, match=r"did not finish \(failed\).*no luck"):

@@ -40,6 +40,10 @@ class Choices:
         """The ends of a range, else all settings."""
         return (self.settings[0], self.settings[-1]) if self.is_ordered else self.settings
 
+    def has(self, setting: str) -> bool:
+        """Return whether a setting is one of these."""
+        return setting in self.settings
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -58,6 +62,13 @@ class Interval:
     def setting(self, value: float) -> str:
         """Return the setting of one number."""
         return f"{self.key}={value!r}"
+
+    def has(self, setting: str) -> bool:
+        """Return whether a setting gives a number of the interval."""
+        try:
+            return self.low <= float(setting.partition("=")[2]) <= self.high
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,14 @@ class Search:
             first | {word: edge} for word, values in self.parameters.items() for edge in values.edges[1:]
         ]
         return [self.point(chosen) for chosen in (first, *others)]
+
+    def has(self, point: Sequence[str]) -> bool:
+        """Return whether the command line of a trial is one of this search."""
+        settings = {_key(word): word for word in point}
+        fixed = {word for word in self.words if word not in self.parameters}
+        return fixed <= set(point) and all(
+            values.has(settings.get(_key(word), "")) for word, values in self.parameters.items()
+        )
 
     def chosen(self, point: Sequence[str]) -> dict[str, str]:
         """Return the setting of each word in `parameters`, taken from the command line of a trial."""
