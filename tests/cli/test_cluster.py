@@ -183,7 +183,7 @@ def test_the_points_of_a_sweep_are_checked_as_the_arrays_that_they_would_be(
     assert site.read("tested") == "--array=0-2\n" and not (project / "runs").exists()
     assert main(words) == 0
     sweep = next((project / "runs").glob("*.sweep")).stem
-    for folder in map(RunFolder, (project / "runs").glob("first-????????")):
+    for folder in map(RunFolder, (project / "runs").glob("first-????????????")):
         folder.add_event("started", attempt=0, job_id=f"1_{folder.config()['seed']}", nodes="n1")
         folder.add_event(
             "ended", attempt=0, job_id=f"1_{folder.config()['seed']}", outcome="failed", next="none"

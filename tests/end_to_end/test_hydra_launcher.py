@@ -142,7 +142,7 @@ def test_the_number_of_a_job_tells_runs_apart_only_if_its_configuration_reads_it
         words = [f"rate={values}", f"note={note}", "hydra/launcher=slurmddp", "hydra.launcher.cluster=small"]
         done = launch("app.py", "--multi", *words)
         assert done.returncode == 0, done.stdout + done.stderr
-        names.append({path.name for path in (project / "runs").glob("app-????????")})
+        names.append({path.name for path in (project / "runs").glob("app-????????????")})
     assert len(names[0]) == 2 and len(names[1]) == (3 if is_same else 4)
 
 
