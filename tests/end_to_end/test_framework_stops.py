@@ -16,7 +16,8 @@ from support.frameworks.stops import SCRIPTS, check_no_step_is_lost, go_on, wait
 from support.runs.agent_runs import events, wait_until
 from support.runs.train_runs import only_run, slurmddp
 
-pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
+# Ranks are real programs: the agent looks at their signal handlers.
+pytestmark = pytest.mark.distributed
 
 SHORT = ("lightning", "flag")
 """The scripts that `make test` stops. The others take longer: `pytest -m slow` beside this file."""
