@@ -43,6 +43,9 @@ def note_uncaught(error: BaseException) -> None:
 def finish(code: int, limit_s: float | None = None) -> None:
     """Do what Python does at the end of a program, up to the end of the process itself.
 
+    No object is destroyed: the destructor of a process group, for one, waits for a thread of torch, which may
+    wait for the interpreter's lock, which its caller holds.
+
     Args:
         code: the exit code of the process.
         limit_s: seconds after which the process ends in any case, whatever it waits for; None: no limit.
@@ -53,7 +56,6 @@ def finish(code: int, limit_s: float | None = None) -> None:
         limit.start()
     threading._shutdown()  # type: ignore[attr-defined]  # Threads may still write files.
     atexit._run_exitfuncs()
-    gc.collect()
     close_files()
 
 
