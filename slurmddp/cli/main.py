@@ -43,7 +43,7 @@ COMMANDS = {
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
     "stop": "Let a run save and stop; it stays stopped until `slurmddp resume`.",
     "cancel": "End a run: its jobs leave the queue, and it is not requeued.",
-    "resume": "Resume a stopped, cancelled, lost or failed run in the same folder.",
+    "resume": "Resume an ended run in the same folder, or train a finished run further.",
     "rerun": "Start a run's command once more, as a new run beside it.",
     "diff": "Compare two runs: the settings in which they differ, and their results.",
     "rm": "Remove the folder of a run, or a sweep and its runs, for good; needs --yes.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmddpError, SlurmError
@@ -99,10 +99,47 @@ def refuse_active(found: RunStatus, *, unchanged: str, hint: str) -> None:
         raise RunStateError(f"{found.name} is {found.state}: {found.detail}. {unchanged}", hint=hint)
 
 
-def refuse_finished(found: RunStatus) -> None:
-    """Raise RunStateError if a run has done all its steps."""
-    if found.state == "finished":
+def refuse_finished(found: RunStatus, changes: Iterable[str] = ()) -> None:
+    """Raise RunStateError if a run has done all its work, and the changes give it no more to do."""
+    from slurmddp.config.extension import keys_that_extend
+    from slurmddp.config.script_arguments import key_of
+
+    if found.state != "finished":
+        return
+    program = RunFolder(found.path).config().get("program")
+    step, total = found.step, found.total_steps
+    is_out_of_time = step is not None and total is not None and step < total
+    extending = keys_that_extend(program, is_out_of_time=is_out_of_time)
+    if not any(key_of(change) in extending for change in changes):
         raise RunStateError(
             f"{found.name} has finished: {found.detail}.",
-            hint=f"`slurmddp rerun {found.name}` starts its command as a new run, also with other settings.",
+            hint=_how_to_extend(found.name, extending)
+            + f"`slurmddp rerun {found.name}` starts its command as a new run, also with other settings.",
+        )
+
+
+def _how_to_extend(name: str, keys: Collection[str]) -> str:
+    """Return the command that lets a finished run go on, as a sentence before others."""
+    if not keys:
+        return ""
+    key = next(iter(keys))
+    if key.startswith("train."):
+        return f"`slurmddp resume {name} {key}=...` trains it further, to a greater value. "
+    return (
+        f"If an argument of its program says how long it trains, `slurmddp resume {name} {key}='...'` starts "
+        "the program again in the same folder with that argument after the others. "
+    )
+
+
+def refuse_extended(job: Job) -> None:
+    """Raise RunStateError if a run was extended beyond the length of a job, which would cut it off."""
+    from slurmddp.config.extension import lengths_beyond
+
+    folder = RunFolder(job.run_dir)
+    longer = lengths_beyond(folder.config(), job.program.config)
+    if longer:
+        lengths = _listed(longer, "there", "in this command")
+        raise RunStateError(
+            f"{folder.name} was extended: {lengths}. Nothing was started.",
+            hint=f"`slurmddp resume {folder.name}` continues it to its new length.",
         )

@@ -1,9 +1,10 @@
-"""Build the job of an existing run, with changes of size, place and time limit."""
+"""Build the job of an existing run, with changes of size, place, time limit and length."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from slurmddp.config.checks import sbatch_environment, spelling
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
+from slurmddp.config.extension import LENGTHS, refuse_shorter
 from slurmddp.config.job import build_job
 from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
@@ -23,7 +25,7 @@ from slurmddp.config.script_arguments import EVERY_ARGUMENTS, key_of, typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Job
+from slurmddp.spec import Job, is_own_trainer
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
@@ -31,9 +33,11 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
 
     Args:
         folder: the run folder.
-        changes: arguments `key=value`, for keys of `free_keys()` only.
+        changes: arguments `key=value`, for keys of `free_keys()`, and for a longer `train.steps` or
+            `train.max_time` of slurmddp's trainer.
     """
     stored = folder.config()
+    before = deepcopy(stored)
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
     expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
     new = _changes(changes, folder)
@@ -43,6 +47,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         _change(stored, key, value, project_dir)
     spelling.refuse_respelled(stored, changes, ())
     checked = sbatch_environment.fill(check(stored), os.environ)
+    refuse_shorter(folder, before, checked, [key for key, _ in new])
     config = {**checked, **expressions}
     return build_job(config, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)
 
@@ -58,8 +63,10 @@ def free_keys() -> list[str]:
 
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
-    given, free = [take_apart(text) for text in changes], free_keys()
-    is_script = bool((folder.config().get("program") or {}).get("script"))
+    given = [take_apart(text) for text in changes]
+    program = folder.config().get("program") or {}
+    is_script = bool(program.get("script"))
+    free = [*free_keys(), *(LENGTHS if is_own_trainer(program) else ())]
     for one in given:
         if one.value is None and one.sign != "~":
             if one.first in TOP:

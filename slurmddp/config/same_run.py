@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmddp.config.extension import LENGTHS
 from slurmddp.config.identity import fingerprint, leaves, named, shown
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.config_secrets import without_environment
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import OLD_RUN_DIGITS
 
-_RESIZED = frozenset({"nodes", "ranks_per_node", "train.global_batch"})
-"""The keys of a stored configuration that `resume nodes=2` and `elastic` write after the run was named."""
+_CHANGED_LATER = frozenset({"nodes", "ranks_per_node", "train.global_batch", *LENGTHS})
+"""The keys that `resume nodes=2`, `resume train.steps=800` and `elastic` change after the run was named."""
 
 
 def run_dir_of(runs_dir: Path, name: str, config: Mapping[str, Any]) -> Path:
@@ -43,7 +44,7 @@ def differences_of_runs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """Return the keys in which two configurations are different runs, each with both values as text.
 
     A name proves nothing: digits of a hash are equal for different configurations now and then. A stored
-    configuration with other digits than the given one was resized, so its size is not compared.
+    configuration with other digits than the given one was resized or extended, so neither is compared.
 
     Args:
         stored: the configuration in the folder of a run.
@@ -51,8 +52,8 @@ def differences_of_runs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """
     before = dict(leaves(named(stored)))
     now = dict(leaves(named(given)))
-    is_resized = fingerprint(stored)[:OLD_RUN_DIGITS] != fingerprint(given)[:OLD_RUN_DIGITS]
-    compared = (before.keys() | now.keys()) - (_RESIZED if is_resized else frozenset())
+    is_changed = fingerprint(stored)[:OLD_RUN_DIGITS] != fingerprint(given)[:OLD_RUN_DIGITS]
+    compared = (before.keys() | now.keys()) - (_CHANGED_LATER if is_changed else frozenset())
     different = [key for key in sorted(compared) if shown(before, key) != shown(now, key)]
 
     # Values of the environment may be secrets.

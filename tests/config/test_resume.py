@@ -121,7 +121,8 @@ def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("train.steps=9", "changes what gpt-.* computes.*Start a new run"),
+        ("train.batch_size=9", "changes what gpt-.* computes.*Start a new run"),
+        ("train.steps=9", "train.steps=9 does not extend gpt-.* is 400.*Give more than 400.*rerun"),
         ("nodes=3", r"128 samples.*24 ranks.*Numbers of ranks that work: 1, 2, 4, 8, 16, 32, 64, 128"),
         ("name=x", "changes what"),
         ("~policy", "changes what"),

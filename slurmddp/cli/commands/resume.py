@@ -1,9 +1,10 @@
-"""Resume a stopped, cancelled, lost or failed run in the same folder.
+"""Resume an ended run in the same folder, or train a finished run further.
 
 slurmddp resume first                        from its last checkpoint
 slurmddp resume first time_limit=24:00:00    with another time limit
 slurmddp resume first time_limit=2h --check  does this SLURM take it? Nothing is submitted
 slurmddp resume first nodes=2                on 2 nodes; each optimizer step keeps its samples
+slurmddp resume first train.steps=800        train longer, also a finished run
 slurmddp resume first-sweep-3ff47d90         the runs of a sweep that have ended, as one job array
 """
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="change of place, time limit or size: partition=high",
+        help="change of place, time limit, size or length: partition=high",
     )
     add_check(parser)
 
@@ -72,6 +73,8 @@ def _resume(folder: RunFolder, changes: Sequence[str]) -> int:
 
 def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str], *, check: bool) -> int:
     """Resume the runs of a sweep that are neither active nor finished, as its command starts them.
+
+    Changes that extend finished runs resume these, too.
 
     With `check`, only say whether this SLURM would start them.
     """
@@ -122,7 +125,8 @@ def _is_active(found: RunStatus, changes: Sequence[str]) -> bool:
     """Return whether a run has a job or process.
 
     Raises:
-        SlurmddpError: the run has finished, its state is not known, or it is active and can't be changed.
+        SlurmddpError: the run has finished and is not extended, its state is not known, or it is active and
+            can't be changed.
     """
     from slurmddp.cli.refusals import refuse_active, refuse_finished, refuse_unclear
     from slurmddp.runs.folder.history import is_unanswered
@@ -137,7 +141,7 @@ def _is_active(found: RunStatus, changes: Sequence[str]) -> bool:
         unchanged="The changes were not applied.",
         hint=f"First `slurmddp stop {found.name}`, then resume it with the changes.",
     )
-    refuse_finished(found)
+    refuse_finished(found, changes)
     return False
 
 

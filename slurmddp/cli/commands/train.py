@@ -175,7 +175,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
     """
-    from slurmddp.cli.refusals import refuse_other_run
+    from slurmddp.cli.refusals import refuse_extended, refuse_other_run
     from slurmddp.runs.folder.code_changes import changed_since
     from slurmddp.runs.folder.history import is_unanswered
 
@@ -199,6 +199,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
             return code
         if found.state == "finished":
             return _already_finished(found, job)
+        refuse_extended(job)
         if found.attempts:
             print(_goes_on(found))
         return start(job, lock, is_new=is_new)
@@ -242,6 +243,7 @@ def _already_finished(found: RunStatus, job: Job) -> int:
         print(f"{again} starts it once more; other arguments of the script are another run.")
     else:
         print(f"{again} starts it once more from step 0; another seed, model or train.steps is another run.")
+        print(f"`slurmddp resume {found.name} train.steps=...` trains this one further.")
     return EXIT_FINISHED
 
 

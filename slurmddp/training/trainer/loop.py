@@ -466,7 +466,8 @@ class Training:
         self.distributon.heartbeat("ending")
         # The ranks gather a sharded model together.
         takes_part = self.distributon.is_global_zero or has_shards(model)
-        if can and count and takes_part and not self._sampled:
+        is_written = self._is_first and self._sampled  # Of an attempt that ended after its last step.
+        if can and count and takes_part and not is_written:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)
             generator = torch.Generator().manual_seed(0)

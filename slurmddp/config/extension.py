@@ -1,0 +1,101 @@
+"""Decide how an existing run may train longer: by which keys, and to which lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, RESUME_ARGUMENTS
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.units import parse_duration_s
+from slurmddp.spec import is_foreign, is_own_trainer
+
+STEPS = "train.steps"
+MAX_TIME = "train.max_time"
+LENGTHS = (STEPS, MAX_TIME)
+"""The keys that say when slurmddp's trainer ends."""
+
+
+def keys_that_extend(program: Any, *, is_out_of_time: bool) -> tuple[str, ...]:
+    """Return the keys of which one must change before a finished run has anything left to do.
+
+    Args:
+        program: the section `program` of the run's configuration.
+        is_out_of_time: whether `train.max_time` ended the run before its last step.
+
+    Returns:
+        Empty for a function of the person's own, whose length slurmddp does not know.
+    """
+    if is_own_trainer(program):
+        return (MAX_TIME,) if is_out_of_time else (STEPS,)
+    return (RESUME_ARGUMENTS, FREE_ARGUMENTS) if is_foreign(program) else ()
+
+
+def refuse_shorter(
+    folder: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any], given: Collection[str]
+) -> None:
+    """Raise ConfigError if a run would get a shorter length, or a finished run the length that it has.
+
+    A run that has not finished may get its own length: the command that extended it resumes it, too.
+
+    Args:
+        folder: the run folder.
+        before: the run's configuration.
+        after: the checked configuration with the changes.
+        given: the keys of the changes.
+    """
+    for key in (key for key in LENGTHS if key in given):
+        old = _value(before, key)
+        new = _value(after, key)
+        if _length(key, new) > _length(key, old):
+            continue
+        if _length(key, new) == _length(key, old) and not _has_finished(folder):
+            continue
+
+        longer = f"Give {key}=null or more than {old}" if key == MAX_TIME else f"Give more than {old}"
+        raise ConfigError(
+            f"{key}={_shown(new)} does not extend {folder.name}, whose {key} is {_shown(old)}.",
+            hint=f"{longer}. `slurmddp rerun {folder.name} {key}={_shown(new)}` is a new run of that length.",
+        )
+
+
+def _length(key: str, value: Any) -> float:
+    """Return steps or seconds; no time at all is the longest."""
+    if key == STEPS:
+        return float(value)
+    return math.inf if value is None else parse_duration_s(value, key)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _has_finished(folder: RunFolder) -> bool:
+    newest = read_history(folder).newest
+    return newest is not None and newest.outcome == "finished"
+
+
+def lengths_beyond(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the lengths that are greater in a stored configuration, each with both values as text.
+
+    Args:
+        stored: the configuration in the folder of a run.
+        given: the configuration of a job with the name of this run.
+    """
+    if not is_own_trainer(stored.get("program")):
+        return []
+    longer = []
+    for key in LENGTHS:
+        old = _value(stored, key)
+        new = _value(given, key)
+        if _length(key, old) > _length(key, new):
+            longer.append((key, _shown(old), _shown(new)))
+    return longer
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key of `train`; a run of an earlier version may lack it."""
+    return config["train"].get(key.removeprefix("train."))
