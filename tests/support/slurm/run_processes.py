@@ -33,10 +33,14 @@ def agent_of(folder: Path, attempt: int, node_rank: int) -> psutil.Process:
 
 
 def ranks_of(folder: Path, attempt: int | None = None) -> list[psutil.Process]:
-    """Return the agents' children that lead a process group in their agent's session, in their order."""
-    processes, ranks = processes_of(folder, attempt), []
-    for pid, process in processes.items():
+    """Return the agents' children that lead a process group in their agent's session, in their order.
+
+    A rank is a fork of its agent, or a program of its own with other words.
+    """
+    ranks: list[tuple[int, int, psutil.Process]] = []
+    for agent in processes_of(folder, attempt).values():
         with suppress(psutil.Error, ProcessLookupError):  # It may end meanwhile.
-            if process.ppid() in processes and os.getpgid(pid) == pid != os.getsid(pid):
-                ranks.append((int(process.environ()["SLURM_NODEID"]), pid))
-    return [processes[pid] for _, pid in sorted(ranks)]
+            for child in agent.children():
+                if os.getpgid(child.pid) == child.pid != os.getsid(child.pid):
+                    ranks.append((int(child.environ()["SLURM_NODEID"]), child.pid, child))
+    return [rank for _, _, rank in sorted(ranks, key=lambda entry: entry[:2])]
