@@ -74,6 +74,7 @@ def start(run_dir: str) -> int:
     local: Any = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     ranks = rules_of(folder.config(), node.nodes).ranks_per_node
     pages = [HeartbeatPage.create() for _ in range(ranks)]
+    _count_restarts(local.LocalElasticAgent)
     _record_restarts(local.LocalElasticAgent, folder)
     _stop_with_a_rank(local.LocalElasticAgent, api.SignalException)
     numbers = ",".join(str(page.descriptor) for page in pages)
@@ -143,6 +144,25 @@ def _max_restarts(rules: Rules) -> int:
     return rules.max_restarts if rules.is_resumable else 0
 
 
+def _count_restarts(agent_class: Any) -> None:
+    """Let the ranks of all nodes find the same number of restarts.
+
+    torchrun's own number is the failures on its node: where the ranks start again because another node meets
+    again, it stays. But no node starts ranks before all nodes have met, so all nodes start as often.
+    """
+    start = agent_class._start_workers
+    restart_count = RunContext.read(os.environ).restart_count - 1
+
+    @wraps(start)
+    def count_and_start(agent: Any, group: Any) -> Any:
+        nonlocal restart_count
+        restart_count += 1
+        os.environ[RESTART_COUNT_VARIABLE] = str(restart_count)  # The ranks inherit it.
+        return start(agent, group)
+
+    agent_class._start_workers = count_and_start
+
+
 def _record_restarts(agent_class: Any, folder: RunFolder) -> None:
     """Let torchrun's agent record each failure after which it restarts the ranks."""
     monitor = agent_class._monitor_workers
@@ -152,9 +172,8 @@ def _record_restarts(agent_class: Any, folder: RunFolder) -> None:
         result = monitor(agent, group)
         if result.is_failed() and result.failures and agent._remaining_restarts > 0:
             rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-            count = group.spec.max_restarts - agent._remaining_restarts
             try:
-                _record_restart(folder, rank, failure, count)
+                _record_restart(folder, rank, failure)
             except OSError as error:
                 tell(f"torchrun: the restart was not recorded: {error}")
         return result
@@ -177,10 +196,10 @@ def _stop_with_a_rank(agent_class: Any, signal_exception: Any) -> None:
     agent_class._monitor_workers = monitor_or_stop
 
 
-def _record_restart(folder: RunFolder, rank: int, failure: Any, count: int) -> None:
-    """Record that the ranks restart after the failure of `rank`; `count` restarts came before."""
+def _record_restart(folder: RunFolder, rank: int, failure: Any) -> None:
+    """Record that the ranks restart after the failure of `rank`."""
     run = RunContext.read(os.environ)
-    generation = run.restart_count + count
+    generation = run.restart_count
     lines = capture.last_lines(folder.rank_log(run.attempt, rank))
     node = detect(os.environ).node_rank
     cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines)
@@ -213,12 +232,11 @@ def main(argv: Sequence[str]) -> NoReturn:
     enter_project(folder, config.get("project_dir"))
     run = RunContext.read(os.environ)
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if restart:
+    if run.restart_count:
         limit = _max_restarts(rules_of(config, 1))
         log = folder.rank_log(run.attempt, rank)
         with log.open("a", encoding="utf-8") as stream:
-            stream.write(f"torchrun: restart {restart} of at most {limit}\n")
+            stream.write(f"torchrun: restart {run.restart_count} (a node may cause at most {limit})\n")
     # torchrun closes all descriptors of its workers, so this one opens its page anew.
     page = os.open(f"/proc/{torchrun}/fd/{argv[2].split(',')[local_rank]}", os.O_RDWR)
     HeartbeatPage(page).reset()
@@ -226,7 +244,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         worker.RankSpec(
             local_rank=local_rank,
             environ={
-                RESTART_COUNT_VARIABLE: str(run.restart_count + restart),
+                RESTART_COUNT_VARIABLE: str(run.restart_count),
                 HEARTBEAT_VARIABLE: str(page),
             },
             log=Path(folder.rank_log(run.attempt, rank)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,8 +71,24 @@ def test_the_rank_that_died_is_recorded_though_its_peer_was_noticed_first(
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
     lost, killed = SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=-9)
     # The torchrun of another node records what has killed the peer, while this one waits for that.
-    other = SimpleNamespace(sleep=lambda seconds: torchrun._record_restart(folder, 1, killed, 0))
+    other = SimpleNamespace(sleep=lambda seconds: torchrun._record_restart(folder, 1, killed))
     monkeypatch.setattr(torchrun, "time", other)
-    torchrun._record_restart(folder, 0, lost, 0)
+    torchrun._record_restart(folder, 0, lost)
     restarts = [event for event in folder.events() if event["event"] == "restarted"]
     assert [(event["rank"], event["generation"]) for event in restarts] == [(1, 1)]
+
+
+def test_a_node_that_starts_ranks_again_without_a_failure_of_its_own_counts_the_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURMDDP_RESTART_COUNT", "0")
+    counts: list[str] = []
+
+    class Agent:
+        def _start_workers(self, group: object) -> None:
+            counts.append(os.environ["SLURMDDP_RESTART_COUNT"])
+
+    torchrun._count_restarts(Agent)
+    for _ in range(3):
+        Agent()._start_workers(None)
+    assert counts == ["0", "1", "2"]
