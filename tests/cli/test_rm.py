@@ -6,6 +6,7 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_NO_RUN, EXIT_RUN_STATE, EXIT_SLURM, EXIT_USAGE
+from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.history import UNANSWERED
 from support.runs.cli_runs import end, local_process, start, submit
 from support.runs.train_runs import BIG, only_run
@@ -27,6 +28,18 @@ def test_without_yes_nothing_is_removed(ended, capsys):
     error = capsys.readouterr().err
     assert "kB, 1 checkpoint) would be removed for good; nothing was removed." in error
     assert f"`slurmddp rm {ended.name} --yes`" in error and ended.config_file.exists()
+
+
+def test_files_that_the_run_wrote_into_its_snapshot_are_named(ended, capsys):
+    record = ended.code_dir / code_snapshot.RECORD
+    record.mkdir(parents=True)
+    (record / "files.json").write_text('["fit.py"]')
+    (ended.code_dir / "logs").mkdir()
+    for name in ("fit.py", *(f"logs/{number}.pt" for number in range(7))):
+        (ended.code_dir / name).write_text("")
+    assert main(["rm", "gpt"]) == EXIT_USAGE
+    names = "logs/0.pt, logs/1.pt, logs/2.pt, logs/3.pt, logs/4.pt and 2 more"
+    assert f"1 checkpoint, files that the run wrote into code/: {names}) would be" in capsys.readouterr().err
 
 
 def test_with_yes_nothing_is_left(ended, capsys):

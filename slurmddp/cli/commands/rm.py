@@ -21,12 +21,15 @@ from slurmddp.errors import EXIT_FINISHED, RunStateError, SlurmddpError, plain
 from slurmddp.launchers.submit import array
 from slurmddp.launchers.submit.sbatch import leftovers_of_each
 from slurmddp.runs import index, sweeps
+from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm import client
 
+_NAMED = 5
+"""The most files that a message names."""
 _AT_ONCE = 100
 """The most runs whose locks are held together: each lock is an open file."""
 
@@ -142,4 +145,12 @@ def _remove_folder(folder: RunFolder, *, yes: bool) -> None:
 def _described(folder: RunFolder) -> str:
     size = sum(path.lstat().st_size for path in folder.path.rglob("*") if not path.is_dir())
     checkpoints = len([*folder.checkpoints_dir.glob("step-*")])
-    return f"{size_text(size)}, {counted(checkpoints, 'checkpoint')}"
+    described = f"{size_text(size)}, {counted(checkpoints, 'checkpoint')}"
+
+    # A relative path beside the script's own file leads into the snapshot.
+    written = sorted(code_snapshot.written_beside(folder.code_dir))
+    if written:
+        more = f" and {len(written) - _NAMED} more" if len(written) > _NAMED else ""
+        names = ", ".join(str(path) for path in written[:_NAMED])
+        described += f", files that the run wrote into {folder.code_dir.name}/: {names}{more}"
+    return described
