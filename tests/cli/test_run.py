@@ -120,10 +120,10 @@ def test_later_attempts_get_further_arguments_once_the_program_has_saved(
 
 
 KILLED_ONCE = """\
-import os, sys
+import os, random, sys
 from pathlib import Path
 with open(f"starts-{os.environ['RANK']}", "a") as file:
-    print(*sys.argv[1:], os.environ["MASTER_PORT"], file=file)
+    print(*sys.argv[1:], random.random(), os.environ["MASTER_PORT"], file=file)
 if os.environ["RANK"] == "1" and len(Path("starts-1").read_text().splitlines()) == 1:
     os.kill(os.getpid(), 9)
 """
@@ -136,8 +136,9 @@ def test_a_killed_rank_of_a_script_restarts_in_place_if_the_script_resumes_by_it
     (project / "killed.py").write_text(KILLED_ONCE)
     settings = [f"program.resumable={resumable}".lower(), "program.resume_args=--resume"]
     assert main(["run", "-n", "2", *settings, "killed.py", "--a"]) == (0 if resumable else 1)
-    starts = [line.split()[:-1] for line in (project / "starts-1").read_text().splitlines()]
-    assert starts == [["--a"], ["--a", "--resume"]][: 1 + resumable]
+    starts = [line.split() for line in (project / "starts-1").read_text().splitlines()]
+    assert [start[:-2] for start in starts] == [["--a"], ["--a", "--resume"]][: 1 + resumable]
+    assert len({start[-2] for start in starts}) == len(starts), "each start draws anew"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

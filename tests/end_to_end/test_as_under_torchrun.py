@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from slurmddp.environments.scrub import scrub
+from slurmddp.errors import HINT
 from slurmddp.runs.folder.layout import RunFolder
 from support import ROOT
 from support.distributed.forked_agents import agents_of
@@ -148,7 +149,8 @@ def by_agent(program: ForeignProgram, home: Path) -> Result:
             agent.send_signal(program.sent)
         agent.wait(120)
     ends = [json.loads((run.log_dir(0) / f"exit-rank-{rank}").read_text()) for rank in range(program.ranks)]
-    texts = [run.rank_log(0, rank).read_text() for rank in range(program.ranks)]
+    logs = [run.rank_log(0, rank).read_text() for rank in range(program.ranks)]
+    texts = [re.sub(rf"^{HINT}.*\n", "", log, flags=re.MULTILINE) for log in logs]
     return result_of(project, texts, "" if program.sent else first_code(ends))
 
 
