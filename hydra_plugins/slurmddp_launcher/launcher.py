@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class SlurmddpLauncher(Launcher):
     """Submits each job, or without a cluster trains one after another on this machine."""
 
     def __init__(self, **settings: Any) -> None:
+        self._values = settings
         self._settings = [f"{key}={text}" for key, text in _texts(settings)]
         self._config = OmegaConf.create()
         self._context: HydraContext | None = None
@@ -69,11 +71,13 @@ class SlurmddpLauncher(Launcher):
         """Start each job and return at once if they are submitted; the results hold the names of the runs."""
         from slurmddp.cli import messages, start_sweep
         from slurmddp.cli.commands import train
+        from slurmddp.config.checks.spelling import refuse_respelled
         from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 
         try:
             _refuse_rank()
             _refuse_sweeper(self._config)
+            refuse_respelled(self._values, sys.argv[1:], _files(self._config))
             lines = [
                 self._settings_of_job(overrides, number)
                 for number, overrides in enumerate(job_overrides, initial_job_idx)
@@ -182,6 +186,18 @@ def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _texts(value, f"{prefix}{name}.")
         elif value is not None:
             yield f"{prefix}{name}", spelled(value)
+
+
+def _files(config: DictConfig) -> Iterator[Path]:
+    """Yield the application's own files of configuration."""
+    sources: Any = OmegaConf.to_container(config.hydra.runtime.config_sources)
+    for source in sources:
+        folders = [source["path"]] if source["schema"] == "file" else []
+        if source["schema"] == "pkg" and source["provider"] == "main":
+            spec = find_spec(source["path"])
+            folders = list((spec and spec.submodule_search_locations) or ())
+        for folder in folders:
+            yield from sorted(Path(folder).rglob("*.yaml"))
 
 
 def _program(config: DictConfig, overrides: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -236,16 +236,31 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
 
 
 def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
-    """Yield the files that a plan may read: of a group with a choice only the chosen one."""
+    """Yield the files that a plan may read: of a group with a choice, the chosen one and what it includes."""
     if own is not None:
         yield own
-    listed = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
-    choices = {str(group): str(choice) for item in listed for group, choice in item.items()}
-    for root in plan.roots:
-        for path in sorted(root.rglob("*.yaml")):
-            group, _, name = path.relative_to(root).with_suffix("").as_posix().rpartition("/")
-            if choices.get(group, name) == name and path != own:
+    chosen = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
+    choices = {str(group): str(choice) for item in chosen for group, choice in item.items()}
+    waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != own]
+    included: set[str] = set()
+    is_new = True
+    while is_new:  # A file that is included may include others.
+        is_new = False
+        for path in waiting.copy():
+            if path.stem in included or _is_chosen(path, plan.roots, choices):
+                is_new = True
+                waiting.remove(path)
+                with suppress(ConfigError):  # Hydra reports a chosen file that can't be read.
+                    listed = _load_yaml(path).get("defaults", [])
+                    included |= set(re.findall(r"[^\s/'@:,\[\]{}]+", str(listed)))
                 yield path
+
+
+def _is_chosen(path: Path, roots: Sequence[Path], choices: Mapping[str, str]) -> bool:
+    """Return whether a file is the choice of its group, or its group has no choice."""
+    root = next(root for root in roots if path.is_relative_to(root))
+    group = path.relative_to(root).parent.as_posix()
+    return choices.get("" if group == "." else group, path.stem) == path.stem
 
 
 def _parsed(override: str) -> Any:

@@ -47,12 +47,21 @@ def write(project: Path, name: str, text: str) -> None:
         ("cluster/mine.yaml", CLUSTER, ["+cluster.env={VERSION: 12.10}"], "12.10"),
         ("slurmddp.yaml", "program: {script: gpu.py, args: [--at, 12:00:00]}\n", [], "12:00:00"),
         ("slurmddp.yaml", "program:\n  script: gpu.py\n  args:\n  - 1.10\n", [], "1.10"),
+        ("slurmddp.yaml", "program: {script: gpu.py, args: [--amp, yes]}\n", [], "yes"),
+        ("slurmddp.yaml", "program:\n  script: gpu.py\n  args:\n  - --amp\n  - Off\n", [], "Off"),
+        ("cluster/mine.yaml", f"defaults: [base]\n{CLUSTER}", [], "012345"),
+        ("cluster/mine.yaml", f"defaults:\n- /cluster/middle@_here_\n{CLUSTER}", [], "012345"),
+        ("cluster/mine.yaml", f"{CLUSTER}account: &it 0123\nsbatch: {{wckey: *it}}\n", [], "0123"),
+        ("cluster/mine.yaml", f"{CLUSTER}sbatch: {{nice: &it 0123}}\naccount: *it\n", [], "0123"),
+        ("slurmddp.yaml", "project: 0x1F\naccount: ${project}\n", [], "0x1F"),
     ],
 )
 def test_a_number_that_was_written_otherwise_is_refused(
     project: Path, name: str, text: str, typed: list[str], written: str
 ) -> None:
     write(project, "cluster/mine.yaml", CLUSTER)
+    write(project, "cluster/base.yaml", "account: 012345\n")
+    write(project, "cluster/middle.yaml", "defaults: [base]\n")
     write(project, name, text)
     (project / "gpu.py").touch()
     with pytest.raises(ConfigError) as caught:
@@ -70,9 +79,11 @@ def test_a_number_that_was_written_otherwise_is_refused(
         ('time_limit: "12:00:00"\naccount: "012345"\n', ["time_limit=06:00:00", "account=007"]),
         ("time_limit: 1_000\n", ["train.steps=1_000", "optimizer.lr=1.50e-3"]),
         ("time_limit: 3600\n", []),
+        ("defaults: [base]\nsbatch: {nice: 31}\n", ["+project=31", "account=${project}"]),
     ],
 )
 def test_numbers_that_are_what_was_written_pass(project: Path, text: str, typed: list[str]) -> None:
     write(project, "cluster/mine.yaml", CLUSTER + text)
-    write(project, "cluster/other.yaml", "time_limit: 1:00:00\n")
+    write(project, "cluster/other.yaml", "time_limit: 1:00:00\naccount: 0x1F\n")
+    write(project, "cluster/base.yaml", "mem_gb: 0x1F\n")
     compose(["+cluster=mine", *typed], project)
