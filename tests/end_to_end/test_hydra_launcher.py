@@ -178,6 +178,8 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
     [
         (["hydra.launcher.cluster=smal"], "no cluster 'smal'.*Did you mean small"),
         (["hydra.launcher.nodes=0"], "`nodes` is 0"),
+        (["--config-name", "long"], "long.yaml says time_limit: 12:00:00 without quotes"),
+        (["hydra.launcher.account=1e3"], "command line says account: 1e3 without quotes"),
         (["+hydra/sweeper=needy"], "needs the result of each job"),
         (
             ["hydra.launcher.cluster=small", "++hydra.sweeper.max_batch_size=1"],
@@ -201,8 +203,9 @@ def test_what_no_job_can_have_is_refused(project: Path, words: list[str], reason
     (project / "settings" / "hydra" / "sweeper" / "needy.yaml").write_text(
         "_target_: hydra_plugins.hydra_optuna_needy.Needy\n"
     )
+    (project / "settings" / "long.yaml").write_text("rate: 1.0\nhydra: {launcher: {time_limit: 12:00:00}}\n")
     words = [word if word.startswith("++") else word.lstrip("+") for word in words]
-    done = launch("app.py", "-m", "hydra/launcher=slurmddp", *words, "rate=1,2")
+    done = launch("app.py", "-m", *words, "hydra/launcher=slurmddp", "rate=1,2")
     assert done.returncode == EXIT_CONFIG, done.stdout + done.stderr
     first, _, second = reason.partition(".*")
     assert first in done.stderr and second in done.stderr and "Traceback" not in done.stderr
