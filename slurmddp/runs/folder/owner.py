@@ -59,12 +59,18 @@ def refuse_files_of_others(root: Path) -> None:
 
     A configuration names commands and classes that run as this account.
     """
-    for folder, folders, files in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # noqa: PTH114, PTH118
-        code = [name for name in files if name.endswith((".yaml", ".yml", ".py"))]
-        refuse_file_of_others(Path(folder))
-        for name in (*links, *code):
-            refuse_file_of_others(Path(folder, name))
+    seen: set[Path] = set()
+    # Hydra follows links to folders, and Python runs the compiled file in place of its source.
+    for name, folders, files in os.walk(root, followlinks=True):
+        folder = Path(name)
+        if folder.resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(folder.resolve())
+        refuse_file_of_others(folder)
+        for file in files:
+            if file.endswith((".yaml", ".yml", ".py", ".pyc")):
+                refuse_file_of_others(folder / file)
 
 
 def refuse_file_of_others(path: Path) -> None:

@@ -190,6 +190,8 @@ def test_a_folder_in_which_others_can_replace_the_run_is_reported(
         ("conf/cluster/big.yaml", ["train", "+cluster=big", "--cfg"]),
         ("conf", ["train", "--cfg"]),
         ("more/model/own.yaml", ["train", "--config-dir", "more", "--cfg"]),
+        ("linked/high.yaml", ["train", "+cluster=more/high", "--cfg"]),
+        ("conf/__pycache__/slurmddp.pyc", ["train", "--cfg"]),
     ],
 )
 @pytest.mark.parametrize("exposed", ["foreign", "writable", "writable in a private folder"])
@@ -208,6 +210,12 @@ def test_a_configuration_that_another_account_decides_is_refused(
     (project / "conf/slurmddp.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n")
     (project / "more/model").mkdir(parents=True)
     (project / "more/model/own.yaml").write_text("_target_: torch.nn.Identity\n")
+    (project / "linked").mkdir()
+    (project / "linked/high.yaml").write_text("name: high\n")
+    (project / "conf/cluster").mkdir(exist_ok=True)
+    (project / "conf/cluster/more").symlink_to("../../linked")
+    (project / "conf/__pycache__").mkdir()
+    (project / "conf/__pycache__/slurmddp.pyc").touch()
     project.chmod(0o755)
     for path in (project, *project.rglob("*")):
         os.chown(path, reader, reader)
