@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -321,6 +322,23 @@ def test_a_profile_that_replaces_the_shell_is_no_success(node: LoginNode, capfd)
             assert main(words) == EXIT_LOGIN_NODE
             assert "the profile of login1 replaces or ends the shell" in capfd.readouterr().err
     assert {program: node.slurm.calls(program) for program in calls} == calls
+
+
+def test_a_profile_may_use_descriptors_of_its_own(node: LoginNode):
+    profile = node.home / ".bash_profile"
+    profile.write_text(f"exec 3>&1 4>/dev/null\n{profile.read_text()}exec 3>&- 4>&-\n")
+    assert main(["status", submit()]) == 0
+
+
+def test_a_program_that_a_profile_leaves_in_the_background_is_not_waited_for(node: LoginNode):
+    profile = node.home / ".bash_profile"
+    number = node.home / "number"
+    profile.write_text(f"{profile.read_text()}sleep 500 </dev/null >/dev/null 2>&1 &\necho $! >{number}\n")
+    try:
+        assert main(["status", submit()]) == 0
+        assert Path(f"/proc/{number.read_text().strip()}").exists()
+    finally:
+        os.kill(int(number.read_text()), signal.SIGKILL)
 
 
 def _config(run: slurmddp.Run) -> Path:

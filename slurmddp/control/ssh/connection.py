@@ -33,6 +33,11 @@ _CONNECT_S = 20
 """Seconds for which ssh waits for the host."""
 _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
+_LINGER_S = 1.0
+"""Seconds that ssh gets after the end of the command to pass its last messages on.
+
+A program that a profile has started in the background, such as ssh-agent, keeps the connection open.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,11 @@ def proof_of(nonce: str) -> str:
     return hashlib.sha256(f"slurmddp {nonce}".encode()).hexdigest()[:32]
 
 
+def _end_of(nonce: str) -> str:
+    """Return the text before the exit code in the last line, which the shell on the host prints."""
+    return json.dumps({"ended": nonce})[:-1] + ', "code": '
+
+
 def answer_line(proof: str, **facts: Any) -> str:
     """Return a line by which the host speaks to the laptop, not to a person."""
     return json.dumps({_PROOF: proof, **facts})
@@ -66,13 +76,15 @@ class Exchange:
         version: the version of slurmddp on the host.
     """
 
-    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], proof: str) -> None:
+    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], nonce: str) -> None:
         self.node = node
         self.version = ""
+        self._code: int | None = None
         self._process = process
         self._stdin = cast("IO[bytes]", process.stdin)
         self._stdout = cast("IO[bytes]", process.stdout)
-        self._proof = proof
+        self._proof = proof_of(nonce)
+        self._end = _end_of(nonce)
 
     def read_proof(self, greetings: TextIO | None) -> None:
         """Wait for the proof that slurmddp runs.
@@ -136,15 +148,25 @@ class Exchange:
         Raises:
             LoginNodeError: the connection broke.
         """
-        code = self._process.wait()
+        for _ in self._answers():
+            pass
+        try:
+            code = self._process.wait(None if self._code is None else _LINGER_S)
+        except subprocess.TimeoutExpired:
+            return cast("int", self._code)
         if code == _UNREACHABLE or code < 0:
             raise unreachable(self.node.host)
         return code
 
     def _answers(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
         mark = json.dumps({_PROOF: self._proof})[:-1]
-        for raw in self._stdout:
-            line = raw.decode(errors="replace")
+        while self._code is None and (raw := self._stdout.readline()):
+            line, ended, code = raw.decode(errors="replace").partition(self._end)
+            if ended:
+                self._code = int(code.rstrip("}\n") or _UNREACHABLE)
+                if not line:
+                    break
+
             before, marked, rest = line.partition(mark)
             if not marked:
                 yield line, None
@@ -214,7 +236,7 @@ def exchange(
     command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
     sys.stdout.flush()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        session = Exchange(node, process, proof_of(nonce))
+        session = Exchange(node, process, nonce)
         timer = threading.Timer(timeout_s or 0, process.kill)
         try:
             if timeout_s is not None:
@@ -260,8 +282,10 @@ def _line(node: LoginNode, nonce: str) -> str:
     single quotes means if it has no quotes, backslashes, exclamation marks or line breaks.
     """
     # The profile gets no input, and its output goes to stderr: the request and the answer stay whole.
-    inner = f"exec <&4 >&3 3>&- 4<&-; exec {node.program} {FLAG} {nonce}"
-    script = f"exec bash -lc {shlex.quote(inner)} 3>&1 4<&0 >&2 </dev/null"
+    # Profiles use descriptors 3 and 4 themselves, for example to measure their own time.
+    inner = f"exec <&6 >&7 7>&- 6<&-; exec {node.program} {FLAG} {nonce}"
+    end = f"printf '{_end_of(nonce)}%d}}\\n' $code"
+    script = f"bash -lc {shlex.quote(inner)} 7>&1 6<&0 >&2 </dev/null; code=$?; {end}; exit $code"
     encoded = base64.b64encode(script.encode()).decode()
     return f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
 
