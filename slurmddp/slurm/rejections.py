@@ -22,6 +22,10 @@ _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IG
 
 _HINTS: tuple[tuple[str, str], ...] = (
     (
+        r"(?s)error: (?!batch job submission).*submission failed: unspecified error",
+        "A rule of the site refuses the job; the lines before SLURM's own say why.",
+    ),
+    (
         r"unrecognized option '--(?:parsable|test-only)",
         "slurmddp sends this option itself, and this sbatch does not know it: it may be the site's own "
         "program. Put SLURM's sbatch before it on PATH.",

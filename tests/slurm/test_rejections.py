@@ -51,6 +51,8 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
         ("sbatch: unrecognized option '--qoss'", "under `sbatch:`"),
         ("sbatch: error: Job arrays are not allowed here", "submitter=submitit"),
         ("Requested node configuration is not available", "MemSpecLimit"),
+        (f"sbatch: error: The licence server timed out, try again.\n{FAILED}Unspecified error", "A rule of"),
+        (f"{FAILED}Unspecified error", "SLURM's own words"),
     ],
 )
 def test_the_hint_fits_what_slurm_says(text: str, words: str) -> None:

@@ -37,14 +37,21 @@ def may_lift(job: Job, site: Site, finding: Finding) -> bool:
     has_plugins = site.config.get("JobSubmitPlugins", "(null)") not in ("", "(null)")
     if has_plugins and (finding.limit or not job.cluster.partition):
         return True  # A plugin may choose the partition and the QOS, and change the time.
+    if finding.key in ("nodes", "max_nodes") and not finding.limit:
+        return _has_flag(job, site, "PartitionMaxNodes")
     if finding.limit != "MaxTime":
         return False
     sbatch = {str(name).replace("_", "-") for name, value in job.cluster.sbatch.items() if value}
     if job.cluster.reservation or not sbatch.isdisjoint({"reservation", "time-min"}):
         return True
+    return _has_flag(job, site, "PartitionTimeLimit")
+
+
+def _has_flag(job: Job, site: Site, flag: str) -> bool:
+    """Return whether the quality of service of a job has a flag; True for one that is not known."""
     if site.accounting is None:
         return bool(job.cluster.qos)
-    return "PartitionTimeLimit" in accounting.flags_of_qos(job, site.accounting)
+    return flag in accounting.flags_of_qos(job, site.accounting)
 
 
 def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> list[Finding]:

@@ -67,6 +67,13 @@ def test_a_job_that_does_not_fit_is_told_why(changes: dict[str, object], key: st
     assert [word for word in words if word not in text] == []
 
 
+@pytest.mark.parametrize(("qos", "lifts"), [(None, False), ("long", False), ("wide", True)])
+def test_a_number_of_nodes_is_no_reason_where_the_qos_lifts_the_limit(qos: str | None, lifts: bool) -> None:
+    job = make_job(nodes=5, qos=qos)
+    (finding,) = (one for one in check(job, site()) if "MaxNodes" in str(one))
+    assert may_lift(job, site(), finding) is lifts
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,6 +137,7 @@ def test_of_several_limits_the_first_in_the_order_of_slurm_counts(
         ({}, "", False),
         ({"qos": "long"}, "", True),
         ({"qos": "short"}, "", False),
+        ({"qos": "wide"}, "", False),
         ({"reservation": "maintenance"}, "", True),
         ({"sbatch": {"time_min": 10}}, "", True),
         ({}, "JobSubmitPlugins = lua\n", True),
