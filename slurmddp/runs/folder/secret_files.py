@@ -11,7 +11,9 @@ _NAMES = (
     ".env*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.kdbx", "*.keytab", "id_rsa*", "id_dsa*",
     "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".pgpass", ".npmrc", ".git-credentials",
     ".htpasswd", ".*_history", "kaggle.json", "credentials.json", "client_secret*.json", ".token", "token",
-    "*.token", "token.txt", "*_token", "*_token.txt",
+    "*.token", "token.txt", "*_token", "*_token.txt", "secret.*ml", "secrets.*ml", "secrets.json",
+    "service_account*.json", "service-account*.json", "application_default_credentials.json", ".s3cfg",
+    ".boto", ".my.cnf", "*.jks",
 )  # fmt: skip
 """Patterns for names of files."""
 _FOLDERS = frozenset(
