@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from slurmddp.environments.detect import detect
@@ -149,10 +150,19 @@ def as_program(main: Callable[[], object]) -> int:
             print(end.code, file=sys.stderr)
     except BaseException as error:
         interpreter.note_uncaught(error)
-        traceback.print_exc()
+        error.__traceback__ = own_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     interpreter.finish(code)
     return code
+
+
+def own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the program's first frame on, as a Python that runs nothing else shows it."""
+    starters = (__file__, str(Path(__file__).with_name("forked_python.py")), "<frozen runpy>", runpy.__file__)
+    while frames is not None and frames.tb_frame.f_code.co_filename in starters:
+        frames = frames.tb_next
+    return frames
 
 
 def run_programs(programs: Sequence[Program], timeout_s: float = 400) -> list[tuple[int, str]]:
