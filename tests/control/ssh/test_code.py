@@ -262,8 +262,9 @@ def test_a_snapshot_copies_exactly_what_was_sent_whatever_git_of_the_host_says(
 
 SECRETS = [
     ".aws/credentials", ".git-credentials", ".kube/config", ".docker/config.json", ".ssh/config", ".pgpass",
-    ".npmrc", ".config/gh/hosts.yml", "kaggle.json", "secrets.yaml", ".s3cfg", "service_account-1.json", "x.p12", "server.pem", "pkg/id_rsa", ".netrc",
-    ".env.local",    "pkg/hub_token", ".cache/huggingface/token", "deploy",
+    ".npmrc", ".config/gh/hosts.yml", "kaggle.json", "x.p12", "server.pem", "pkg/id_rsa", ".netrc",
+    "secrets.yaml", ".s3cfg", "service_account-1.json", ".env.local", "pkg/hub_token",
+    ".cache/huggingface/token", "deploy",
 ]  # fmt: skip
 
 
