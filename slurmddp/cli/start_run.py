@@ -128,9 +128,9 @@ def fits_here(job: Job) -> None:
     """Refuse a local run with far too many ranks for this machine, or more nodes than the allocation has."""
     from slurmddp.host import process
     from slurmddp.launchers.local import run as local
-    from slurmddp.launchers.local.allocation import around
+    from slurmddp.launchers.local.allocation import current
 
-    if allocation := around(os.environ):
+    if allocation := current(os.environ):
         allocation.require(job.resources.all_nodes, f"nodes={job.resources.all_nodes}")
     else:
         local.check_size(job.resources.world_size, process.usable_cpus())
@@ -229,14 +229,14 @@ def gpus_here(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
 def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
     from slurmddp.cli.live_view import RunView
     from slurmddp.launchers.local import run as local
-    from slurmddp.launchers.local.allocation import around
+    from slurmddp.launchers.local.allocation import current
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.index import remember
     from slurmddp.spec import total_steps
 
     folder = RunFolder(job.run_dir) if is_new else prepare(job, script_of(job))
     remember(folder)
-    allocation = around(os.environ)
+    allocation = current(os.environ)
     nodes = f"{counted(job.resources.all_nodes, 'node')} of job"
     where = f"{nodes} {allocation.job_id}" if allocation else "this machine"
     print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")

@@ -256,6 +256,19 @@ class SlurmClient:
         others = [row for row in rows if row[1] == own[1] and row[2].isdigit()]
         return sum(_turn(row) < _turn(own) for row in others)
 
+    def facts(self, job_id: str) -> dict[str, str] | None:
+        """Return what `scontrol show job` prints of a job by its number; None if SLURM does not know it.
+
+        Empty for a heterogeneous job, which has no facts of its own. Raises SlurmError without an answer.
+        """
+        try:
+            text = self._run(["scontrol", "-o", "show", "job", job_id]).strip()
+        except SlurmError as error:
+            if "invalid job id" in error.message.lower():
+                return None
+            raise
+        return parse_facts(text) if len(re.findall(r"^JobId=", text, re.MULTILINE)) == 1 else {}
+
     def cancel(self, *job_ids: str) -> None:
         """End jobs for good; jobs that are over are left out."""
         for start in range(0, len(job_ids), IDS_PER_QUERY):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,17 @@ until_there() { while ! grep -q "$1" $2 2>/dev/null; do sleep 0.1; done; }
 steps() { squeue --steps --noheader --jobs=$SLURM_JOB_ID --format=%i; }
 until_gone() { while [ -n "$(steps)" ]; do sleep 0.2; done; }
 train() { exec "$0" -m slurmddp train nodes=2 ranks_per_node=1 train.log_every=1 name="$@"; }
+bare() {
+    id=${1:-$SLURM_JOB_ID} conf=$SLURM_CONF
+    unset ${!SLURM_*}
+    export SLURM_JOB_ID=$id SLURM_CONF=$conf
+}
 (train few nodes=4) >few.out 2>&1
 echo "few $?"
+(bare; exec "$0" -m slurmddp exec -n 3 hostname) >ssh.out 2>&1
+echo "by ssh $?"
+(bare 999999; train none nodes=2) >none.out 2>&1
+echo "no job $?"
 (train fit train.steps=100000) >fit.out 2>&1 &
 until_there '"step": *2' 'runs/fit-*/metrics.jsonl'
 kill -INT $!
@@ -59,8 +69,18 @@ def test_a_run_in_an_allocation_uses_its_nodes_and_behaves_as_a_local_one(
     outputs = {file.stem: file.read_text() for file in tmp_path.glob("*.out")}
     ends = [line for line in done.stdout.splitlines() if line]
     told = f"{done.stdout}{done.stderr}{outputs}"
-    assert ends == ["few 78", "stopped 75", "left behind: none", "killed 130", "end"], told
+    assert ends == [
+        "few 78",
+        "by ssh 0",
+        "no job 78",
+        "stopped 75",
+        "left behind: none",
+        "killed 130",
+        "end",
+    ], told
     assert "nodes=4 is more than the 3 node(s) of this allocation" in outputs["few"]
+    assert len(set(re.findall(r"\[rank \d\] (\S+)", outputs["ssh"]))) == 3, outputs["ssh"]
+    assert "SLURM_JOB_ID is 999999, and this job is over (SLURM does not know it)" in outputs["none"]
     assert "(2 ranks on 2 nodes of job" in outputs["fit"] and "holds 3 nodes" in outputs["fit"]
     assert outputs["fit"].count("Stopped at step") == 1 and "resuming from step" in outputs["fit"]
     assert "The script gets SIGUSR2" in outputs["deaf"]

@@ -40,6 +40,19 @@ OPTIONS = {
     "SBATCH_WCKEY": "wckey",
 }
 """Variables of other options, which go under `sbatch:` of the cluster."""
+OF_SRUN = {
+    "SLURM_ACCTG_FREQ": "acctg-freq",
+    "SLURM_CPU_BIND": "cpu-bind",
+    "SLURM_CPU_FREQ_REQ": "cpu-freq",
+    "SLURM_DISTRIBUTION": "distribution",
+    "SLURM_GPU_BIND": "gpu-bind",
+    "SLURM_HINT": "hint",
+    "SLURM_MEM_BIND": "mem-bind",
+    "SLURM_NETWORK": "network",
+    "SLURM_PROFILE": "profile",
+    "SLURM_THREADS_PER_CORE": "threads-per-core",
+}
+"""Variables that srun reads. No job gets the variables SLURM_* of the shell that submits it."""
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -73,7 +86,7 @@ def _check_time(limit: str) -> None:
 
 
 def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each SBATCH_* variable that the filled-in `config` does not follow."""
+    """Return one sentence for each variable of sbatch or srun that the filled-in `config` does not follow."""
     if not _applies(config, environ):
         return []
     cluster = config["cluster"]
@@ -88,7 +101,17 @@ def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
             )
         elif value and str(chosen) != value:
             notes.append(f"{name}={value} is ignored: the configuration says {key}={chosen}.")
-    return notes
+    return [*notes, *_unused_by_srun(cluster["srun"], environ)]
+
+
+def _unused_by_srun(srun: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    given = {_option(name): str(value) for name, value in srun.items()}
+    return [
+        f"{name}={environ[name]} is ignored: a job does not get this variable. For its srun say "
+        f"+cluster.srun.{option}={environ[name]}."
+        for name, option in sorted(OF_SRUN.items())
+        if environ.get(name) and given.get(option) != environ[name]
+    ]
 
 
 def _applies(config: Mapping[str, Any], environ: Mapping[str, str]) -> bool:

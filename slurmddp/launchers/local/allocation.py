@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.environments import slurm
-from slurmddp.environments.hostlist import parse_counts
+from slurmddp.environments.hostlist import expand, parse_counts
 from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.states import TERMINAL, parse_state
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,44 @@ def around(environ: Mapping[str, str]) -> Allocation | None:
         cpus=min(parse_counts(counts)) if counts else None,
         hosts=environ.get("SLURM_JOB_NODELIST", ""),
     )
+
+
+def current(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation around this process; SLURM is asked what the variables don't say.
+
+    A shell that came by ssh to a node of a job may have SLURM_JOB_ID alone.
+
+    Raises:
+        ConfigError: the job is over. A shell may outlive its job.
+    """
+    allocation = around(environ)
+    if allocation is None or shutil.which("scontrol") is None:
+        return allocation
+    try:
+        facts = SlurmClient().facts(allocation.job_id)
+    except SlurmError:
+        return allocation  # The variables are enough for srun, whose error says more.
+
+    state = "" if facts is None else parse_state(facts.get("JobState", ""))
+    if facts is None or state in TERMINAL:
+        why = state or "SLURM does not know it"
+        raise ConfigError(
+            f"SLURM_JOB_ID is {allocation.job_id}, and this job is over ({why}).",
+            hint="Leave its shell, or `unset SLURM_JOB_ID` to use this machine alone.",
+        )
+    hosts = facts.get("NodeList", "")
+    if allocation.hosts or not hosts.strip("()").replace("null", ""):
+        return allocation
+    return replace(allocation, nodes=len(expand(hosts)), cpus=_cpus_of_each(facts), hosts=hosts)
+
+
+def _cpus_of_each(facts: Mapping[str, str]) -> int | None:
+    """Return the CPUs of a job on each node, if all its nodes have equally many."""
+    cpus = facts.get("NumCPUs", "")
+    nodes = facts.get("NumNodes", "")
+    if not (cpus.isdigit() and nodes.isdigit()) or int(cpus) % max(int(nodes), 1):
+        return None
+    return int(cpus) // max(int(nodes), 1)
 
 
 def for_srun(environ: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
-from slurmddp.launchers.local.allocation import Allocation, around
+from slurmddp.launchers.local.allocation import Allocation, current
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE, ScriptRun
 from slurmddp.runs.text_format import counted
 
@@ -45,7 +45,7 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         SlurmError: srun is missing.
     """
     program = _program(command[0])
-    allocation = around(os.environ)
+    allocation = current(os.environ)
     nodes = nodes or (allocation.nodes if allocation else 1)
     if ranks % nodes:
         raise ConfigError(

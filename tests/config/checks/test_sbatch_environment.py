@@ -67,6 +67,18 @@ def test_the_configuration_wins_and_it_is_said(
     assert "SBATCH_EXPORT is ignored" in notes
 
 
+def test_a_variable_of_srun_that_no_job_gets_is_named_with_the_setting_that_takes_its_place(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_HINT", "nomultithread")
+    monkeypatch.setenv("SLURM_CPU_BIND", "cores")
+    _, notes = header(capsys, "+cluster.srun.cpu-bind=cores")
+    assert "SLURM_HINT=nomultithread is ignored" in notes and "SLURM_CPU_BIND" not in notes
+    assert "+cluster.srun.hint=nomultithread" in notes
+    _, notes = header(capsys, "+cluster.srun.hint=nomultithread", "+cluster.srun.cpu-bind=cores")
+    assert "SLURM_" not in notes
+
+
 def test_inside_a_job_they_may_be_those_of_that_job(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

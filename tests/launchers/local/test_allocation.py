@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.launchers.local.allocation import around, for_srun
+from slurmddp.launchers.local.allocation import around, current, for_srun
+from slurmddp.slurm.client import SlurmClient
 
 SHELL = {
     "SLURM_JOB_ID": "7",
@@ -39,6 +40,54 @@ def test_more_nodes_than_it_holds_and_a_missing_srun_are_refused(
         found.require(3, "nodes=3")
     (tmp_path / "srun").touch(0o755)
     found.require(3, "nodes=3")
+
+
+FACTS = {"JobState": "RUNNING", "NodeList": "n[1-3]", "NumNodes": "3", "NumCPUs": "12"}
+BARE = {"SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "expected"),
+    [
+        (BARE, FACTS, (3, 4, "n[1-3]")),
+        (BARE, {**FACTS, "NumCPUs": "11"}, (3, None, "n[1-3]")),
+        (BARE, {**FACTS, "NodeList": "(null)"}, (1, None, "")),
+        (BARE, {}, (1, None, "")),
+        (BARE, SlurmError("slurmctld does not answer."), (1, None, "")),
+        (SHELL, {**FACTS, "NodeList": "n[1-9]"}, (3, 2, "n[1-3]")),
+        (SHELL, SlurmError("slurmctld does not answer."), (3, 2, "n[1-3]")),
+    ],
+)
+def test_slurm_knows_the_nodes_of_a_shell_that_has_only_the_number_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], facts: object, expected: object
+) -> None:
+    answer_with(facts, tmp_path, monkeypatch)
+    found = current(environ)
+    assert found and (found.nodes, found.cpus, found.hosts) == expected
+
+
+@pytest.mark.parametrize("environ", [BARE, SHELL])
+@pytest.mark.parametrize(
+    ("facts", "state"), [(None, "SLURM does not know it"), ({**FACTS, "JobState": "TIMEOUT"}, "TIMEOUT")]
+)
+def test_a_shell_that_outlives_its_job_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], facts: object, state: str
+) -> None:
+    answer_with(facts, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=rf"SLURM_JOB_ID is 7, and this job is over \({state}\).*unset"):
+        current(environ)
+
+
+def answer_with(facts: object, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(client: SlurmClient, job_id: str) -> object:
+        assert job_id == "7"
+        if isinstance(facts, SlurmError):
+            raise facts
+        return facts
+
+    monkeypatch.setattr(SlurmClient, "facts", answer)
+    (folder / "scontrol").touch(0o755)
+    monkeypatch.setenv("PATH", str(folder))
 
 
 @pytest.mark.parametrize("tolerates", [True, False])
