@@ -16,6 +16,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+_ARCHIVES = {"zipfile": "ZipFile", "shelve": "Shelf"}
+"""Classes of Python, by module, whose `__del__` writes what completes their file."""
 _C_WRITERS = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
 
@@ -62,7 +64,9 @@ def finish(code: int, limit_s: float | None = None) -> None:
 def close_files() -> None:
     """Close every file that this process has open and has not forgotten, except for the standard streams."""
     standard = _standard_streams()
-    files = [entry for entry in gc.get_objects() if issubclass(type(entry), io.IOBase)]
+    modules = [(sys.modules[name], kind) for name, kind in _ARCHIVES.items() if name in sys.modules]
+    kinds = (io.IOBase, *(getattr(module, kind) for module, kind in modules))
+    files = [entry for entry in gc.get_objects() if issubclass(type(entry), kinds)]
     # A file that writes into another one comes before it.
     for file in sorted(files, key=_depth):
         if id(file) not in standard:
@@ -81,8 +85,10 @@ def _standard_streams() -> set[int]:
     return {id(layer) for layer in layers}
 
 
-def _depth(file: io.IOBase) -> int:
-    """Return how close a file is to the kernel: text, compression and the like, buffer, descriptor."""
+def _depth(file: Any) -> int:
+    """Return how close a file is to the kernel: archive, text, compression, buffer, descriptor."""
+    if not isinstance(file, io.IOBase):
+        return -1
     if isinstance(file, io.TextIOBase):
         return 0
     if isinstance(file, io.RawIOBase):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [0, 75, 3])
 def test_a_forked_rank_ends_as_a_program_does(tmp_path: Path, code: int) -> None:
     program = f"""
-import atexit, csv, gzip, threading
+import atexit, csv, gzip, threading, zipfile
 
 def train(writer):
     writer.writerow(["row"])
@@ -304,6 +305,9 @@ def main(run_dir):
     rows, packed = open(run_dir + "/rows.csv", "w"), gzip.open(run_dir + "/rows.gz", "wt")
     for file in (rows, packed):
         train(csv.writer(file))
+    global archive
+    archive = zipfile.ZipFile(run_dir + "/rows.zip", "w")
+    archive.writestr("member", "row")
     atexit.register(print, "closed")
     threading.Timer(0.3, print, ["written"]).start()
     return {code}
@@ -313,6 +317,8 @@ def main(run_dir):
     assert folder.rank_log(0, 0).read_text() == "written\nclosed\n"
     packed = gzip.decompress((folder.path / "rows.gz").read_bytes())
     assert (folder.path / "rows.csv").read_bytes() == packed == b"row\r\n"
+    with zipfile.ZipFile(folder.path / "rows.zip") as archive:
+        assert archive.read("member") == b"row"
 
 
 @pytest.mark.parametrize(
