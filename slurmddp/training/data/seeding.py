@@ -34,11 +34,11 @@ def draws(data: Any) -> bool:
 def reads_batches(data: Any) -> bool:
     """Return whether a data set reads a whole batch at once, by a `__getitems__` of its own.
 
-    torch's containers have the method, too, but only pass it on.
+    torch's containers and classes that inherit from them have the method, too, but only pass it on.
     """
     if not callable(getattr(data, "__getitems__", None)):
         return False
-    parts = _parts(data)
+    parts = _passed_on(data)
     return not parts or any(reads_batches(part) for part in parts)
 
 
@@ -51,6 +51,14 @@ def _parts(data: Any) -> Sequence[Any]:
     if type(data) is StackDataset:
         return list(data.datasets.values() if isinstance(data.datasets, dict) else data.datasets)
     return []
+
+
+def _passed_on(data: Any) -> Sequence[Any]:
+    """Return the data sets to which a data set passes its `__getitems__` on, by torch's method."""
+    method = getattr(type(data), "__getitems__", None)
+    if method is Subset.__getitems__:
+        return [data.dataset]
+    return _parts(data)
 
 
 class DatasetProxy:
@@ -106,6 +114,8 @@ class SeededSamples(DatasetProxy, Dataset[Any]):
 
     def _read_one(self, key: Key) -> Any:
         self._seed_from(key)
+        if hasattr(self._inner, "__getitems__"):  # as torch: a class over Subset may have another __getitem__
+            return self._inner.__getitems__([key[0]])[0]
         return self._inner[key[0]]
 
     def _seed_from(self, key: Key) -> None:
