@@ -9,7 +9,7 @@
     +-- SlurmError           69   SLURM is missing, does not answer, or refused
     +-- CheckpointError       1   a checkpoint can't be written or read
     +-- RankFailure           1   a rank failed
-    +-- UnhealthyNodeError   76   the preflight found an unhealthy node; the job runs again on others
+    +-- UnhealthyNodeError   76   a node failed the preflight, or its agent did not start; the job runs again
     +-- StoppedAtCheckpoint  75   stopped on request; the same command resumes
     +-- NoProgressError      79   two attempts made no progress; the job does not run again
     +-- SupersededError      79   a later attempt owns the run; this attempt does not run again
