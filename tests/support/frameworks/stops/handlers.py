@@ -20,6 +20,12 @@ def save() -> None:
         file.with_suffix(".new").replace(file)
 
 
+def end() -> None:
+    """End the program; with its gloo group open, torch may abort it at its end, under torchrun too."""
+    dist.destroy_process_group()
+    sys.exit(0)
+
+
 def flag(number: int, frame: FrameType | None) -> None:
     """Note the signal."""
     asked.append(number)
@@ -28,7 +34,7 @@ def flag(number: int, frame: FrameType | None) -> None:
 def leave(number: int, frame: FrameType | None) -> None:
     """Save and leave."""
     save()
-    sys.exit(0)
+    end()
 
 
 signal.signal(signal.SIGTERM, leave if sys.argv[1] == "exit" else flag)
@@ -40,7 +46,7 @@ while step < last:
     dist.all_reduce(stop)
     if stop.item():
         save()
-        sys.exit(0)
+        end()
     step += 1
     steps.taken(step)
 dist.destroy_process_group()
