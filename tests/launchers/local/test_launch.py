@@ -363,15 +363,16 @@ def test_a_line_that_never_ends_is_relayed_in_pieces() -> None:
     (source, rank_end), (shown, target) = os.pipe(), os.pipe()
     with open(source, "rb", buffering=0) as stream, open(shown, "rb") as output:
         relay = Relay(stream, target, "[rank 1] ")
+        # Without a reader the relay would wait at the full pipe.
+        lines: list[bytes] = []
+        reader = threading.Thread(target=lambda: lines.extend(output.read().splitlines()))
+        reader.start()
         for _ in range(5):
             os.write(rank_end, b"x" * 40_000)
             assert relay.pump()
             assert len(relay._line) <= 64 * 1024
         os.write(rank_end, b"\nlast")
         os.close(rank_end)
-        reader = threading.Thread(target=lambda: lines.extend(output.read().splitlines()))
-        lines: list[bytes] = []
-        reader.start()
         assert not relay.pump()
         relay.close()
         os.close(target)
