@@ -113,7 +113,7 @@ def resolve(name: str) -> list[Address]:
 
 
 def _is_malformed(name: str) -> bool:
-    """Return whether a host can only be meant as an IPv4 address, and is none."""
+    """Return whether a host looks like an IPv4 address but is not a valid one."""
     if not re.fullmatch(r"[0-9.]+", name):
         return False
     try:

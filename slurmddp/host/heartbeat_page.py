@@ -61,7 +61,7 @@ class RankHeartbeat:
     finished: bool = False
     """Whether a training that answers requests to stop has come to its own end."""
     exit_code: int = 0
-    """What the rank means if its interpreter exits with 0 or, after an error, with 1; 0 without a meaning."""
+    """The exit code that the rank means when its interpreter exits with 0 or 1; 0 if it names none."""
 
 
 class HeartbeatPage:

@@ -117,7 +117,7 @@ def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | N
     """Find the innermost module of a dotted path, in the project first, without importing it.
 
     Returns:
-        The module, or None if there is none, and the names after it.
+        The module, or None without one, and the names that follow it.
     """
     top, *rest = names
     spec = None

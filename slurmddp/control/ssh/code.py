@@ -253,7 +253,7 @@ class Receiver:
         elif file.link is not None:
             path.unlink(missing_ok=True)
             path.symlink_to(file.link)
-        # Python takes compiled code of the same size and second for that of this file.
+        # Python would use old compiled code if the new file has the same size and time.
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 

@@ -74,7 +74,7 @@ def judge(job: Job, findings: Sequence[Finding], site: Site, ask: Callable[[], s
         refusal = error
     doubts = [finding for finding in findings if may_lift(job, site, finding)]
     certain = [finding for finding in findings if finding not in doubts]
-    if refusal is None:  # What sbatch would have refused is no obstacle then.
+    if refusal is None:  # sbatch takes the job; it looks at limits only later.
         certain = [finding for finding in certain if finding.limit]
         doubts = [finding for finding in doubts if finding.limit]
     return Fit(reasons=tuple(certain), doubts=tuple(doubts), refusal=refusal, start=start)

@@ -18,7 +18,7 @@ LATE = frozenset(
     {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "plain_result_file"}
     | {"log_dir", "rank_log", "job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
 )
-"""What one host writes while another may already ask for it; only `late_files` looks for these."""
+"""Files that one host writes while another may already ask for them; only `late_files` reads these."""
 
 
 def state_dir() -> Path:

@@ -73,17 +73,24 @@ def test_a_number_that_was_written_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("text", "typed"),
+    ("text", "typed", "account"),
     [
-        ("time_limit: 90\naccount: 5349\nenv: {N: 8, X: 1.5}\nsbatch: {nice: 100, begin: '16:00'}\n", []),
-        ('time_limit: "12:00:00"\naccount: "012345"\n', ["time_limit=06:00:00", "account=007"]),
-        ("time_limit: 1_000\n", ["train.steps=1_000", "optimizer.lr=1.50e-3"]),
-        ("time_limit: 3600\n", []),
-        ("defaults: [base]\nsbatch: {nice: 31}\n", ["+project=31", "account=${project}"]),
+        (
+            "time_limit: 90\naccount: 5349\nenv: {N: 8, X: 1.5}\nsbatch: {nice: 100, begin: '16:00'}\n",
+            [],
+            "5349",
+        ),
+        ('time_limit: "12:00:00"\naccount: "012345"\n', ["time_limit=06:00:00", "account=007"], "007"),
+        ("time_limit: 1_000\n", ["train.steps=1_000", "optimizer.lr=1.50e-3"], None),
+        ("time_limit: 3600\n", [], None),
+        ("defaults: [base]\nsbatch: {nice: 31}\n", ["+project=31", "account=${project}"], "31"),
     ],
 )
-def test_numbers_that_are_what_was_written_pass(project: Path, text: str, typed: list[str]) -> None:
+def test_numbers_that_are_what_was_written_pass(
+    project: Path, text: str, typed: list[str], account: str | None
+) -> None:
     write(project, "cluster/mine.yaml", CLUSTER + text)
     write(project, "cluster/other.yaml", "time_limit: 1:00:00\naccount: 0x1F\n")
     write(project, "cluster/base.yaml", "mem_gb: 0x1F\n")
-    compose(["+cluster=mine", *typed], project)
+    config = compose(["+cluster=mine", *typed], project)
+    assert (config["account"] or config["cluster"].get("account")) == account

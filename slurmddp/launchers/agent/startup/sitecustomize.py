@@ -122,5 +122,5 @@ def _arm_faulthandler(descriptor: str) -> None:
 if __name__ == "sitecustomize":
     _prepare()
     del sys.modules["sitecustomize"]
-    # The site's own module. If there is none, the ImportError is the one that Python expects then.
+    # Import the site's own module. Without one, Python expects and ignores this ImportError.
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
