@@ -58,14 +58,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         start_agent(attempt)
     elif command == "end":
-        from slurmddp.batch.end import AttemptEnd
-
-        code, terminated = [*rest, "", ""][:2]
-        end = AttemptEnd(attempt, SlurmJob(environ, say=_say, names=names), terminated=bool(terminated))
-        try:
-            return end.conclude(int(code) if code else None)
-        finally:
-            attempt.commands.wait()
+        return _end(attempt, SlurmJob(environ, say=_say, names=names), *[*rest, "", ""][:2])
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
@@ -76,6 +69,17 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         return EXIT_USAGE
     return 0
+
+
+def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
+    """Conclude an attempt whose srun ended with `code`, empty if it is not known; return the exit code."""
+    from slurmddp.batch.end import AttemptEnd
+
+    end = AttemptEnd(attempt, job, terminated=bool(terminated))
+    try:
+        return end.conclude(int(code) if code else None)
+    finally:
+        attempt.commands.wait()
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
