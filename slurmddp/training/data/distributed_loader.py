@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.data.seeding import DatasetProxy
+from slurmddp.training.data.seeding import show_users_dataset, unwrapped
 from slurmddp.training.heartbeat import Heartbeat
 from slurmddp.training.rng import derive
 from slurmddp.training.stopping.signals import hold_in_worker, signals_held
@@ -54,8 +54,7 @@ class DistributedLoader:
     @property
     def dataset(self) -> Any:
         """The data set of the loader that was given to `setup_dataloader`."""
-        data = self._loader.dataset
-        return data._inner if isinstance(data, DatasetProxy) else data
+        return unwrapped(self._loader.dataset)
 
     @property
     def accumulate(self) -> int:
@@ -178,5 +177,6 @@ class _WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         hold_in_worker(worker_id)
+        show_users_dataset()
         if self._then is not None:
             self._then(worker_id)

@@ -24,23 +24,21 @@ from slurmddp.errors import MismatchError
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import rebuild
 from slurmddp.training.data.passthrough import PassthroughLoader
-from slurmddp.training.data.seeding import DatasetProxy, draws
+from slurmddp.training.data.seeding import DatasetWrapper, draws
 
 _NO_SAMPLE = object()
 """The samples of an empty batch."""
 
 
-class IterableShard(DatasetProxy, IterableDataset[Any]):
+class IterableShard(DatasetWrapper, IterableDataset[Any]):
     """The share of `inner` that one reader of a rank yields.
 
     The rank calls `begin` before each epoch. Loader workers start after that call, and so inherit its values.
     """
 
-    own_names = ("_inner", "_seed", "_info", "_readers", "_batch_size", "_epoch", "_first", "_positions",
-                 "reader", "_read", "_preserved")  # fmt: skip
-
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int, batch_size: int) -> None:
-        self._inner, self._seed, self._info = inner, seed, info
+        super().__init__(inner)
+        self._seed, self._info = seed, info
         self._readers = max(1, workers)
         self._batch_size = batch_size
         self.begin(0, 0, [])
@@ -51,9 +49,6 @@ class IterableShard(DatasetProxy, IterableDataset[Any]):
     def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
         """Let the readers continue `epoch` at their positions; the next batch comes from reader `first`."""
         self._epoch, self._first, self._positions = epoch, first, positions
-
-    def __len__(self) -> int:
-        return len(self._inner)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -118,8 +113,7 @@ class _CollateWithPosition:
         self._shard, self._collate = shard, collate
 
     def __call__(self, samples: Any) -> tuple[int, dict[str, Any] | None, Any]:
-        worker = get_worker_info()
-        shard: IterableShard = worker.dataset if worker else self._shard  # type: ignore[assignment]
+        shard = self._shard
         if samples is _NO_SAMPLE or (isinstance(samples, list) and samples[0] is _NO_SAMPLE):
             return shard.reader, None, None
 

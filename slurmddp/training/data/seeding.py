@@ -61,40 +61,41 @@ def _passed_on(data: Any) -> Sequence[Any]:
     return _parts(data)
 
 
-class DatasetProxy:
-    """Passes all attributes but `own_names` on to the data set `_inner`, to read and to set.
+class DatasetWrapper:
+    """Reads the data set of a user, `inner`; the user's code never finds the wrapper itself."""
 
-    A `worker_init_fn` of the user finds the proxy in `get_worker_info().dataset`, and may open files in it.
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+def unwrapped(data: Any) -> Any:
+    """Return the data set of the user."""
+    return data._inner if isinstance(data, DatasetWrapper) else data
+
+
+def show_users_dataset() -> None:
+    """Let `get_worker_info().dataset` be the data set of the user, in a loader worker.
+
+    A `worker_init_fn` may open files in that data set, share it out, or ask for its class.
     """
-
-    own_names: tuple[str, ...] = ("_inner",)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.own_names:  # Not set yet: pickle is copying the proxy to a worker.
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.own_names:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._inner, name, value)
+    worker = get_worker_info()
+    if worker is not None:  # torch refuses assignments to the worker's information.
+        object.__setattr__(worker, "dataset", unwrapped(worker.dataset))
 
 
-class SeededSamples(DatasetProxy, Dataset[Any]):
+class SeededSamples(DatasetWrapper, Dataset[Any]):
     """Reads samples of `inner` by keys (index, epoch, ...), and seeds the generators from each key first.
 
     In the rank's process the generators are restored afterwards. With `__getitems__`, `inner` reads a whole
     batch at once. The samples of the batch then share the seed of the first key.
     """
 
-    own_names = ("_inner", "_seed")
-
     def __init__(self, inner: Any, seed: int) -> None:
-        self._inner, self._seed = inner, seed
-
-    def __len__(self) -> int:
-        return len(self._inner)
+        super().__init__(inner)
+        self._seed = seed
 
     def __getitem__(self, key: Key) -> Any:
         return self.__getitems__([key])[0]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from slurmddp.training.data.seeding import DatasetProxy
+from slurmddp.training.data.seeding import DatasetWrapper
 
 
 def stacks_tensors(loader: DataLoader[Any]) -> bool:
@@ -22,14 +22,8 @@ def stacks_tensors(loader: DataLoader[Any]) -> bool:
     return all(type(one) is torch.Tensor and one.layout is torch.strided for one in data.tensors)
 
 
-class WholeBatches(DatasetProxy, Dataset[Any]):
+class WholeBatches(DatasetWrapper, Dataset[Any]):
     """The data set `inner`, for a loader whose `collate_fn` is `as_it_is`."""
-
-    def __init__(self, inner: TensorDataset) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """Return the batch of the samples `indices`: each tensor of shape (samples, ...)."""

@@ -237,6 +237,7 @@ class ByWorker(IterableDataset[Any]):
     def __iter__(self) -> Iterator[list[int]]:
         worker = get_worker_info()
         assert worker is not None
+        assert worker.dataset is self
         opened = getattr(self, "opened_by", worker.id)
         for number in range(worker.id, SAMPLES, worker.num_workers):
             yield [number, opened, torch.initial_seed()]

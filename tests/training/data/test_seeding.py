@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, StackDataset, Subset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
@@ -142,8 +149,8 @@ def test_a_sample_that_is_drawn_twice_is_augmented_differently() -> None:
 def open_in_worker(worker_id: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.opened_by = worker_id  # type: ignore[attr-defined]
-    assert info.dataset.size == 6  # type: ignore[attr-defined]
+    assert isinstance(info.dataset, Opened | TensorDataset)
+    info.dataset.opened_by = worker_id  # type: ignore[union-attr]
 
 
 class Opened(Augmented):
@@ -162,3 +169,5 @@ def test_a_users_worker_init_fn_sees_the_data_set(context: str, workers: int) ->
     )
     assert [[sample[1] for sample in batch] for batch in read(loader)] == [[0.0] * 3, [workers - 1.0] * 3]
     assert isinstance(loader.dataset, Opened)
+    tensors = TensorDataset(torch.arange(6.0))
+    assert read(make(tensors, num_workers=1, worker_init_fn=open_in_worker))
