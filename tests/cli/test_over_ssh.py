@@ -16,6 +16,7 @@ import yaml
 import slurmddp
 from slurmddp.cli import statuses_over_ssh
 from slurmddp.cli.main import main
+from slurmddp.control.ssh import connection
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_LOGIN_NODE,
@@ -322,6 +323,19 @@ def test_a_profile_that_replaces_the_shell_is_no_success(node: LoginNode, capfd)
             assert main(words) == EXIT_LOGIN_NODE
             assert "the profile of login1 replaces or ends the shell" in capfd.readouterr().err
     assert {program: node.slurm.calls(program) for program in calls} == calls
+
+
+def test_a_shell_that_reads_all_input_is_named_and_not_waited_for(laptop: Path, tmp_path, monkeypatch, capfd):
+    shell = tmp_path / "shell"
+    shell.write_text("#!/bin/sh\ncat >/dev/null\n")
+    shell.chmod(0o755)
+    monkeypatch.setattr(connection, "_NOTE_S", 0.1)
+    monkeypatch.setattr(connection, "_ANSWER_S", 2)
+    with login_node(tmp_path / "cluster", shell=str(shell)) as node:
+        monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
+        assert main(["run", "+cluster=far", "train.py"]) == EXIT_LOGIN_NODE
+        assert "such as ~/.bashrc, may wait or read the standard input" in capfd.readouterr().err
+        assert node.slurm.calls("sbatch") == 0 and ssh_runs.ssh_runs() == []
 
 
 def test_a_profile_may_use_descriptors_of_its_own(node: LoginNode):

@@ -31,6 +31,10 @@ END_OF_REQUEST = b"exit 68\n"
 _PROOF = "proof"
 _CONNECT_S = 20
 """Seconds for which ssh waits for the host."""
+_NOTE_S = 30.0
+"""Seconds without an answer after which a note says what may hold it up."""
+_ANSWER_S = 300.0
+"""Seconds for which the answer is awaited: a person may have to log in, and a profile may be slow."""
 _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
 _LINGER_S = 1.0
@@ -244,13 +248,39 @@ def exchange(
             session.send(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
             if not more_input:
                 session.end_of_input()
-            session.read_proof(None if stderr is not None else sys.stderr)
+            with _answered_in_time(node.host, process, silent=silent):
+                session.read_proof(None if stderr is not None else sys.stderr)
             yield session
         finally:
             timer.cancel()
             session.end_of_input()
             if process.poll() is None:  # Nobody reads its answer any more.
                 process.terminate()
+
+
+@contextmanager
+def _answered_in_time(host: str, process: subprocess.Popen[bytes], *, silent: bool) -> Iterator[None]:
+    """End ssh if the host gives no answer for minutes: a profile that reads all input would wait for ever."""
+
+    def note() -> None:
+        print(
+            f"slurmddp: note: {host} has not answered for {_NOTE_S:g} s. A profile there, such as ~/.bashrc, "
+            "may wait or read the standard input. Ctrl-C ends this; nothing was started.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    timers = [threading.Timer(_ANSWER_S, process.kill)]
+    if not silent:
+        timers.append(threading.Timer(_NOTE_S, note))
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def ssh_command(*, silent: bool = False) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,18 @@ _CACHES = frozenset({
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
 })  # fmt: skip
 """Names of ignored entries that no training reads."""
+_OTHER_REPOSITORY = frozenset({
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
+    "GIT_PREFIX",
+})  # fmt: skip
+"""Variables by which git looks elsewhere than in the folder; it sets them itself for hooks and aliases."""
+_PATCH = (
+    "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", "--src-prefix=a/",
+    "--dst-prefix=b/",
+)  # fmt: skip
+"""Options of `git diff` for a patch that applies, whatever the settings of git are."""
+_GIT_SAYS = "git says "
+_NO_COMMIT = "no commit yet"
 
 
 def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> str:
@@ -52,7 +65,7 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
         A description of the copy, or the reason why nothing was copied.
 
     Raises:
-        ConfigError: the code is larger than `_MOST_MB`.
+        ConfigError: the code is larger than `_MOST_MB`, or git can't list it.
     """
     sent = sent_code.of(project_dir)
     trouble = "" if sent else _git_trouble(project_dir)
@@ -89,9 +102,12 @@ def code_of(project_dir: Path) -> ProjectFiles:
     leading dot in its path.
 
     Raises:
-        ConfigError: the code is larger than `_MOST_MB`.
+        ConfigError: the code is larger than `_MOST_MB`, or its git repository can't be read.
     """
-    found = _walk(project_dir) if _git_trouble(project_dir) else _list_files(project_dir, ())
+    trouble = _git_trouble(project_dir)
+    if trouble.startswith(_GIT_SAYS):  # All files would be sent, also those that .gitignore names.
+        raise _unreadable(project_dir, trouble)
+    found = _walk(project_dir) if trouble else _list_files(project_dir, ())
     # Sockets and pipes are no code, and reading a pipe would never end.
     code = [path for path in found.code if path.is_symlink() or path.is_file()]
     # The project may itself have come over ssh.
@@ -101,12 +117,17 @@ def code_of(project_dir: Path) -> ProjectFiles:
 
 
 def state_of(project_dir: Path) -> dict[str, bytes]:
-    """Return the commit of a project and the difference from it, as the files of a snapshot's record."""
+    """Return the commit of a project and the difference from it, as the files of a snapshot's record.
+
+    The difference is missing if git can't compute it.
+    """
     commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout if _has_git() else b""
     if not commit.strip():
-        return {"commit.txt": b"no commit yet\n"}
-    diff = _git(project_dir, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".").stdout
-    return {"commit.txt": commit, "diff.patch": diff}
+        return {"commit.txt": f"{_NO_COMMIT}\n".encode()}
+    diff = _git(project_dir, "diff", *_PATCH, "HEAD", "--", ".")
+    if diff.returncode != 0:
+        return {"commit.txt": commit}
+    return {"commit.txt": commit, "diff.patch": diff.stdout}
 
 
 def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
@@ -188,7 +209,8 @@ def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
 def _links_note(links: Sequence[str], left_out: int) -> str:
     more = f" and {len(links) - 10} more" if len(links) > 10 else ""
     linked = f" Linked to the project, not copied: {', '.join(links[:10])}{more}." if links else ""
-    return linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
+    note = linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
+    return note.encode(errors="backslashreplace").decode()  # A name may hold bytes that are no text.
 
 
 def _outside_note(project_dir: Path) -> str:
@@ -225,8 +247,10 @@ def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: b
 
     commit = (record / "commit.txt").read_text(encoding="utf-8").strip()
     diff = record / "diff.patch"
-    if not diff.exists():
+    if commit == _NO_COMMIT:
         return commit
+    if not diff.exists():
+        return f"commit {commit}, and git can't say what has changed since"
     return f"commit {commit}{', with uncommitted changes' if diff.stat().st_size else ''}"
 
 
@@ -296,7 +320,7 @@ def _git_trouble(project_dir: Path) -> str:
         return ""
     words = answer.stderr.decode(errors="replace").strip().splitlines()
     if words and "not a git repository" not in words[0]:
-        return f"git says {words[0]!r}"
+        return f"{_GIT_SAYS}{words[0]!r}"
     return f"{project_dir} is not in a git repository"
 
 
@@ -406,7 +430,12 @@ def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
 
 
 def _listed(repository: Path, *which: str) -> Iterator[Path]:
-    for entry in _git(repository, "ls-files", "-z", *which).stdout.split(b"\0"):
+    answer = _git(repository, "ls-files", "-z", *which)
+    if answer.returncode != 0:
+        words = answer.stderr.decode(errors="replace").strip().splitlines()
+        raise _unreadable(repository, f"{_GIT_SAYS}{words[-1] if words else answer.returncode!r}")
+
+    for entry in answer.stdout.split(b"\0"):
         if entry:
             yield repository / os.fsdecode(entry)
 
@@ -425,8 +454,20 @@ def _is_cache(path: Path, project_dir: Path) -> bool:
     return is_environment or bool(named) or path.suffix in (".pyc", ".pyo", ".egg-info")
 
 
+def _unreadable(repository: Path, trouble: str) -> ConfigError:
+    return ConfigError(
+        f"The files of {repository} can't be listed: {trouble}. Nothing was started.",
+        hint=f"Repair the repository until `git -C {shlex.quote(str(repository))} status` works.",
+    )
+
+
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`."""
+    """Run git in `folder`, on the repository of that folder, with messages in English."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
     return subprocess.run(
-        ["git", "-C", str(folder), *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        ["git", "-C", str(folder), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**environ, "LC_ALL": "C"},
+        check=False,
     )

@@ -270,6 +270,70 @@ def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Pa
     assert found == {".gitignore", "link", "pkg/model.py", "train.py"}
 
 
+@pytest.mark.parametrize("damage", ["index", "config"])
+def test_a_repository_that_git_cannot_read_is_refused_before_a_file_is_left_out(
+    project: Path, tmp_path: Path, damage: str
+):
+    (project / ".git" / damage).write_text("[damaged")
+    (project / "data").mkdir()
+    (project / "data" / "private.txt").write_text("ignored, so it is not sent")
+    with pytest.raises(ConfigError, match="can't be listed: git says") as caught:
+        code_of(project)
+    assert f"git -C {project} status" in caught.value.hint
+    if damage == "index":
+        with pytest.raises(ConfigError, match="can't be listed: git says"):
+            take(project, tmp_path / "code")
+        assert not (tmp_path / "code").exists()
+
+
+def test_a_difference_that_git_cannot_compute_is_unknown_and_not_empty(project: Path, tmp_path: Path):
+    commit = git(project, "rev-parse", "HEAD")
+    (project / "train.py").write_text("print(2)\n")
+    shutil.rmtree(project / ".git" / "objects")
+    (project / ".git" / "objects").mkdir()
+    assert f"commit {commit}, and git can't say what has changed since" in take(project, tmp_path / "code")
+    assert taken(tmp_path / "code") >= {"train.py", ".slurmddp/commit.txt"}
+    assert ".slurmddp/diff.patch" not in taken(tmp_path / "code")
+
+
+def test_the_difference_is_a_patch_whatever_git_is_set_to(project: Path, tmp_path: Path):
+    (project / ".gitattributes").write_text("*.py diff=loud\n")
+    for setting in ("diff.loud.textconv=tr a-z A-Z <", "diff.noprefix=true", "color.ui=always"):
+        git(project, "config", *setting.split("=", 1))
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "attributes")
+    git(project, "clone", "-q", ".", str(tmp_path / "clone"))
+    (project / "train.py").write_text("print(1)\nprint(2)\n")
+    take(project, tmp_path / "code")
+    git(tmp_path / "clone", "apply", str(tmp_path / "code/.slurmddp/diff.patch"))
+    assert (tmp_path / "clone" / "train.py").read_text() == "print(1)\nprint(2)\n"
+
+
+def test_the_variables_of_a_git_hook_name_no_other_repository(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    commit = git(project, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert f"commit {commit}." in take(project, tmp_path / "code")
+    assert "pkg/model.py" in taken(tmp_path / "code")
+    monkeypatch.setenv("LANGUAGE", "de")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.py").touch()
+    assert [path.name for path in code_of(tmp_path / "plain").code] == ["a.py"]
+
+
+def test_a_name_that_is_no_text_is_linked_and_described(project: Path, tmp_path: Path):
+    name = os.fsdecode(b"\xff.key")
+    (project / name).write_text("secret")
+    note = take(project, tmp_path / "code")
+    assert "Linked to the project, not copied: \\udcff.key." in note and note.encode()
+    assert (tmp_path / "code" / name).readlink() == project / name
+
+
 def test_editable_installs_outside_the_project_are_named(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
