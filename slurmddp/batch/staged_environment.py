@@ -32,6 +32,7 @@ from pathlib import Path
 
 from slurmddp.batch.attempt import Attempt, said_if_not_recorded
 from slurmddp.errors import EXIT_STOPPED, ConfigError, SlurmddpError, plain
+from slurmddp.runs.folder.owner import other_writers
 
 UNUSED_S = 7 * 24 * 3600
 """Seconds without a use after which the next job on the node removes a copy: a week."""
@@ -209,6 +210,9 @@ def _own_folder(folder: str) -> Path:
     if not Path(base).is_absolute() or "$" in base:
         raise ConfigError(f"cluster.stage={folder} is {base!r} on this node, which is not an absolute path.")
     place = Path(base, f"slurmddp-{os.getuid()}")
+    who = other_writers(Path(base))
+    if who:
+        raise ConfigError(f"{base} is writable for {who}, who can put other files in the place of {place}.")
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
     found = place.lstat()

@@ -25,17 +25,22 @@ from slurmddp.config.script_arguments import EVERY_ARGUMENTS, key_of, typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.owner import READ_ONLY, refuse_file_of_others
 from slurmddp.spec import Job, is_own_trainer
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
-    """Return the job of an existing run; raises ConfigError for a change of the computation.
+    """Return the job of an existing run.
 
     Args:
         folder: the run folder.
         changes: arguments `key=value`, for keys of `free_keys()`, and for a longer `train.steps` or
             `train.max_time` of slurmddp's trainer.
+
+    Raises:
+        ConfigError: a change concerns the computation, or another account decides what the run computes.
     """
+    refuse_file_of_others(folder.config_file, READ_ONLY)
     stored = folder.config()
     before = deepcopy(stored)
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))

@@ -217,3 +217,17 @@ def test_without_a_copy_the_agent_starts_from_the_original_and_a_warning_is_reco
     (event,) = attempt.folder.events()
     assert (event["event"], event["about"], event["text"]) == ("warned", "stage", said[0])
     assert "No such file or directory" in said[0] and "use the original" in said[0]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o755])
+def test_a_disk_where_others_can_replace_the_copy_is_not_used(
+    environment: Path, disk: Path, tmp_path: Path, mode: int
+) -> None:
+    disk.chmod(mode)
+    arguments = (str(environment / "bin/python"), str(disk), attempt_in(tmp_path)[0])
+    if mode == 0o777:
+        with pytest.raises(ConfigError, match=f"{disk} is writable for everybody"):
+            staged(*arguments)
+        assert not list(disk.iterdir())
+    else:
+        assert Path(staged(*arguments)).is_relative_to(disk)

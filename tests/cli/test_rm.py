@@ -107,3 +107,19 @@ def test_an_interrupted_removal_says_where_the_rest_lies(ended, monkeypatch, cap
     assert main(["rm", "gpt", "--yes"]) == 130
     error = capsys.readouterr().err
     assert "the removal was interrupted" in error and f".removed-{ended.name}" in error
+
+
+@pytest.mark.parametrize(
+    ("elements", "inner", "stays"),
+    [
+        ("gpt-0123456789ab\n", "element", False),
+        ("gpt-0123456789ab\n", "papers", True),
+        ("hydrogen\nhelium\n", "element", True),
+    ],
+)
+def test_a_hidden_folder_beside_the_runs_is_kept_unless_it_is_of_an_array(ended, elements, inner, stays):
+    hidden = ended.path.parent / ".chemistry"
+    (hidden / inner).mkdir(parents=True)
+    (hidden / "elements").write_text(elements)
+    assert main(["rm", "gpt", "--yes"]) == 0
+    assert hidden.exists() == stays

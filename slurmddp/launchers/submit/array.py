@@ -8,6 +8,7 @@ runs. A new run takes them at its first start, and a run that existed before get
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +24,7 @@ from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENTS, elements
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import ScriptOfRuns, render, render_array
-from slurmddp.spec import Job
+from slurmddp.spec import END_OF_RUN_NAME, Job
 
 SCRIPT = "job.sbatch"
 _OF_ONE_RUN = ("job-name", "output")
@@ -144,8 +145,14 @@ def remove_left_over(runs_dir: Path) -> None:
     """
     for file in runs_dir.glob(f".*/{ELEMENTS}"):
         names = elements(str(file.parent))
-        if names and not any((runs_dir / name).exists() for name in names):
+        # A person may keep other files in this folder, even a hidden folder with a file of that name.
+        is_array = (file.parent / "element").is_dir() and all(map(_is_name_of_run, names))
+        if is_array and names and not any((runs_dir / name).exists() for name in names):
             shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def _is_name_of_run(name: str) -> bool:
+    return re.fullmatch(rf"[^/]+{END_OF_RUN_NAME}", name) is not None
 
 
 def _new_token() -> str:

@@ -42,6 +42,7 @@ MODULES = (
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.late_files",
     "slurmddp.runs.folder.layout",
+    "slurmddp.runs.folder.owner",
     "slurmddp.slurm.command_output",
     "slurmddp.slurm.job_script",
     "slurmddp.slurm.rejections",

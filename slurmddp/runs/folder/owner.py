@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import logging
 import os
 import pwd
@@ -73,7 +74,9 @@ def refuse_files_of_others(root: Path) -> None:
                 refuse_file_of_others(folder / file)
 
 
-def refuse_file_of_others(path: Path) -> None:
+def refuse_file_of_others(
+    path: Path, hint: str = "Copy the project to a folder of your own, for example with `git clone`."
+) -> None:
     """Raise ConfigError if neither this account nor root owns a file, or if others can write into it."""
     if not path.exists():
         return
@@ -82,9 +85,9 @@ def refuse_file_of_others(path: Path) -> None:
             raise ConfigError(
                 f"{path} belongs to {account(status.st_uid)}, and what it says would run as "
                 f"{account(os.geteuid())}.",
-                hint="Copy the project to a folder of your own, for example with `git clone`.",
+                hint=hint,
             )
-    who = _writers(path.stat())
+    who = _writers(path)
     if who and not path.is_dir() and _is_within_reach(path.resolve()):
         raise ConfigError(
             f"{path} is writable for {who}, and what it says would run as {account(os.geteuid())}.",
@@ -108,6 +111,8 @@ def read_own(path: Path) -> bytes | None:
     """
     if not is_there(path):
         return None
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ConfigError(f"{path} is no file, but a link, a folder, a pipe or a device. It was not read.")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
@@ -116,7 +121,7 @@ def read_own(path: Path) -> bytes | None:
                 f"{path} belongs to {account(status.st_uid)}, and reading it could run their code.",
                 hint="Let that account read it.",
             )
-        if who := _writers(status):
+        if who := _writers(descriptor):
             raise ConfigError(
                 f"{path} is writable for {who}, and reading it could run their code.",
                 hint="If you trust its content: chmod go-w " + shlex.quote(str(path)),
@@ -127,7 +132,7 @@ def read_own(path: Path) -> bytes | None:
 def warn_if_exposed(root: Path) -> None:
     """Warn, once per folder, if other accounts can replace runs or checkpoints under `root`."""
     for folder in (root, *root.parents):
-        who = _other_writers(folder)
+        who = other_writers(folder)
         if who and folder not in _warned:
             _warned.add(folder)
             log.warning(
@@ -138,26 +143,53 @@ def warn_if_exposed(root: Path) -> None:
             )
 
 
-def _other_writers(folder: Path) -> str:
+def other_writers(folder: Path) -> str:
     """Return who besides the owner may rename and delete in a folder; empty with the sticky bit."""
-    status = folder.stat()
-    return "" if status.st_mode & stat.S_ISVTX else _writers(status)
+    return "" if folder.stat().st_mode & stat.S_ISVTX else _writers(folder)
 
 
 def _is_within_reach(path: Path) -> bool:
     """Return whether other accounts can enter all folders on the way to a file."""
-    modes = [(status.st_mode, status.st_gid != status.st_uid) for status in map(Path.stat, path.parents)]
-    return all(mode & stat.S_IXOTH or (mode & stat.S_IXGRP and is_shared) for mode, is_shared in modes)
+    return all(map(_can_be_entered, path.parents))
 
 
-def _writers(status: os.stat_result) -> str:
-    """Return who besides the owner may write into a file or folder; empty for nobody."""
+def _can_be_entered(folder: Path) -> bool:
+    status = folder.stat()
+    if status.st_mode & stat.S_IXOTH:
+        return True
+    return bool(status.st_mode & stat.S_IXGRP) and (_has_acl(folder) or not _is_private_group(status))
+
+
+def _writers(file: Path | int) -> str:
+    """Return who besides the owner may write into a file or folder, or an open one; empty for nobody."""
+    status = os.fstat(file) if isinstance(file, int) else file.stat()
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    # A group with the number of the owner is a private group: many systems create one per account.
-    if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid:
-        return "its group"
-    return ""
+    if not status.st_mode & stat.S_IWGRP:
+        return ""
+    if _has_acl(file):
+        return "accounts of its access control list"
+    return "" if _is_private_group(status) else "its group"
+
+
+def _has_acl(file: Path | int) -> bool:
+    """Return whether a list names further accounts; the bits of the group then hold for all of them."""
+    try:
+        return bool(os.getxattr(file, "system.posix_acl_access"))
+    except OSError:  # There is none, or the file system has no such lists.
+        return False
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Return whether the group is the one that many systems create for each account: of the same number."""
+    if status.st_gid != status.st_uid:
+        return False
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:  # This machine has no name for one of them, as in a container.
+        return True
+    return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
 
 def account(number: int) -> str:

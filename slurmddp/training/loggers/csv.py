@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -21,17 +23,18 @@ class CsvLogger(Logger):
     def start(self, run: LoggedRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         self._path = run.folder / FILE
-        self._columns: list[str] = ["step"]
+        columns = ["step"]
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8") as stream:
-                self._columns = next(csv.reader(stream), self._columns)
-        self._rewrite(run.first_step)
+                columns = next(csv.reader(stream), columns)
+        self._rewrite(columns, run.first_step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if new := [name for name in metrics if name not in self._columns]:
-            self.close(finished=False)
-            self._columns = [*self._columns, *new]
-            self._rewrite()
+            before = self._stream
+            before.flush()
+            self._rewrite([*self._columns, *new])
+            before.close()
         self._rows.writerow({"step": step, **metrics})
 
     def flush(self) -> None:
@@ -40,15 +43,28 @@ class CsvLogger(Logger):
     def close(self, finished: bool) -> None:
         self._stream.close()
 
-    def _rewrite(self, first_step: float = float("inf")) -> None:
-        """Write the header and the rows before `first_step` again, and stay open for further rows."""
+    def _rewrite(self, columns: list[str], first_step: float = float("inf")) -> None:
+        """Write the header and the rows before `first_step` again, and stay open for further rows.
+
+        After an error, such as a full disk, rows go to the old file with its old columns.
+        """
         temporary = self._path.with_name(f"{FILE}.tmp")
-        self._stream: TextIO = temporary.open("w", newline="", encoding="utf-8")
-        self._rows = csv.DictWriter(self._stream, self._columns)
-        self._rows.writeheader()
-        self._rows.writerows(_rows_before(self._path, first_step))
-        self._stream.flush()
-        temporary.replace(self._path)
+        stream: TextIO = temporary.open("w", newline="", encoding="utf-8")
+        rows = csv.DictWriter(stream, columns)
+        try:
+            rows.writeheader()
+            rows.writerows(_rows_before(self._path, first_step))
+            stream.flush()
+            os.fsync(stream.fileno())
+            temporary.replace(self._path)
+        except BaseException:
+            with suppress(OSError):
+                stream.close()
+            temporary.unlink(missing_ok=True)
+            raise
+        self._stream = stream
+        self._rows = rows
+        self._columns = columns
 
 
 def _rows_before(path: Path, first_step: float) -> Iterator[dict[str, str]]:

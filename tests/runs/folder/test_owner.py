@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -251,3 +253,63 @@ def test_a_run_of_another_account_is_not_started_again(
     os.chown(folder.overrides_file, ATTACKER, ATTACKER)
     assert main(["rerun", str(folder.path)]) == EXIT_CONFIG
     assert f"belongs to account {ATTACKER}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("mode", [0o644, 0o664])
+def test_root_and_an_owner_obey_no_configuration_that_others_put_into_a_run(
+    make_run, capsys, mode: int
+) -> None:
+    """A run folder that its owner has opened to a group; to root, any run of another account."""
+    folder: RunFolder = make_run()
+    os.chown(folder.config_file, ATTACKER if mode == 0o644 else os.geteuid(), ATTACKER)
+    folder.config_file.chmod(mode)
+    for parent in folder.config_file.parents:
+        if parent != Path("/"):
+            parent.chmod(0o755)
+    assert main(["resume", folder.name]) == EXIT_CONFIG
+    assert "what it says would run as" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_group_is_private_only_if_it_has_the_name_of_the_account_and_no_other_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(0o664)
+    os.chown(path, VICTIM, VICTIM)
+    monkeypatch.setattr(owner.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="ada"))
+    groups = {"ada": [], "users": [], "ada ": ["bob"]}
+    for name, members in groups.items():
+        group = SimpleNamespace(gr_name=name.strip(), gr_mem=members)
+        monkeypatch.setattr(owner.grp, "getgrgid", lambda _, group=group: group)
+        assert owner.other_writers(path) == ("" if name == "ada" else "its group")
+
+
+def test_an_access_control_list_makes_the_bits_of_the_group_those_of_other_accounts(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("5")
+    path.chmod(0o644)
+    entries = [(1, 6, -1), (2, 6, ATTACKER), (4, 4, -1), (16, 6, -1), (32, 4, -1)]  # u::rw u:ATTACKER:rw g::r
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    os.setxattr(path, "system.posix_acl_access", acl)
+    assert path.stat().st_mode & 0o777 == 0o664
+    with pytest.raises(ConfigError, match="writable for accounts of its access control list"):
+        owner.read_own(path)
+    os.removexattr(path, "system.posix_acl_access")
+    path.chmod(0o644)
+    assert owner.read_own(path) == b"5"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_result_that_is_no_file_is_refused_without_a_wait(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "result.pkl"
+    if kind == "link":
+        path.symlink_to("/etc/hostname")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigError, match="It was not read"):
+        owner.read_own(path)
