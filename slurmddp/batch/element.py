@@ -32,6 +32,8 @@ def fill(folder: RunFolder, shared: Path, digits: str) -> None:
     run = folder.path
     if run.name not in elements(str(shared.parent)) or not folder.config_file.is_file():
         raise SystemExit(f"{run} is no run folder of the array {shared.parent}. Nothing was started.")
+    if (run / _WITH_DIGITS[-1]).exists():  # The script saw no file: a file system may fail for a moment.
+        return
 
     (run / "logs").mkdir(0o755, exist_ok=True)
     for path in sorted(shared.iterdir()):

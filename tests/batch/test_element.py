@@ -83,3 +83,12 @@ def test_a_folder_that_is_no_run_of_the_array_is_left_alone(shared: Path, tmp_pa
     with pytest.raises(SystemExit, match="is no run folder of the array"):
         fill(RunFolder(f"{tmp_path}/{name}"), shared, "0000abcd")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_has_its_files_keeps_what_it_wrote_into_them(shared: Path) -> None:
+    """The script may see no file of a shared file system that fails for a moment."""
+    run = run_beside(shared)
+    fill(run, shared, "0000abcd")
+    (run.code_dir / "results.csv").write_text("written by the run\n")
+    fill(run, shared, "0000abcd")
+    assert (run.code_dir / "results.csv").read_text() == "written by the run\n"
