@@ -11,8 +11,8 @@ from slurmddp.launchers.submit.fit import Fit, judge
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.nodes import listed_nodes, nodes_away
-from slurmddp.slurm.limits.site import Site, check
+from slurmddp.slurm.limits.nodes import nodes_away
+from slurmddp.slurm.limits.site import Site, check, may_lift, nodes_to_ask, partitions_for
 
 if TYPE_CHECKING:
     from slurmddp.slurm.client import SlurmClient
@@ -89,24 +89,55 @@ def test(group: Sequence[Job], slurm: SlurmClient, site: Site, findings: Sequenc
     Raises:
         SlurmError: SLURM does not answer.
     """
-    # `sbatch --test-only` refuses a job with more nodes than its list, though SLURM starts it.
-    listed = listed_nodes(group[0])
-    if listed:
-        group = [replace(job, resources=replace(job.resources, nodes=listed, spare_nodes=0)) for job in group]
     job = group[0]
+    few = nodes_to_ask(job, site)
+    if few:
+        group = [_with_nodes(point, few) for point in group]
     fit = judge(job, findings, site, lambda: _ask(group, slurm))
-    if listed:
-        fit = replace(fit, start="")  # Fewer nodes may start earlier.
+    if few:
+        fit = _about_all_nodes(fit, job, site, findings)
     if fit.refusal is None or fit.reasons:
         return fit
 
-    # sbatch queues a job whose nodes are down, though `--test-only` refuses it.
-    later = _after_repair(job, site) if "configuration is not available" in fit.refusal.message else ""
+    later = _later(job, site, fit.refusal.message)
     if later:
         return replace(fit, start=later)
     words = " ".join(fit.refusal.message.split()).rstrip(".")
     refused = Finding(key="cluster", value=job.cluster.name, site=words, remedy=fit.refusal.hint)
     return replace(fit, reasons=(refused,))
+
+
+def _with_nodes(job: Job, nodes: int) -> Job:
+    return replace(job, resources=replace(job.resources, nodes=nodes, spare_nodes=0))
+
+
+def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]) -> Fit:
+    """Return what is known of a job if sbatch was asked about fewer nodes.
+
+    Its answer says nothing about the start and the number of nodes, for which the limits of the partitions
+    are certain.
+    """
+    sizes = [finding for finding in findings if finding.key in ("nodes", "max_nodes") and not finding.limit]
+    limits = partitions.check(job, partitions_for(job, site))
+    certain = [finding for finding in sizes if finding in limits and not may_lift(job, site, finding)]
+    return replace(
+        fit,
+        start="",
+        reasons=(*(one for one in fit.reasons if one not in sizes), *certain),
+        doubts=(
+            *(one for one in fit.doubts if one not in sizes),
+            *(one for one in sizes if one not in certain),
+        ),
+    )
+
+
+def _later(job: Job, site: Site, refusal: str) -> str:
+    """Return when a job starts, as a clause, if sbatch queues it although `sbatch --test-only` refuses it."""
+    if "configuration is not available" in refusal:
+        return _after_repair(job, site)
+    if "Invalid time specified" in refusal and job.cluster.reservation:
+        return f"once reservation {job.cluster.reservation!r} begins"
+    return ""
 
 
 def _ask(group: Sequence[Job], slurm: SlurmClient) -> str:

@@ -311,16 +311,16 @@ class SlurmClient:
         config = parse_facts(self._run(["scontrol", "show", "config"]))
         groups = parse_groups(self._run(["sinfo", "--noheader", "--all", "--exact", "-o", SINFO_FORMAT]))
         nodes = self._run(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
-        return Site(
+        site = Site(
             partitions=self.partitions(),
             groups=without_reserved(groups, [parse_facts(line) for line in nodes]),
             config=config,
-            accounting=self._accounting(config),
         )
+        return replace(site, accounting=self._accounting(config)) if site.has_accounting else site
 
     def _accounting(self, config: Mapping[str, str]) -> accounting.Accounting | None:
         enforced = accounting.parse_enforced(config.get("AccountingStorageEnforce", ""))
-        if not enforced or shutil.which("sacctmgr") is None:
+        if shutil.which("sacctmgr") is None:
             return None
         ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
         name = pwd.getpwuid(os.getuid()).pw_name

@@ -28,7 +28,7 @@ def site(programs: FakePrograms, project: Path) -> FakePrograms:
     for name, text in {
         "partitions": sites.PARTITIONS,
         "nodes-of-partitions": sites.NODES,
-        "config": sites.CONFIG.replace("associations,limits,qos,safe", "none"),
+        "config": sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)"),
         "test-only": f'{TOO_MANY}echo "{START}" >&2',
     }.items():
         programs.write(name, text)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.errors import EXIT_CONFIG
 from slurmddp.sandbox import Sandbox
+from support.runs.agent_runs import wait_until
 from support.slurm.run_processes import agent_of
 from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import SMALL, Command, Run, make_project
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 @pytest.fixture
 def accounted() -> Iterator[Sandbox]:
     """A sandbox with slurmdbd and a database of its own."""
-    with own_sandbox("a", nodes=1, accounting=True) as made:
+    with own_sandbox("a", nodes=2, accounting=True) as made:
         yield made
 
 
@@ -74,3 +76,38 @@ def test_without_accounting_a_forgotten_job_is_lost_not_finished(sandbox: Sandbo
     forget_jobs(command, tmp_path / "bin")
     assert state_of(run) == "lost"
     assert "slurmddp resume" in command("status", run.folder.name)
+
+
+LIFTS_LIMITS = {
+    "nodes=2": "at most 1 (MaxNodes)",
+    "nodes=2 qos=long": "at most 1 (MaxNodes)",
+    "nodes=3 qos=wide": "at most 2 (TotalNodes)",
+    "time_limit=60": "at most 00:20:00 (MaxTime)",
+    "time_limit=60 qos=wide": "at most 00:20:00 (MaxTime)",
+    "nodes=2 qos=wide": "",
+    "time_limit=60 qos=long": "",
+}
+"""Sizes of a job in a partition of one node and 20 minutes; the limit that keeps SLURM from starting it."""
+
+
+def test_limits_that_a_qos_lifts_are_no_obstacle(accounted: Sandbox, tmp_path: Path) -> None:
+    command = Command(make_project(tmp_path / "project"), accounted.environment())
+    command.slurm("scontrol", "create", "PartitionName=tiny", "Nodes=ALL", "MaxNodes=1", "MaxTime=20")
+    command.slurm("sacctmgr", "-i", "add", "qos", "wide", "flags=PartitionMaxNodes")
+    command.slurm("sacctmgr", "-i", "add", "qos", "long", "flags=PartitionTimeLimit")
+    command.slurm(
+        "sacctmgr", "-i", "modify", "user", "root", "set", "qos=normal,wide,long", "defaultqos=normal"
+    )
+
+    run = ["run", "+cluster=sandbox", "partition=tiny", "ranks_per_node=1", "time_limit=10"]
+    for given, limit in LIFTS_LIMITS.items():
+        words = [*run, *given.split(), f"name={given.replace(' ', '-').replace('=', '')}"]
+        code = EXIT_CONFIG if limit else 0
+        checked = command(*words, "--check", "--", "true", code=code)
+        submitted = command(*words, "--", "true", code=code)
+        assert limit in checked and limit in submitted, given
+        assert "may never start" not in checked + submitted, given
+
+    wait_until(lambda: command.slurm("squeue", "-h") == "", "end of the jobs")
+    states = command.slurm("sacct", "-X", "-n", "-o", "state").split()
+    assert states == ["COMPLETED"] * list(LIFTS_LIMITS.values()).count("")

@@ -449,6 +449,7 @@ def write_site(programs: FakePrograms) -> None:
         "config": sites.CONFIG,
         "qos": sites.QOS,
         "associations": sites.ASSOCIATIONS,
+        "default-account": "physics",
         "account-and-qos": "physics|tight",
     }.items():
         programs.write(name, text)
@@ -470,7 +471,7 @@ def test_without_accounting_only_its_limits_are_not_known(
     (programs.folder / "qos").unlink()
     assert SlurmClient().describe().accounting is None
     assert "Limits of accounts and QOS are not compared." in capsys.readouterr().err
-    programs.write("config", sites.CONFIG.replace("associations,limits,qos,safe", "none"))
+    programs.write("config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)"))
     assert SlurmClient().describe().accounting is None
     assert capsys.readouterr().err == ""
 

@@ -14,7 +14,7 @@ from slurmddp.errors import SlurmError
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.site import Site, may_lift
+from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
 from slurmddp.spec import Job
 
 
@@ -47,6 +47,7 @@ def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
         return Fit()
     try:
         site = slurm.describe()
+        findings = partitions.check(job, partitions_for(job, site))
         return judge(job, findings, site, lambda: slurm.test(script))
     except SlurmError:
         return Fit(doubts=tuple(findings))

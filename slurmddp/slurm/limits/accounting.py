@@ -115,10 +115,16 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
     return min(map(list, alternatives), key=len)
 
 
-def flags_of_qos(job: Job, site: Accounting) -> frozenset[str]:
-    """Return the flags of the quality of service in which a job runs; empty if it is not known."""
-    quality = site.qualities.get(_qos_of(job, site))
-    return quality.flags if quality else frozenset()
+def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
+    """Return whether the quality of service of a job has a flag; None if it is not known."""
+    name = _qos_of(job, site)
+    if name:
+        return name in site.qualities and flag in site.qualities[name].flags
+    # SLURM chooses one that the account may use.
+    association = _association(job, site)
+    possible = association.qualities if association else site.qualities
+    known = [site.qualities[quality.lower()] for quality in possible if quality.lower() in site.qualities]
+    return None if any(flag in quality.flags for quality in known) else False
 
 
 def _association(job: Job, site: Accounting) -> Association | None:
@@ -136,7 +142,11 @@ def _qos_of(job: Job, site: Accounting) -> str:
     if job.cluster.qos:
         return job.cluster.qos.lower()
     association = _association(job, site)
-    return association.default_qos.lower() if association else ""
+    if association is None:
+        return ""
+    if not association.default_qos and len(association.qualities) == 1:
+        return association.qualities[0].lower()
+    return association.default_qos.lower()
 
 
 def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:

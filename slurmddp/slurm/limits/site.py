@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from slurmddp.slurm.limits import accounting, partitions
 from slurmddp.slurm.limits.accounting import Accounting
 from slurmddp.slurm.limits.finding import Finding
-from slurmddp.slurm.limits.nodes import NodeGroup
+from slurmddp.slurm.limits.nodes import NodeGroup, listed_nodes
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.spec import Job
 
@@ -25,11 +25,27 @@ class Site:
     accounting: Accounting | None = None
     """None if the site has no accounting, or its accounting does not answer."""
 
+    @property
+    def has_accounting(self) -> bool:
+        """Whether jobs of this site have accounts and qualities of service."""
+        storage = self.config.get("AccountingStorageType", "")
+        return storage not in ("", "(null)", "accounting_storage/none")
+
     def with_empty_queue(self) -> Site:
         """Return the site without the person's jobs in the queue, to compare a job that is one of them."""
         if self.accounting is None:
             return self
         return replace(self, accounting=replace(self.accounting, queued=Counter()))
+
+
+def partitions_for(job: Job, site: Site) -> dict[str, Partition]:
+    """Return the partitions without the limits that the quality of service of a job lifts."""
+    found = dict(site.partitions)
+    if _has_flag(job, site, "PartitionMaxNodes"):
+        found = {name: replace(partition, max_nodes=None) for name, partition in found.items()}
+    if _has_flag(job, site, "PartitionTimeLimit"):
+        found = {name: replace(partition, max_time_min=None) for name, partition in found.items()}
+    return found
 
 
 def may_lift(job: Job, site: Site, finding: Finding) -> bool:
@@ -38,20 +54,36 @@ def may_lift(job: Job, site: Site, finding: Finding) -> bool:
     if has_plugins and (finding.limit or not job.cluster.partition):
         return True  # A plugin may choose the partition and the QOS, and change the time.
     if finding.key in ("nodes", "max_nodes") and not finding.limit:
-        return _has_flag(job, site, "PartitionMaxNodes")
+        return _has_flag(job, site, "PartitionMaxNodes") is None
     if finding.limit != "MaxTime":
         return False
     sbatch = {str(name).replace("_", "-") for name, value in job.cluster.sbatch.items() if value}
     if job.cluster.reservation or not sbatch.isdisjoint({"reservation", "time-min"}):
         return True
-    return _has_flag(job, site, "PartitionTimeLimit")
+    return _has_flag(job, site, "PartitionTimeLimit") is None
 
 
-def _has_flag(job: Job, site: Site, flag: str) -> bool:
-    """Return whether the quality of service of a job has a flag; True for one that is not known."""
-    if site.accounting is None:
-        return bool(job.cluster.qos)
-    return flag in accounting.flags_of_qos(job, site.accounting)
+def nodes_to_ask(job: Job, site: Site) -> int | None:
+    """Return about how many nodes `sbatch --test-only` gives a true answer, if the job has more.
+
+    It refuses more nodes than `nodelist` names or than the partition's MaxNodes, also where SLURM adds nodes
+    of its choice, and where the quality of service lifts MaxNodes.
+    """
+    listed = listed_nodes(job)
+    if listed:
+        return listed
+    limits = [one.max_nodes for one in partitions.chosen(job, site.partitions)]
+    most = max((limit for limit in limits if limit is not None), default=0)
+    if not most or None in limits or job.resources.all_nodes <= most:
+        return None
+    return None if _has_flag(job, site, "PartitionMaxNodes") is False else most
+
+
+def _has_flag(job: Job, site: Site, flag: str) -> bool | None:
+    """Return whether the quality of service of a job has a flag; None if it is not known."""
+    if site.accounting is not None:
+        return accounting.has_flag(job, site.accounting, flag)
+    return None if job.cluster.qos or site.has_accounting else False
 
 
 def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> list[Finding]:
@@ -63,7 +95,7 @@ def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> l
         nodes_key: the key that holds the job's number of nodes.
         jobs: the number of such jobs, the elements of an array.
     """
-    found = partitions.check(job, site.partitions, site.groups, nodes_key=nodes_key)
+    found = partitions.check(job, partitions_for(job, site), site.groups, nodes_key=nodes_key)
     found += _gpu_request(job, site)
     if site.accounting is not None:
         of_partitions = [one.qos for one in partitions.chosen(job, site.partitions) if one.qos]

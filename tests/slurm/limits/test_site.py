@@ -14,6 +14,7 @@ from slurmddp.slurm.limits.site import check, check_cluster, may_lift
 from support.slurm.sites import CONFIG, NODES, site
 from support.slurm.slurm_jobs import make_job
 
+OWN = "physics||normal,short,long,wide|normal|||\n"
 A100 = {"nodes": 4, "gpus_per_node": 8, "ranks_per_node": 8, "cpus_per_node": 128, "mem_gb": 1000}
 
 
@@ -67,11 +68,47 @@ def test_a_job_that_does_not_fit_is_told_why(changes: dict[str, object], key: st
     assert [word for word in words if word not in text] == []
 
 
-@pytest.mark.parametrize(("qos", "lifts"), [(None, False), ("long", False), ("wide", True)])
-def test_a_number_of_nodes_is_no_reason_where_the_qos_lifts_the_limit(qos: str | None, lifts: bool) -> None:
-    job = make_job(nodes=5, qos=qos)
-    (finding,) = (one for one in check(job, site()) if "MaxNodes" in str(one))
-    assert may_lift(job, site(), finding) is lifts
+@pytest.mark.parametrize(
+    ("changes", "associations", "limit"),
+    [
+        ({"nodes": 5}, OWN, "MaxNodes"),
+        ({"nodes": 5, "qos": "long"}, OWN, "MaxNodes"),
+        ({"nodes": 5, "qos": "Wide"}, OWN, ""),
+        ({"nodes": 7, "qos": "wide"}, OWN, "TotalNodes"),
+        ({"time_limit_min": 9999}, OWN, "MaxTime"),
+        ({"time_limit_min": 9999, "qos": "long"}, OWN, ""),
+        ({"time_limit_min": 9999}, "physics||normal,long|long|||\n", ""),
+        ({"time_limit_min": 9999}, "physics||long||||\n", ""),
+        ({"time_limit_min": 9999, "account": "PHYSICS"}, "physics||long||||\n", ""),
+        ({"time_limit_min": 9999}, "physics||normal,short||||\n", "MaxTime"),
+    ],
+)
+def test_limits_that_the_qos_of_a_job_lifts_are_not_compared(
+    changes: dict[str, object], associations: str, limit: str
+) -> None:
+    here = site()
+    assert here.accounting is not None
+    own = replace(here.accounting, associations=parse_associations(associations))
+    job, known = make_job(**changes), replace(here, accounting=own)
+    found = check(job, known)
+    assert [limit in str(finding) for finding in found] == ([True] if limit else [])
+    assert not any(may_lift(job, known, finding) for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"), [({"nodes": 5}, "MaxNodes"), ({"time_limit_min": 9999}, "MaxTime")]
+)
+@pytest.mark.parametrize("answers", [False, True])
+def test_limits_are_in_doubt_where_the_qos_of_a_job_is_not_known(
+    changes: dict[str, object], limit: str, answers: bool
+) -> None:
+    here = site()
+    assert here.accounting is not None
+    several = replace(here.accounting, associations=parse_associations("physics||normal,long,wide||||\n"))
+    known = replace(here, accounting=several if answers else None)
+    job = make_job(**changes)
+    (found,) = check(job, known)
+    assert limit in str(found) and may_lift(job, known, found)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +172,6 @@ def test_of_several_limits_the_first_in_the_order_of_slurm_counts(
     ("changes", "config", "lifts"),
     [
         ({}, "", False),
-        ({"qos": "long"}, "", True),
         ({"qos": "short"}, "", False),
         ({"qos": "wide"}, "", False),
         ({"reservation": "maintenance"}, "", True),

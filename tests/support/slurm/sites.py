@@ -30,6 +30,7 @@ NODES = (
 CONFIG = (
     "Configuration data as of 2026-11-25T07:50:03\n"
     "AccountingStorageEnforce = associations,limits,qos,safe\n"
+    "AccountingStorageType   = accounting_storage/slurmdbd\n"
     "ClusterName             = alpha\n"
     "PreemptType             = preempt/partition_prio\n"
     "SelectType              = select/cons_tres\n"
@@ -53,6 +54,7 @@ def site(config: str = CONFIG, **queued: int) -> Site:
             enforced=accounting.parse_enforced(facts.get("AccountingStorageEnforce", "")),
             qualities=accounting.parse_qualities(QOS),
             associations=accounting.parse_associations(ASSOCIATIONS),
+            default_account="physics",
             queued=accounting.parse_queued("".join(f"physics|{qos}\n" * n for qos, n in queued.items())),
         ),
     )
