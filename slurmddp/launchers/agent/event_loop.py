@@ -82,6 +82,8 @@ class AgentLoop:
             self._poll(time.monotonic())
             if self._code is None:
                 self._turn(self._next_deadline(time.monotonic()))
+        if self._code == EXIT_FINISHED and (ranks := self._workers.ranks_apart()):
+            self._records.ranks_apart(ranks, self._node.nodes)
         self._finish_writing()
         return self._code
 

@@ -41,6 +41,7 @@ from slurmddp.host.heartbeat_page import HeartbeatPage
 from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
 from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS
+from slurmddp.launchers.agent.meeting_watch import MeetingWatch
 from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
@@ -242,6 +243,7 @@ class ForkedWorkers(WorkerGroup):
         """The signals that each rank was sent, by local rank."""
         self._seen_before: frozenset[int] = frozenset()
         """The signals that others had sent to the processes of this node before the last rank started."""
+        self._meetings = MeetingWatch()
 
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a worker; of a torchrun, the first one on its node."""
@@ -268,6 +270,7 @@ class ForkedWorkers(WorkerGroup):
         sys.stdout.flush()
         sys.stderr.flush()
         self._sent = {}
+        self._meetings.begin(order.master[1], self._since)
         super().start(order)
         self._seen_before = self._reaper.signals_seen()
 
@@ -366,7 +369,27 @@ class ForkedWorkers(WorkerGroup):
         """Take note of the ranks that have ended since the last call, and reap orphans of all ranks."""
         failed = super().poll()
         process.reap_orphans({*self._running, *self._checkpoints.pids})
+        if self._has_meeting_point():
+            self._meetings.poll(time.monotonic(), self._running)
         return failed
+
+    def _has_meeting_point(self) -> bool:
+        """Whether ranks of a person's program can meet on this node, as node 0's agent has offered it."""
+        return self._spec.is_foreign and self._spec.node.node_rank == 0 and self._agents[:1] == (0,)
+
+    def ranks_apart(self) -> int:
+        """Return the number of a program's ranks that never connected to each other; 0 if that is unknown.
+
+        A rank with Distributon shows in its heartbeat that it has met the others.
+        """
+        ranks = len(self._agents) * self._spec.workers * self._spec.ranks_per_worker
+        if ranks == 1 or not self._has_meeting_point():
+            return 0
+        if any(page.read().phase != "starting" for page in self._pages):
+            return 0
+
+        self._meetings.look()
+        return 0 if self._meetings.have_met else ranks
 
     def _record_exit(self, local_rank: int, code: int) -> None:
         if code == EXIT_FAILED and self._spec.is_foreign:

@@ -20,6 +20,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, as_json, describe, from_json
 from slurmddp.runs.folder.late_files import names_in
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import own_script
 
 
 def say(text: str) -> None:
@@ -39,6 +40,17 @@ class Records(Record):
     def warn(self, text: str) -> None:
         say(text)
         self._add("warned", about="node", text=text)
+
+    def ranks_apart(self, ranks: int, nodes: int) -> None:
+        """Note that the ranks of a program, which has ended well, were not seen to connect to each other."""
+        program = own_script(self._folder.config()["program"])
+        once = "-n 1" if nodes == 1 else "nodes=1 -n 1"
+        self._add(
+            "warned",
+            about="ranks",
+            text=f"note: no connection was seen between the {ranks} ranks of {program}. Unless they divide "
+            f"the work by RANK, each did all of it and wrote the same files: {once} runs it once.",
+        )
 
     def is_stopped(self) -> bool:
         """Whether a person has asked the run to stop."""

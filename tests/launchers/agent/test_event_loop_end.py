@@ -55,6 +55,9 @@ class Workers:
             self.codes, self._begun = self.ended, False
         return []
 
+    def ranks_apart(self) -> int:
+        return 0
+
     def progress(self) -> tuple[int, float]:
         return 7, 0.0
 
