@@ -45,7 +45,12 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.finite import gradient_norm
-from slurmddp.training.checkpointing.program import Program, loaded_line, nothing_left_line
+from slurmddp.training.checkpointing.program import (
+    Program,
+    loaded_line,
+    nothing_left_line,
+    shared_folder_line,
+)
 from slurmddp.training.checkpointing.snapshot_interval import SnapshotInterval
 from slurmddp.training.checkpointing.training_state import merged, required_step
 from slurmddp.training.data.distributed_loader import DistributedLoader
@@ -159,6 +164,7 @@ class Distributon:
         self._program = Program.current(self._session.run)
         self._resumed: tuple[Path, int] | None = None
         """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
+        self._known_folders: set[Path] = set()  # Their programs were printed.
 
     # Start and end.
 
@@ -850,7 +856,7 @@ class Distributon:
                 values.
             root: the folder of all checkpoints. If left out: `checkpoints` in the run folder in a job of
                 slurmddp, else `checkpoints` in the working directory.
-            keep_last: number of checkpoints to keep; older ones are deleted, but two always stay.
+            keep_last: number of this program's checkpoints to keep; older ones are deleted; two always stay.
             keep_best: the name of a metric, and "min" or "max": the checkpoint with the least or the greatest
                 value stays too.
             wait: whether to return only when the checkpoint is durable. Without it, the call returns as soon
@@ -880,7 +886,8 @@ class Distributon:
             check_best(keep_best)
         keep = Keep(keep_last, keep_best)
         started = time.monotonic()
-        saved = self._checkpointer.save(self._root(root), step, named, metrics or {}, keep, wait=wait)
+        folder = self._root_to_save_in(root)
+        saved = self._checkpointer.save(folder, step, named, metrics or {}, keep, wait=wait)
         self._session.stop.exclude_pause()
         if wait:
             self._session.stop.saved(time.monotonic() - started)
@@ -1056,9 +1063,21 @@ class Distributon:
         self._session.loggers.resumed(at)
         return at
 
+    def _root_to_save_in(self, root: str | Path | None) -> Path:
+        """Return the folder of a save; print once, before the first save, that others save in it too."""
+        folder = self._root(root).absolute()
+        if not self.is_global_zero or folder in self._known_folders or self._session.run.keeps(folder):
+            return folder
+
+        self._known_folders.add(folder)
+        if line := shared_folder_line(folder, self._program):
+            print(line, file=sys.stderr, flush=True)
+        return folder
+
     def _show_load(self, root: Path, step: int, *, is_chosen: bool) -> None:
         """Print which checkpoint was loaded: without a run of slurmddp, nothing else says so."""
         self._resumed = None if is_chosen else (root, step)
+        self._known_folders.add(root.absolute())
         if self.is_global_zero and self.resumed_from == "disk":
             print(loaded_line(root, step, self._program, is_chosen=is_chosen), file=sys.stderr, flush=True)
 

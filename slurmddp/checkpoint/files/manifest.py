@@ -84,6 +84,21 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(steps, reverse=True)]
 
 
+def program_of(folder: Path) -> str | None:
+    """Return the name of the program that wrote a checkpoint; None if its manifest does not name one."""
+    try:
+        program = load_manifest(folder).meta.get("program")
+    except (CheckpointError, OSError):
+        return None
+    return None if program is None else str(program["file"])
+
+
+def are_of_one_program(folder: Path, other: Path) -> bool:
+    """Return whether one program may have written two checkpoints; an unknown program may be any."""
+    names = {program_of(folder), program_of(other)} - {None}
+    return len(names) < 2
+
+
 def renamed_folders(root: Path, prefix: str) -> list[tuple[int, Path]]:
     """Return steps and folders of the checkpoints under `root` with a prefix, newest step first."""
     named = [(_RENAMED.fullmatch(path.name), path) for path in root.glob(f"{prefix}*")]

@@ -22,11 +22,13 @@ from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
+    ABANDONED,
     MANIFEST_FILE,
     POINTER_FILE,
     REPLACED,
     WRITING,
     Manifest,
+    are_of_one_program,
     folder_name,
     load_manifest,
 )
@@ -35,6 +37,7 @@ from slurmddp.checkpoint.files.retention import (
     locked,
     prune,
     restore_replaced,
+    set_aside,
     still_good,
     trust,
 )
@@ -169,9 +172,14 @@ def complete(folder: Path, manifest: Manifest) -> None:
 
 
 def _move_in(temporary: Path, target: Path) -> None:
-    """Give a finished folder its name; replace a checkpoint of the same step only if they differ."""
+    """Give a finished folder its name; replace a checkpoint of the same step only if they differ.
+
+    A checkpoint of another program stays under another name.
+    """
     root = target.parent
     aside = root / f"{REPLACED}{target.name}"
+    if target.exists() and not are_of_one_program(temporary, target):
+        set_aside(target, ABANDONED)
     if target.exists():
         if _same(temporary, target):
             sync_folder(root)  # An earlier try may have failed at this flush.

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from slurmddp.checkpoint.files.best_by_metric import Best, ranked
@@ -19,6 +20,7 @@ from slurmddp.checkpoint.files.manifest import (
     POINTER_FILE,
     REPLACED,
     WRITING,
+    are_of_one_program,
     checkpoint_folders,
     load_manifest,
     step_of,
@@ -57,16 +59,17 @@ def still_good(folder: Path) -> bool:
 def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
     """Keep `newest` and the verified checkpoints before it, `keep_last` in all; delete older ones.
 
-    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too, and so does
-    the best verified one by `keep_best`.
+    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too, and so do
+    the best verified one by `keep_best` and the checkpoints of other programs.
     """
     keep = max(keep_last, NEVER_BELOW)
     newest_step = step_of(newest) or 0
+    is_own = partial(are_of_one_program, newest)
     by_metric = [] if keep_best is None else ranked(root, keep_best)
-    best = next((folder for folder in by_metric if still_good(folder)), None)
+    best = next((folder for folder in by_metric if is_own(folder) and still_good(folder)), None)
     kept = 0
     for folder in checkpoint_folders(root):
-        if (step_of(folder) or 0) > newest_step:
+        if (step_of(folder) or 0) > newest_step or not is_own(folder):
             continue
         if kept >= keep:
             if folder != best:

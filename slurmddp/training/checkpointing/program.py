@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmddp
-from slurmddp.checkpoint.files.manifest import folder_name, load_manifest
+from slurmddp.checkpoint.files.manifest import checkpoint_folders, folder_name, load_manifest, program_of
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.config_secrets import NOT_SHOWN
 from slurmddp.runs.folder.run_context import RunContext
@@ -65,6 +65,25 @@ def refuse_other(meta: Mapping[str, Any], program: Program | None, root: Path) -
         f"{_ago(saved)}, and this is {program.file}. Nothing was loaded.",
         hint=f"Give {program.file} a folder of its own: root=FOLDER in load and in save. Or delete {root}. "
         f"To load them all the same, name the folder: load(..., root={root.name!r}).",
+    )
+
+
+def shared_folder_line(root: Path, program: Program | None) -> str:
+    """Return a line for the screen if another program has saved in the folder to save in; else an empty one.
+
+    Its checkpoints stay. But `load` takes the newest of the folder, whoever wrote it.
+    """
+    if program is None:
+        return ""
+    names = {program_of(folder) for folder in checkpoint_folders(root)} - {None, program.file}
+    if not names:
+        return ""
+
+    others = " and ".join(sorted(map(str, names)))
+    return (
+        f"slurmddp: {shown(root)} also holds checkpoints of {others}. They stay, and one of the same step "
+        f"gets the name abandoned-step-N. Give {program.file} a folder of its own: root=FOLDER in save and "
+        "in load."
     )
 
 

@@ -91,6 +91,40 @@ def test_the_checkpoints_of_another_program_are_refused_until_their_folder_is_na
     assert program(other, steps=3) == 3, "the newest one is its own by now"
 
 
+def save_without_load(*steps: int) -> None:
+    with Distributon() as d:
+        d.launch()
+        model = d.setup_model(nn.Linear(2, 1))
+        for step in steps:
+            d.save(step, model=model, keep_last=2, metrics={"loss": step}, keep_best=("loss", "min"))
+
+
+def test_a_program_that_only_saves_deletes_and_replaces_nothing_of_another_program(
+    program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    program("digits.py", steps=1)
+    program("digits.py", steps=4)
+    before = {
+        number: (folder / manifest.folder_name(number) / manifest.MANIFEST_FILE).read_text()
+        for number in (1, 4)
+    }
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "gan.py"))
+    capsys.readouterr()
+    save_without_load(2, 3, 4, 5, 6)
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("slurmddp: ./checkpoints also holds checkpoints of digits.py. They stay, ")
+    assert "Give gan.py a folder of its own: root=FOLDER in save and in load." in line
+    assert (folder / "abandoned-step-0000000004" / manifest.MANIFEST_FILE).read_text() == before[4]
+    assert (folder / "step-0000000001" / manifest.MANIFEST_FILE).read_text() == before[1]
+    own = [path for path in manifest.checkpoint_folders(folder) if manifest.program_of(path) == "gan.py"]
+    assert [manifest.step_of(path) for path in own] == [6, 5, 2], "its own best one is kept"
+
+    with pytest.raises(CheckpointError, match=r"gan\.py has saved the newest .*, and this is digits\.py"):
+        program("digits.py")
+
+
 def test_a_program_without_a_name_and_an_earlier_checkpoint_are_not_compared(
     program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
