@@ -6,14 +6,13 @@ print(run.status().step, run.logs())
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
 import pickle
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
@@ -23,9 +22,13 @@ from slurmddp.runs.status import logs
 from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
+    from slurmddp.control.cancel import CancelledRun
+    from slurmddp.control.stop import StoppedRun
     from slurmddp.runs.status.run_status import RunStatus
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 POLL_S = 0.2
 """Seconds between two looks at a run folder."""
@@ -164,17 +167,35 @@ class Run:
         chosen = logs.Selection(frozenset({rank}))
         return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None)) if attempts else ""
 
-    def stop(self) -> None:
-        """Let the run save and stop, as `slurmddp stop` does."""
-        from slurmddp.cli.commands import stop
+    def stop(self) -> StoppedRun:
+        """Let the run save and stop, as `slurmddp stop` does.
 
-        stop.run(argparse.Namespace(run=str(self.path)))
+        Returns:
+            What became of the run: its `outcome` is "asked", "dequeued" (it waited, and stays stopped), or
+            "inactive" (it had nothing to stop).
 
-    def cancel(self) -> None:
-        """End the run, as `slurmddp cancel` does."""
-        from slurmddp.cli.commands import cancel
+        Raises:
+            ConfigError: another account owns the run.
+        """
+        from slurmddp.control.stop import stop
 
-        cancel.run(argparse.Namespace(run=str(self.path)))
+        (stopped,) = stop(str(self.path)).runs
+        return stopped
+
+    def cancel(self) -> CancelledRun:
+        """End the run, as `slurmddp cancel` does.
+
+        Returns:
+            What became of the run: whether it is `cancelled`, and its `jobs` or its `process`.
+
+        Raises:
+            ConfigError: another account owns the run.
+            SlurmError: the run is marked as cancelled, but SLURM did not cancel its jobs.
+        """
+        from slurmddp.control.cancel import cancel
+
+        (cancelled,) = cancel(str(self.path)).runs
+        return cancelled
 
 
 class RunOverSsh(Run):
@@ -237,16 +258,27 @@ class RunOverSsh(Run):
     def logs(self, rank: int = 0) -> str:
         return self._answer("logs", "--rank", str(rank), "--lines", "all")
 
-    def stop(self) -> None:
-        self._answer("stop")
+    def stop(self) -> StoppedRun:
+        from slurmddp.control.stop import Stopped
 
-    def cancel(self) -> None:
-        self._answer("cancel")
+        (stopped,) = self._result(Stopped, "stop").runs
+        return stopped
+
+    def cancel(self) -> CancelledRun:
+        from slurmddp.control.cancel import Cancelled
+
+        (cancelled,) = self._result(Cancelled, "cancel").runs
+        return cancelled
 
     def _answer(self, command: str, *flags: str) -> str:
         from slurmddp.cli.over_ssh import answer
 
         return answer(self._run, command, self.name, *flags)
+
+    def _result(self, kind: type[Result], command: str) -> Result:
+        from slurmddp.cli.over_ssh import result
+
+        return result(self._run, kind, command, self.name)
 
 
 def _is_function(config: bytes | None) -> bool:

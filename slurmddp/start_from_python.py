@@ -135,7 +135,7 @@ def map_array(
     """
     from slurmddp.cli import over_ssh, start_sweep
     from slurmddp.cli.commands import train as command
-    from slurmddp.cli.refusals import refuse_collisions
+    from slurmddp.control.refusals import refuse_collisions
 
     path = _import_path(function)
     rows = _rows(iterable, *iterables)

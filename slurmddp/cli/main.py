@@ -19,7 +19,6 @@ from slurmddp import __version__
 from slurmddp.cli.messages import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
-    EXIT_INTERRUPTED,
     OF_THE_MACHINE,
     UsageError,
     report,
@@ -27,7 +26,7 @@ from slurmddp.cli.messages import (
     report_machine,
 )
 from slurmddp.environments.names import DEBUG_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, SlurmddpError, near_matches
+from slurmddp.errors import EXIT_FINISHED, EXIT_INTERRUPTED, SlurmddpError, near_matches
 
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.

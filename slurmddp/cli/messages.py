@@ -6,10 +6,10 @@ import errno
 import sys
 import traceback
 
+from slurmddp.control.events import Waiting
 from slurmddp.errors import EXIT_USAGE, SlurmddpError, plain
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """exit codes:
   0   finished, or submitted; with `train` and `resume` also: the run is active already
@@ -31,6 +31,12 @@ class UsageError(SlurmddpError):
     """An unknown command or flag, or a wrong argument."""
 
     exit_code = EXIT_USAGE
+
+
+def print_event(event: object) -> None:
+    """Print what an action of `slurmddp.control` reports while it runs."""
+    if isinstance(event, Waiting):
+        print(event.reason, file=sys.stderr, flush=True)
 
 
 def report(error: SlurmddpError, *, debug: bool = False) -> int:

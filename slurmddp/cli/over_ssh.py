@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import json
 import os
 import re
 import shlex
@@ -15,11 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from slurmddp import __version__
 from slurmddp.cli.messages import UsageError
+from slurmddp.control.contract import from_json
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import Exchange, HostRefusal, LoginNode, exchange, terminal
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -30,6 +32,8 @@ from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.layout import REPORT_FILE
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.text_format import counted
+
+Result = TypeVar("Result")
 
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
 """The arguments that name runs, where it is not `run` alone."""
@@ -132,6 +136,28 @@ def answer(run: SshRun, *arguments: str) -> str:
             hint="slurmddp on the host says why above.",
         )
     return output
+
+
+def result(run: SshRun, kind: type[Result], *arguments: str) -> Result:
+    """Run an action on the host of a run, and return its result.
+
+    Args:
+        run: the run.
+        kind: the dataclass of the result.
+        arguments: the words of the command, without `--json`.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run slurmddp.
+        SlurmddpError: the action failed, or its result can't be read.
+    """
+    output = answer(run, *arguments, "--json")
+    try:
+        return from_json(kind, json.loads(output), run.host)
+    except ValueError as error:
+        raise SlurmddpError(
+            f"What {run.host} prints for `slurmddp {shlex.join(arguments)} --json` can't be read: {error}.",
+            hint=f"Install slurmddp {__version__} there as well.",
+        ) from error
 
 
 def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> list[bytes | None]:

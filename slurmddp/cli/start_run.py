@@ -27,38 +27,11 @@ if TYPE_CHECKING:
 
 
 def hold(folder: RunFolder) -> RunLock:
-    """Acquire the lock of a run, so that no other command starts the run meanwhile.
+    """Acquire the lock of a run, and print if another command holds it; see `slurmddp.control.hold`."""
+    from slurmddp.cli.messages import print_event
+    from slurmddp.control.hold import hold as hold_run
 
-    Returns:
-        The lock. Its `fileno` is negative if a launcher on this machine trains the run and keeps the lock.
-
-    Raises:
-        ConfigError: the folder is not a run folder.
-    """
-    from slurmddp.launchers.local import run as local
-    from slurmddp.runs.folder.lock import RunLock
-    from slurmddp.runs.folder.owner import refuse_foreign
-    from slurmddp.runs.status.run_status import status
-
-    def is_taken() -> bool:
-        found = status(folder, None)
-        return found.active and found.launcher == "local"
-
-    def waiting() -> None:
-        said = f"Another command is starting {folder.name}; waiting for it."
-        if status(folder, None).launcher == "local":
-            said = local.still_ending(folder)
-        print(said, file=sys.stderr, flush=True)
-
-    if not folder.config_file.is_file():
-        raise ConfigError(
-            f"{folder.path} exists but is no run folder: it has no config.yaml.",
-            hint="Remove it, or choose another name= or runs_dir=.",
-        )
-    refuse_foreign(folder.path)
-    lock = RunLock(folder)
-    lock.wait(is_taken, waiting=waiting)
-    return lock
+    return hold_run(folder, print_event)
 
 
 def create(job: Job) -> bool:
@@ -78,7 +51,7 @@ def status_of(folder: RunFolder) -> RunStatus:
 
 def already_active(status: RunStatus) -> int:
     """Print the job or process of an active run; return the exit code."""
-    from slurmddp.cli.refusals import refuse_unclear
+    from slurmddp.control.refusals import refuse_unclear
 
     refuse_unclear(status)
     print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")

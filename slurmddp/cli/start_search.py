@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.cli import start_run, start_sweep
-from slurmddp.cli.refusals import refuse_collisions
 from slurmddp.config.composition.search_space import Choices, Interval, Search
 from slurmddp.config.script_arguments import as_typed
+from slurmddp.control.refusals import refuse_collisions
 from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_STOPPED,

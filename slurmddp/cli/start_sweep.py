@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurmddp.cli import messages, start_run
-from slurmddp.cli.refusals import refuse_collisions, refuse_other_run
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
+from slurmddp.control.refusals import refuse_collisions, refuse_other_run
 from slurmddp.errors import (
     EXIT_FINISHED,
+    EXIT_INTERRUPTED,
     EXIT_STOPPED,
     ConfigError,
     SlurmddpError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from slurmddp.spec import Job
 
 
-GIVEN_UP = frozenset({EXIT_STOPPED, messages.EXIT_INTERRUPTED})
+GIVEN_UP = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
 """Exit codes of a local run that a person has ended, and with it the sweep."""
 
 

@@ -11,16 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from slurmddp import __version__
-from slurmddp.cli.over_ssh import answer
+from slurmddp.cli.over_ssh import answer, result
+from slurmddp.control.contract import from_json
 from slurmddp.control.ssh.connection import HostRefusal, LoginNode, exchange
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm.paced_client import LONGEST_PAUSE_S, QUERY_EVERY_S
@@ -121,7 +119,7 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
             with exchange(node, request, silent=silent, stderr=stderr, timeout_s=_ANSWER_S) as session:
                 facts = session.facts()["statuses"]
                 session.exit_code()
-            return [_status(node.host, status) for status in facts]
+            return [from_json(RunStatus, status, node.host) for status in facts]
         except (SlurmddpError, HostRefusal, OSError, LookupError, TypeError) as error:
             stderr.seek(0)
             lines = stderr.read().decode(errors="replace").strip().splitlines()
@@ -148,23 +146,4 @@ def status_there(run: SshRun) -> RunStatus:
         LoginNodeError: the host can't be reached.
         SlurmddpError: the run is no longer there.
     """
-    output = answer(run, "status", run.name, "--json")
-    try:
-        return _status(run.host, json.loads(output))
-    except (ValueError, LookupError, TypeError) as error:
-        raise SlurmddpError(
-            f"The status of {run.name} that {run.host} prints can't be read ({error!r}).",
-            hint=f"Install slurmddp {__version__} there as well.",
-        ) from error
-
-
-def _status(host: str, facts: dict[str, Any]) -> RunStatus:
-    """Return the status that a host has printed as JSON."""
-    plain = {one.name for one in fields(RunStatus)} - {"failure", "restarted", "log", "report"}
-    known = {key: value for key, value in facts.items() if key in plain}
-    failure = None
-    if facts.get("failure"):
-        named = {one.name for one in fields(Failure)}
-        of_failure = {key: value for key, value in facts["failure"].items() if key in named}
-        failure = Failure(**{**of_failure, "last_lines": tuple(of_failure.get("last_lines", ()))})
-    return RunStatus(**{**known, "path": Path(f"{host}:{facts['path']}"), "failure": failure})
+    return result(run, RunStatus, "status", run.name)

@@ -23,9 +23,8 @@ from chaos.faults import FAULTS, choose
 from chaos.runner import Result, Settings
 from chaos.runner import run as run_chaos
 from chaos.training import Shape
-from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.cli.messages import report as report_error
-from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmddpError
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, ConfigError, SlurmddpError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.text_format import print_table
 from slurmddp.sandbox.machine import can_make_namespaces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ import sys
 
 import pytest
 
+import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.control.cancel import Cancelled
+from slurmddp.control.contract import from_json
 from slurmddp.errors import EXIT_SLURM
 from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import local_process, start, start_here, submit
@@ -165,3 +169,26 @@ def test_cancel_of_another_account_s_local_run_says_who_can(make_run, slurm, cap
     assert main(["cancel", "gpt"]) == 0
     assert f"process {os.getpid()} belongs to another account" in capsys.readouterr().out
     assert folder.cancelled_file.exists()
+
+
+def test_python_and_json_give_what_became_of_a_run(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "PENDING")
+    cancelled = slurmddp.Run(folder.path).cancel()
+    assert capsys.readouterr().out == ""
+    assert (cancelled.name, cancelled.path, cancelled.state) == (folder.name, folder.path, "queued")
+    assert cancelled.cancelled and cancelled.jobs == ("7",) and cancelled.process is None
+
+    assert main(["cancel", "gpt", "--json"]) == 0
+    (again,) = from_json(Cancelled, json.loads(capsys.readouterr().out)).runs
+    assert again.state == "cancelled" and not again.cancelled and again.jobs == ()
+
+
+def test_python_gets_the_process_of_a_local_run(make_run, slurm):
+    folder = make_run()
+    with local_process(folder) as process:
+        cancelled = slurmddp.Run(folder.path).cancel()
+        assert process.wait(120) == -signal.SIGTERM
+    assert cancelled.process is not None
+    assert (cancelled.process.pid, cancelled.process.outcome) == (process.pid, "stopping")

@@ -256,7 +256,9 @@ def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
         run.wait(0)
     assert slurmddp.train("program.script=train.py", cluster="far", name="exp").name == run.name
     assert node.slurm.calls("sbatch") == 1
-    slurmddp.Run("login1:exp").cancel()
+    cancelled = slurmddp.Run("login1:exp").cancel()
+    assert cancelled.cancelled and cancelled.path == run.path and len(cancelled.jobs) == 1
+    assert slurmddp.Run("login1:exp").stop().outcome == "inactive"
     assert run.wait(30).state == "cancelled"
     with pytest.raises(SlurmddpError, match=r"did not finish \(cancelled\)"):
         run.result()

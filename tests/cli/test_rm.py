@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.control.contract import from_json
+from slurmddp.control.remove import Removed
 from slurmddp.errors import EXIT_NO_RUN, EXIT_RUN_STATE, EXIT_SLURM, EXIT_USAGE
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.history import UNANSWERED
@@ -49,6 +53,14 @@ def test_with_yes_nothing_is_left(ended, capsys):
     assert f"{ended.name} is removed (" in capsys.readouterr().out
     assert [*ended.path.parent.iterdir()] == [beside]
     assert main(["rm", "gpt", "--yes"]) == EXIT_NO_RUN
+
+
+def test_the_json_of_a_removal_names_what_is_gone(ended, capsys):
+    assert main(["rm", "gpt", "--yes", "--json"]) == 0
+    removed = from_json(Removed, json.loads(capsys.readouterr().out))
+    (run,) = removed.runs
+    assert (run.name, run.path, run.checkpoints) == (ended.name, ended.path, 1) and run.size_bytes > 5000
+    assert not removed.is_sweep and removed.kept == () and not ended.path.exists()
 
 
 def test_links_in_a_run_are_not_followed(ended, tmp_path):
@@ -103,7 +115,7 @@ def test_an_interrupted_removal_says_where_the_rest_lies(ended, monkeypatch, cap
         if not ignore_errors:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("slurmddp.cli.commands.rm.shutil.rmtree", interrupted)
+    monkeypatch.setattr("slurmddp.control.remove.shutil.rmtree", interrupted)
     assert main(["rm", "gpt", "--yes"]) == 130
     error = capsys.readouterr().err
     assert "the removal was interrupted" in error and f".removed-{ended.name}" in error

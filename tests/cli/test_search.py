@@ -10,11 +10,10 @@ import pytest
 
 from slurmddp.cli import start_search
 from slurmddp.cli.main import main
-from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.cli.start_search import Sampler
 from slurmddp.config.composition import search_space
 from slurmddp.config.composition.sources import DEFAULT
-from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_STOPPED
 from slurmddp.launchers.local import run as local
 from slurmddp.runs import sweeps
 from slurmddp.runs.report import html
@@ -223,7 +222,7 @@ def test_two_equal_trials_are_one_run(project, trials):
 def test_a_search_ends_when_a_person_cancels_all_runs_that_it_waits_for(
     project, cluster, monkeypatch, capsys
 ):
-    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    monkeypatch.setattr("slurmddp.control.cancel.SlurmClient", lambda: cluster)
 
     def cancelled(folder, slurm):
         assert main(["cancel", folder.name if is_one else sweep_of(project).name]) == EXIT_FINISHED

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from slurmddp.cli.main import main
-from slurmddp.cli.messages import EXIT_INTERRUPTED
-from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM, SlurmError
+from slurmddp.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_SLURM, SlurmError
 from slurmddp.runs import index
 from slurmddp.slurm.limits.partitions import Partition
 from support.runs.train_runs import BIG, only_run

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.control.contract import from_json
+from slurmddp.control.stop import Stopped
 from slurmddp.errors import SlurmError
 from support.runs.cli_runs import end, local_process, start, submit
 
@@ -165,3 +170,27 @@ def test_a_stopped_run_that_slurm_requeued_is_not_lost(make_run, slurm, capsys):
     slurm.set_state("7", "COMPLETED")
     assert main(["status", "gpt"]) == 0
     assert "stopped: it was stopped on request" in capsys.readouterr().out
+
+
+def test_python_and_json_give_what_became_of_a_run(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    slurm.set_state("7", "PENDING")
+    stopped = slurmddp.Run(folder.path).stop()
+    assert capsys.readouterr().out == ""
+    assert (stopped.outcome, stopped.state, stopped.jobs) == ("dequeued", "queued", ("7",))
+    assert not stopped.has_saved and stopped.error == ""
+
+    assert main(["stop", "gpt", "--json"]) == 0
+    result = from_json(Stopped, json.loads(capsys.readouterr().out))
+    assert (result.name, result.is_sweep) == (folder.name, False)
+    assert [(run.outcome, run.state) for run in result.runs] == [("inactive", "stopped")]
+
+
+def test_python_gets_what_a_running_program_will_do(make_run, slurm):
+    folder = make_run()
+    submit(folder)
+    start(folder)
+    slurm.set_state("7", "RUNNING")
+    stopped = slurmddp.Run(folder.path).stop()
+    assert (stopped.outcome, stopped.is_script, stopped.jobs) == ("asked", False, ())

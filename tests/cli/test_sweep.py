@@ -9,11 +9,11 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.cli.messages import EXIT_INTERRUPTED
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_FINISHED,
+    EXIT_INTERRUPTED,
     EXIT_NO_RUN,
     EXIT_RUN_STATE,
     EXIT_SLURM,
@@ -107,7 +107,7 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
 
 
 def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, capsys, monkeypatch):
-    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    monkeypatch.setattr("slurmddp.control.cancel.SlurmClient", lambda: cluster)
     main(["train", *BIG, "-m", "seed=range(1,6)"])
     sweep, asked, resubmitted = sweep_of(project), [], sweep_of(project).runs[3]
     cluster.set_state("1_1", "COMPLETED")
@@ -150,7 +150,7 @@ def test_the_points_of_an_array_are_printed_in_the_order_of_the_sweep(project, c
 
 def test_a_stop_marks_all_runs_of_a_sweep_and_then_asks_slurm_once(project, cluster, capsys, monkeypatch):
     """An element that starts in the place of another one finds its mark, and the queue is asked for all."""
-    monkeypatch.setattr("slurmddp.cli.commands.stop.SlurmClient", lambda: cluster)
+    monkeypatch.setattr("slurmddp.control.stop.SlurmClient", lambda: cluster)
     main(["train", *BIG, "-m", "seed=range(1,6)"])
     sweep, asked = sweep_of(project), []
     start(sweep.runs[0], job_id="1_0")
@@ -185,7 +185,7 @@ def test_a_stop_marks_all_runs_of_a_sweep_and_then_asks_slurm_once(project, clus
 def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     project, cluster, capsys, monkeypatch
 ):
-    monkeypatch.setattr("slurmddp.cli.commands.cancel.SlurmClient", lambda: cluster)
+    monkeypatch.setattr("slurmddp.control.cancel.SlurmClient", lambda: cluster)
     settings = {"cluster": "big", "nodes": 2, "array_parallelism": 2, "name": "power"}
     runs = slurmddp.map_array("math.pow", [3, 2, 3], iter([1.5, 2.5, 1.5]), **settings)
     sweep = sweep_of(project)

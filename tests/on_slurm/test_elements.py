@@ -15,7 +15,7 @@ from slurmddp.runs.folder.excluded_nodes import exclude
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
 from support.slurm.sandboxes import nodes_of
-from support.slurm.train_project import SMALL, UNHURRIED, Command, Run, make_project, occupy
+from support.slurm.train_project import SMALL, Command, Run, make_project, occupy
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def cut(sandbox: Sandbox) -> Iterator[str]:
 
 
 def sweep_words(name: str, *more: str) -> list[str]:
-    settings = [f"name={name}", "nodes=1", "ranks_per_node=1", "train.steps=60", UNHURRIED]
+    settings = [f"name={name}", "nodes=1", "ranks_per_node=1", "train.steps=60", "+data.delay_s=0.5"]
     return ["train", "-m", "+cluster=sandbox", *SMALL, *settings, *more]
 
 

@@ -135,7 +135,8 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     """The remaining agent requeues the second job: SLURM would leave the job as it is."""
     command = Command(make_project(tmp_path / "project"), failing.environment())
     common = ["nodes=2", "ranks_per_node=1", "train.steps=30", "train.save_every=5"]
-    common += ["+data.delay_s=0.05", "+cluster.sbatch.exclusive=true"]
+    # Seconds of training are left when both have saved, however slow the commands are.
+    common += ["+data.delay_s=0.6", "+cluster.sbatch.exclusive=true"]
     spared = command.submit("spared", *common, "spare_nodes=1")
     headless = command.submit("headless", *common, "elastic=true")
     spared.wait("checkpoint", lambda: spared.events("saved"))
@@ -185,7 +186,7 @@ def test_t10_a_training_goes_on_with_fewer_nodes_and_the_same_samples_in_each_st
         "+cluster.sbatch.exclusive=true",
     ]
     whole = command.submit("whole", *common, "nodes=1", "train.batch_size=12", "+data.delay_s=0")
-    run = command.submit("fewer", *common, "nodes=3", "elastic=true", "+data.delay_s=0.1")
+    run = command.submit("fewer", *common, "nodes=3", "elastic=true", "+data.delay_s=0.7")
     run.wait("checkpoint", lambda: run.events("saved"))
     lost = nodes_of(run, 0)[1]
     failing.kill_node(lost, with_jobs=True)

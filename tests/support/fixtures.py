@@ -31,8 +31,10 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "stop", "cancel", "resume", "report", "diff", "explain"):
+    for command in ("list", "status", "logs", "resume", "report", "diff", "explain"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda **options: fake)
+    for action in ("stop", "cancel"):
+        monkeypatch.setattr(f"slurmddp.control.{action}.SlurmClient", lambda **options: fake)
     return fake
 
 

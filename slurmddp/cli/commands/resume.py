@@ -128,7 +128,7 @@ def _is_active(found: RunStatus, changes: Sequence[str]) -> bool:
         SlurmddpError: the run has finished and is not extended, its state is not known, or it is active and
             can't be changed.
     """
-    from slurmddp.cli.refusals import refuse_active, refuse_finished, refuse_unclear
+    from slurmddp.control.refusals import refuse_active, refuse_finished, refuse_unclear
     from slurmddp.runs.folder.history import is_unanswered
 
     if is_unanswered(RunFolder(found.path)):  # The submission finds the job of an unanswered one.

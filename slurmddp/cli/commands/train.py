@@ -175,7 +175,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
     """
-    from slurmddp.cli.refusals import refuse_extended, refuse_other_run
+    from slurmddp.control.refusals import refuse_extended, refuse_other_run
     from slurmddp.runs.folder.code_changes import changed_since
     from slurmddp.runs.folder.history import is_unanswered
 
@@ -207,7 +207,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 
 def refuse_put_aside(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:
     """Raise an error if a run that is to be put aside has, or may have, a job or process."""
-    from slurmddp.cli.refusals import refuse_active
+    from slurmddp.control.refusals import refuse_active
     from slurmddp.launchers.submit import sbatch
     from slurmddp.runs.folder.history import is_unanswered
     from slurmddp.slurm import client

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A data set that takes its time, so that a run lasts long enough to be interrupted. Only the first attempt is
-# as slow as `delay_s` says: what interrupts it may then come late, and the end is near all the same.
+# A data set that takes its time, so that a run lasts long enough to be interrupted. Only the first ranks are as
+# slow as `delay_s` says: what interrupts them may then come late, and the end is near all the same.
 SLOW_DATA = '''
 import os
 import time
@@ -25,7 +25,9 @@ class SlowDigits(torch.utils.data.Dataset):
 
     def __init__(self, size=4096, context=16, delay_s=0.01):
         self.size, self.context = size, context
-        self.delay_s = delay_s if os.environ.get("SLURMDDP_ATTEMPT") == "0" else min(delay_s, 0.01)
+        counts = ("SLURMDDP_ATTEMPT", "SLURMDDP_RESTART_COUNT")
+        was_interrupted = any(os.environ.get(count, "0") != "0" for count in counts)
+        self.delay_s = min(delay_s, 0.01) if was_interrupted else delay_s
 
     def __len__(self):
         return self.size

@@ -1,0 +1,131 @@
+"""The results of actions as JSON, and back: one description for `--json`, for ssh and for Python.
+
+A result is a frozen dataclass of plain values, paths and other such dataclasses. Its JSON document has a key
+for each field, beside `version`. NaN and infinity become null, because JSON has neither.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+VERSION = 1
+"""Version of the documents. It grows when a key is removed or changes its meaning; keys may be added."""
+
+T = TypeVar("T")
+
+
+def to_json(result: Any) -> dict[str, Any]:
+    """Return the JSON document of a result: a dictionary of plain values.
+
+    Args:
+        result: an instance of a dataclass.
+    """
+    return {"version": VERSION, **_plain(result)}
+
+
+def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
+    """Return the result that a JSON document describes. Unknown keys are ignored.
+
+    Args:
+        kind: the dataclass.
+        document: what `to_json` returned.
+        host: the host that has written the document; its paths become HOST:PATH. Empty: this machine.
+
+    Raises:
+        ValueError: a key is missing, or its value is of another kind.
+    """
+    value: T = _read(kind, document, kind.__name__, host)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(kind: Any, value: Any, place: str, host: str) -> Any:
+    """Return a plain value as the type `kind` has it.
+
+    Args:
+        kind: a type, as an annotation names it.
+        value: a value of JSON.
+        place: where it stands, for errors.
+        host: the host whose paths they are.
+    """
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _read_optional(kind, value, place, host)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, value, place, host)
+    if origin is typing.Literal:
+        _require(value in typing.get_args(kind), value, place)
+        return value
+    if origin is tuple or origin is list or origin is Sequence:
+        _require(isinstance(value, list), value, place)
+        items = [_read(typing.get_args(kind)[0], item, place, host) for item in value]
+        return items if origin is list else tuple(items)
+    if origin is dict or origin is Mapping:
+        _require(isinstance(value, dict), value, place)
+        item_kind = typing.get_args(kind)[1]
+        return {key: _read(item_kind, item, f"{place}.{key}", host) for key, item in value.items()}
+    if kind is Path:
+        _require(isinstance(value, str), value, place)
+        return Path(f"{host}:{value}" if host else value)
+    if kind is float:
+        if value is None:
+            return math.nan
+        _require(isinstance(value, (int, float)) and not isinstance(value, bool), value, place)
+        return float(value)
+    _require(type(value) is kind, value, place)
+    return value
+
+
+def _read_optional(kind: Any, value: Any, place: str, host: str) -> Any:
+    """Return a value of a type that may be None."""
+    if value is None:
+        return None
+    (other,) = [option for option in typing.get_args(kind) if option is not type(None)]
+    return _read(other, value, place, host)
+
+
+def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:
+    """Return an instance of a dataclass from a dictionary with its fields."""
+    _require(isinstance(value, dict), value, place)
+    values = {}
+    for field in fields(kind):
+        if field.name in value:
+            name = f"{place}.{field.name}"
+            values[field.name] = _read(_types(kind)[field.name], value[field.name], name, host)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{place} has no key {field.name!r}")
+    return kind(**values)
+
+
+def _require(is_right: bool, value: Any, place: str) -> None:
+    """Raise ValueError if a value is of another kind than its field."""
+    if not is_right:
+        raise ValueError(f"{place} is {value!r}")

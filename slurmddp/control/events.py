@@ -1,0 +1,24 @@
+"""What an action reports while it runs; the command line prints it, other callers may ignore it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The action waits until another command or launcher releases a run."""
+
+    run: str
+    """Name of the run."""
+    reason: str
+    """Who holds the run, as a sentence."""
+
+
+Report = Callable[[object], None]
+"""Called with each event, in the order in which they happen."""
+
+
+def ignore(event: object) -> None:
+    """Report nothing."""

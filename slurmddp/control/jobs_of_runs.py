@@ -1,0 +1,51 @@
+"""The SLURM jobs of existing runs: which runs have some, and how they leave the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurmddp.launchers.submit.sbatch import leftovers_of_each, live_jobs
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.slurm.client import SlurmClient
+
+
+def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[RunStatus, bool]]:
+    """Return the status of each run, and whether it has, or may have, a job or a process.
+
+    A run that is over may have a job whose submission its folder does not name. SLURM is asked once for
+    all runs.
+    """
+    found = statuses(folders, slurm)
+    ended = [RunFolder(status.path) for status in found if not status.active]
+    leftovers = zip(ended, leftovers_of_each(ended, slurm), strict=True)
+    with_job = {folder.path for folder, jobs in leftovers if jobs}
+    return [(status, status.active or status.path in with_job) for status in found]
+
+
+def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:
+    """Cancel the live jobs of runs, and return the ids of each run.
+
+    Args:
+        runs: each run, with the jobs that its folder names. SLURM may have another one, whose submission was
+            not recorded.
+        slurm: the SLURM, which is asked once for all runs.
+
+    Raises:
+        SlurmError: SLURM does not answer, or refuses.
+    """
+    named = [job_id for _, ids in runs for job_id in ids if not job_id.startswith("local")]
+    known = slurm.jobs(named) if named else {}
+    unrecorded = live_jobs([folder for folder, _ in runs], slurm)
+
+    jobs_of_each: list[list[str]] = []
+    for (folder, ids), live in zip(runs, unrecorded, strict=True):
+        recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.name)]
+        # A job with an error is not in the queue.
+        open_jobs = [job_id for job_id in recorded if not known[job_id].terminal and not known[job_id].error]
+        jobs_of_each.append([*open_jobs, *(job_id for job_id in live if job_id not in open_jobs)])
+
+    wanted = [job_id for ids in jobs_of_each for job_id in ids]
+    if wanted:
+        slurm.cancel(*wanted)
+    return jobs_of_each

@@ -1,0 +1,186 @@
+"""Remove runs that have no job and no process, for good."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmddp.control.events import Report, ignore
+from slurmddp.control.hold import hold
+from slurmddp.control.refusals import refuse_active
+from slurmddp.control.selection import select_own
+from slurmddp.errors import EXIT_INTERRUPTED, RunStateError, SlurmddpError, plain
+from slurmddp.launchers.submit import array
+from slurmddp.launchers.submit.sbatch import leftovers_of_each
+from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.slurm import client
+
+_AT_ONCE = 100
+"""The most runs whose locks are held together: each lock is an open file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedRun:
+    """A run that was removed, and what its folder held."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    checkpoints: int
+    """Number of checkpoints."""
+    written: tuple[Path, ...] = ()
+    """Files that the run has written into its copy of the code, relative to that."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run that was not removed."""
+
+    name: str
+    path: Path
+    reason: str
+    """Why, as a sentence."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of one run, or of each run of a sweep, that was to be removed."""
+
+    name: str
+    """Full name of the run or the sweep."""
+    is_sweep: bool
+    runs: tuple[RemovedRun, ...]
+    kept: tuple[KeptRun, ...] = ()
+
+
+def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Removed:
+    """Remove a run, or a sweep and its runs, for good.
+
+    Args:
+        name: name of a run or a sweep, the beginning of one, or a run's folder.
+        dry_run: whether to change nothing, and only return what would be removed.
+        report: called with each `RemovedRun` and `KeptRun` as it happens, and with a `Waiting` if another
+            command holds a run.
+
+    Returns:
+        What was removed. The file of a sweep stays while one of its runs does.
+
+    Raises:
+        RunNotFoundError: there is no such run or sweep, or there are several.
+        ConfigError: another account owns a run.
+        RunStateError: the run has, or may have, a job or a process. Such runs of a sweep are `kept`.
+        SlurmddpError: the removal was interrupted; files are left.
+    """
+    selection = select_own(name)
+    removed: list[RemovedRun] = []
+    kept: list[KeptRun] = []
+    for start in range(0, len(selection.runs), _AT_ONCE):
+        batch = selection.runs[start : start + _AT_ONCE]
+        with _held(batch, report) as held:
+            for folder, refusal in held:
+                if refusal is None:
+                    run = _described(folder)
+                    if not dry_run:
+                        _remove_folder(folder)
+                    removed.append(run)
+                    report(run)
+                elif selection.sweep is None:
+                    raise refusal
+                else:
+                    kept.append(KeptRun(folder.name, folder.path, refusal.message))
+                    report(kept[-1])
+        for runs_dir in {folder.path.parent for folder in batch}:
+            array.remove_left_over(runs_dir)
+
+    if selection.sweep is not None and not selection.sweep.started:
+        for file in (selection.sweep.file, selection.sweep.report_file):
+            file.unlink(missing_ok=True)
+    return Removed(selection.name, selection.sweep is not None, tuple(removed), tuple(kept))
+
+
+@contextmanager
+def _held(
+    folders: Sequence[RunFolder], report: Report
+) -> Iterator[list[tuple[RunFolder, RunStateError | None]]]:
+    """Hold the locks of runs; return each run, and why it can't be removed. SLURM is asked once for all."""
+    with ExitStack() as stack:
+        held_elsewhere = set()
+        for folder in sorted(folders, key=lambda folder: folder.name):  # As a sweep takes its locks.
+            lock = stack.enter_context(hold(folder, report))
+            if lock.fileno < 0:
+                held_elsewhere.add(folder.path)
+
+        yield [
+            (folder, _refusal(status, jobs, is_held_elsewhere=folder.path in held_elsewhere))
+            for folder, status, jobs in _states(folders)
+        ]
+
+
+def _states(folders: Sequence[RunFolder]) -> list[tuple[RunFolder, RunStatus, list[str]]]:
+    """Return each run, its status, and its jobs that SLURM may still start though the run is over."""
+    slurm = client.SlurmClient() if client.on_path() else None
+    found = statuses(folders, slurm)
+    readable = [RunFolder(status.path) for status in found if not _is_unreadable(status)]
+    leftovers = leftovers_of_each(readable, slurm) if slurm else [[] for _ in readable]
+    jobs = {folder.path: ids for folder, ids in zip(readable, leftovers, strict=True)}
+    return [
+        (folder, status, jobs.get(status.path, [])) for folder, status in zip(folders, found, strict=True)
+    ]
+
+
+def _is_unreadable(status: RunStatus) -> bool:
+    return status.state == "unknown" and status.job_id is None
+
+
+def _refusal(status: RunStatus, jobs: Sequence[str], *, is_held_elsewhere: bool) -> RunStateError | None:
+    """Return the error about a run that has, or may have, a job or a process; None about another run."""
+    try:
+        if is_held_elsewhere or not _is_unreadable(status):
+            refuse_active(
+                status,
+                unchanged="An active run can't be removed; nothing was changed.",
+                hint=f"First `slurmddp cancel {status.name}`.",
+            )
+    except RunStateError as refusal:
+        return refusal
+    if jobs:
+        return RunStateError(
+            f"SLURM may still start job {', '.join(jobs)} of {status.name}; nothing was removed.",
+            hint=f"First `slurmddp cancel {status.name}`.",
+        )
+    return None
+
+
+def _described(folder: RunFolder) -> RemovedRun:
+    """Return what the folder of a run holds."""
+    return RemovedRun(
+        name=folder.name,
+        path=folder.path,
+        size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*") if not path.is_dir()),
+        checkpoints=len([*folder.checkpoints_dir.glob("step-*")]),
+        # A relative path beside the script's own file leads into the snapshot.
+        written=tuple(sorted(code_snapshot.written_beside(folder.code_dir))),
+    )
+
+
+def _remove_folder(folder: RunFolder) -> None:
+    # A name with a dot is no run: no command finds a folder that is being removed.
+    doomed = folder.path.with_name(f".removed-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.path.rename(doomed)
+
+    try:
+        shutil.rmtree(doomed)
+    except (OSError, KeyboardInterrupt) as error:
+        reason = plain(error) if isinstance(error, OSError) else "the removal was interrupted"
+        failure = SlurmddpError(
+            f"{folder.name} is removed, but files are left: {reason}.", hint=f"They lie in {doomed}."
+        )
+        if isinstance(error, KeyboardInterrupt):
+            failure.exit_code = EXIT_INTERRUPTED
+        raise failure from error

@@ -1,0 +1,126 @@
+"""Let runs save and stop; they stay stopped until somebody resumes them.
+
+The action writes the file `stop` into the run folder. The ranks see it, save and leave with exit code 75. The
+job of a queued run leaves the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from slurmddp.control.jobs_of_runs import cancel_jobs, with_leftovers
+from slurmddp.control.selection import select_own
+from slurmddp.errors import SlurmError
+from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.slurm.client import SlurmClient
+
+_MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedRun:
+    """What became of one run that was to stop."""
+
+    name: str
+    path: Path
+    state: str
+    """Its state before the action, as `RunStatus.state`."""
+    detail: str
+    """Why, in words."""
+    outcome: Literal["inactive", "asked", "dequeued"]
+    """inactive: it had nothing to stop. asked: its ranks were asked to stop. dequeued: it held no nodes, and
+    stays stopped."""
+    is_script: bool = False
+    """Whether the run's program is not slurmddp's trainer, so that the program decides what it saves."""
+    has_saved: bool = False
+    """Whether an attempt of the run has saved a checkpoint."""
+    jobs: tuple[str, ...] = ()
+    """Jobs that were taken out of the queue, or may still be there if there is an `error`."""
+    error: str = ""
+    """Why SLURM did not take the jobs out of the queue. A job that starts all the same ends at once."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What became of one run, or of each run of a sweep, that was to stop."""
+
+    name: str
+    """Full name of the run or the sweep."""
+    is_sweep: bool
+    runs: tuple[StoppedRun, ...]
+
+
+def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
+    """Ask a run, or the runs of a sweep, to save and stop. SLURM is asked once for all.
+
+    Args:
+        name: name of a run or a sweep, the beginning of one, or a run's folder.
+        slurm: the SLURM of the runs; None: this machine's.
+
+    Returns:
+        The outcome for each run, in the order of the sweep.
+
+    Raises:
+        RunNotFoundError: there is no such run or sweep, or there are several.
+        ConfigError: another account owns a run, or a run's record can't be read.
+    """
+    selection = select_own(name)
+    slurm = slurm or SlurmClient()
+    found = with_leftovers(selection.runs, slurm)
+    active = [status for status, has_job in found if has_job and status.state != "cancelled"]
+    # The mark comes first: an element of an array that starts in place of another one ends at once.
+    for status in active:
+        write_atomic(RunFolder(status.path).stop_file, _MARK)
+
+    waiting = [status for status in active if _holds_no_nodes(status)]
+    outcomes = {run.path: run for run in _dequeue(waiting, slurm)}
+    for status in active:
+        if status.path not in outcomes:
+            outcomes[status.path] = replace(_inactive(status), outcome="asked", is_script=_is_script(status))
+    runs = [outcomes.get(status.path) or _inactive(status) for status, _ in found]
+    return Stopped(selection.name, selection.sweep is not None, tuple(runs))
+
+
+def _inactive(status: RunStatus) -> StoppedRun:
+    return StoppedRun(
+        name=status.name, path=status.path, state=status.state, detail=status.detail, outcome="inactive"
+    )
+
+
+def _is_script(status: RunStatus) -> bool:
+    program = RunFolder(status.path).config().get("program") or {}
+    return bool(program.get("script"))
+
+
+def _holds_no_nodes(status: RunStatus) -> bool:
+    """Return whether the jobs of a run wait in the queue, or belong to a run that is over."""
+    return not status.active or (status.state in ("queued", "stopped") and status.launcher != "local")
+
+
+def _dequeue(waiting: Sequence[RunStatus], slurm: SlurmClient) -> list[StoppedRun]:
+    """Cancel the queued jobs of runs, with one request for all; return the outcome for each."""
+    if not waiting:
+        return []
+    folders = [RunFolder(status.path) for status in waiting]
+    histories = [read_history(folder) for folder in folders]
+    open_jobs = [list(history.open_jobs) for history in histories]
+    error = ""
+    try:
+        jobs = cancel_jobs(list(zip(folders, open_jobs, strict=True)), slurm)
+    except SlurmError as failure:
+        error = failure.message
+        jobs = open_jobs
+
+    runs = []
+    for status, history, ids in zip(waiting, histories, jobs, strict=True):
+        has_saved = any(attempt.saved_step is not None for attempt in history.attempts)
+        runs.append(
+            replace(_inactive(status), outcome="dequeued", has_saved=has_saved, jobs=tuple(ids), error=error)
+        )
+    return runs
