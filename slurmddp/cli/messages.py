@@ -6,7 +6,6 @@ import errno
 import sys
 import traceback
 
-from slurmddp.control.events import Waiting
 from slurmddp.errors import EXIT_USAGE, SlurmddpError, plain
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -35,6 +34,8 @@ class UsageError(SlurmddpError):
 
 def print_event(event: object) -> None:
     """Print what an action of `slurmddp.control` reports while it runs."""
+    from slurmddp.control.events import Waiting
+
     if isinstance(event, Waiting):
         print(event.reason, file=sys.stderr, flush=True)
 

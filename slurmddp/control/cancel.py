@@ -38,7 +38,7 @@ class LocalProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class CancelledRun:
-    """What became of one run that was to be cancelled."""
+    """The outcome for one run that was to be cancelled."""
 
     name: str
     path: Path
@@ -56,7 +56,7 @@ class CancelledRun:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What became of one run, or of each run of a sweep, that was to be cancelled."""
+    """The outcome for one run, or for each run of a sweep, that was to be cancelled."""
 
     runs: tuple[CancelledRun, ...]
 

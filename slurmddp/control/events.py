@@ -1,4 +1,4 @@
-"""What an action reports while it runs; the command line prints it, other callers may ignore it."""
+"""Events that an action reports while it runs; the command line prints them."""
 
 from __future__ import annotations
 

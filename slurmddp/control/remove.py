@@ -49,7 +49,7 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class Removed:
-    """What became of one run, or of each run of a sweep, that was to be removed."""
+    """The outcome for one run, or for each run of a sweep, that was to be removed."""
 
     name: str
     """Full name of the run or the sweep."""

@@ -25,7 +25,7 @@ _MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRun:
-    """What became of one run that was to stop."""
+    """The outcome for one run that was to stop."""
 
     name: str
     path: Path
@@ -48,7 +48,7 @@ class StoppedRun:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What became of one run, or of each run of a sweep, that was to stop."""
+    """The outcome for one run, or for each run of a sweep, that was to stop."""
 
     name: str
     """Full name of the run or the sweep."""

@@ -69,8 +69,8 @@ def test_a_failure_is_told_and_only_a_person_ends_the_sweep(project, here, capsy
 def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     project, cluster, slurm, capsys, monkeypatch
 ):
-    for command in ("list", "cancel", "report"):
-        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: cluster)
+    for module in ("cli.commands.list", "control.cancel", "cli.commands.report"):
+        monkeypatch.setattr(f"slurmddp.{module}.SlurmClient", lambda: cluster)
     assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
     sweep = sweep_of(project)
     assert [one.script.split("--nodes=")[1][0] for one in cluster.submissions] == ["1", "2"]

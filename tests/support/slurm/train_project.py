@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A data set that takes its time, so that a run lasts long enough to be interrupted. Only the first ranks are as
-# slow as `delay_s` says: what interrupts them may then come late, and the end is near all the same.
+# A data set that takes its time, so that a run lasts long enough to be interrupted. Only the first ranks are
+# as slow as `delay_s` says: what interrupts them may then come late, and the end is near all the same.
 SLOW_DATA = '''
 import os
 import time
