@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 """Seconds between two plain lines."""
 _RATE_WINDOW = 12
+_RUNS = "running, no step reported"
+"""The note for a program that may never report a step, from its start on."""
 
 
 def new_records(reader: LineReader) -> list[dict[str, Any]]:
@@ -56,10 +58,16 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 class Reading:
-    """The newest facts of a run, updated record by record."""
+    """The newest facts of a run, updated record by record.
 
-    def __init__(self, total_steps: int | None) -> None:
+    Args:
+        total_steps: the number of optimizer steps of the run; None if only its program knows it.
+        is_foreign: whether the program may report no steps, so that nothing tells when its preparations end.
+    """
+
+    def __init__(self, total_steps: int | None, *, is_foreign: bool = False) -> None:
         self.total_steps = total_steps
+        self._is_foreign = is_foreign
         self.step = 0
         self.loss: float | None = None
         self.held_out: float | None = None
@@ -88,6 +96,8 @@ class Reading:
     def add_event(self, record: dict[str, Any]) -> str:
         """Add one event; return the line to print about it, or an empty text."""
         line, self.note = _describe(record, self.note)
+        if self._is_foreign and record.get("event") in ("started", "resumed", "restarted"):
+            self.note = _RUNS
         self._is_local = record.get("launcher", "local" if self._is_local else "") == "local"
         if self._is_local and record.get("event") == "signalled":
             line = ""  # The command has already answered the Ctrl-C.
@@ -186,7 +196,7 @@ class RunView:
         output: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reading = Reading(total_steps)
+        self.reading = Reading(total_steps, is_foreign=output)
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() if live is None else live
         self._metrics, self._events = _new_lines(folder.metrics_file), _new_lines(folder.attempts_file)

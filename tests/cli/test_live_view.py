@@ -109,6 +109,24 @@ def test_events_tell_the_story_of_a_run(folder):
     ]
 
 
+def test_a_program_that_may_report_no_step_is_running_from_its_start_on(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = io.StringIO()
+    with RunView(folder, None, stream=stream, live=True, output=True, now=Clock()) as view:
+        for event in ("started", "resumed", "restarted"):
+            folder.add_event("rank_failed", attempt=0, rank=1, host="n1", exit_code=1)
+            view.tick()
+            assert view.reading.note == "ending the other ranks"
+            folder.add_event(event, attempt=0, launcher="local", step=3)
+            view.tick()
+            assert view.reading.note == "running, no step reported"
+        metric(folder, 4, loss=2.5)
+        view.tick()
+    assert "running, no step reported" in stream.getvalue()
+    assert "importing" not in stream.getvalue()
+    assert (view.reading.note, view.reading.step) == ("", 4)
+
+
 @pytest.mark.parametrize(
     ("event", "facts", "line"),
     [
