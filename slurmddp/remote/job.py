@@ -26,7 +26,7 @@ from slurmddp.environments.names import CONTROLLER_VARIABLE, LAUNCHER_VARIABLE, 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import EXIT_FINISHED, ConfigError
-from slurmddp.host import process
+from slurmddp.host import interpreter, process
 from slurmddp.host.ports import listen_as_rank_zero
 from slurmddp.remote import channel
 from slurmddp.remote.worker import Worker
@@ -63,6 +63,7 @@ def main(words: Sequence[str]) -> int:
 def _fork(world_size: int) -> None:
     """Become one of `world_size` processes, which share the cost of the import of torch."""
     rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
+    interpreter.draw_anew()
     os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
 
 
@@ -84,7 +85,6 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
         controller, _ = channel.meet(end, os.environ.get(SECRET_VARIABLE, ""), "worker", *facts)
     except ConnectionError:  # The script has closed its listener.
         return
-    torch.manual_seed(torch.initial_seed() + context.info.rank)  # Else all workers draw the same numbers.
     Worker(controller, lost).serve()
     finish(context)
     controller.close()

@@ -60,6 +60,7 @@ def test_a_result_or_a_path_that_cant_be_is_an_error_of_the_worker(w, name, told
 def test_seeds_are_those_of_each_worker(w):
     drawn = [remote.randn(4, node=node).fetch() for node in (1, 2)]
     assert not torch.equal(*drawn), "no two workers begin with the same numbers"
+    assert len({remote.call("numpy.random.random", node=node).fetch() for node in range(3)}) == 3
     drawn = []
     for node in (1, 2):
         remote.call("torch.manual_seed", 3, node=node)
