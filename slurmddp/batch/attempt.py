@@ -161,14 +161,18 @@ class Attempt:
 
     def recorded_failure(self) -> int | None:
         """Return the exit code in the record of the first failure, 0 without one; None without a record."""
-        path = self.folder.failure_file(self.number)
-        if not is_there(path):
+        if not is_there(self.folder.failure_file(self.number)):
             return None
-        try:
-            code = json.loads(read_text(path) or "").get("exit_code")
-        except (ValueError, AttributeError):
-            return 0
+        code = self._failure().get("exit_code")
         return code if isinstance(code, int) else 0
+
+    def _failure(self) -> dict[str, Any]:
+        """Return the record of the first failure; empty without a record, or if it is not whole."""
+        try:
+            failure = json.loads(read_text(self.folder.failure_file(self.number)) or "")
+        except ValueError:
+            return {}
+        return failure if isinstance(failure, dict) else {}
 
     def silent_nodes(self) -> list[int]:
         """Return the nodes whose agents left no exit code."""
@@ -228,6 +232,7 @@ class Attempt:
             stop_asked=self.folder.is_stopped,
             names_files=bool(self.settings.checkpoints),
             near_limit=near_limit,
+            failed_at_stop=bool(self._failure().get("asked_to_stop")),
         )
         return requeue_policy.decide(
             end, requeue_policy.count_all(events_of(self.folder)), self.settings.policy

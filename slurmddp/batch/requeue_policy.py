@@ -63,6 +63,8 @@ class End(NamedTuple):
     """Whether `program.checkpoints` names the files that the program saves."""
     near_limit: bool = False
     """Whether the job had come so near its time limit that SLURM had sent the signal for it."""
+    failed_at_stop: bool = False
+    """Whether a script failed after it had been asked to stop."""
 
 
 class Outcome(NamedTuple):
@@ -147,7 +149,9 @@ def decide(end: End, before: Counts, policy: Policy) -> Outcome:
     if end.cancelled or end.fate == CANCELLED:
         return Outcome("cancelled", "none", end.code)
     again = policy.requeue and not end.stop_asked
-    if end.code == EXIT_STOPPED or end.fate in _BY_SLURM:
+    # Some handlers save and then leave with an error. The newer checkpoint shows that the stop was of use.
+    has_saved_and_failed = end.failed_at_stop and end.progressed
+    if end.code == EXIT_STOPPED or end.fate in _BY_SLURM or has_saved_and_failed:
         return _stopped(end, before, policy, again)._replace(reason=_reason(end))
     # After 76 the next attempt gets other nodes. A run that had progressed may have met a bad node, so that
     # its first failure without progress is tried again.

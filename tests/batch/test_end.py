@@ -27,6 +27,7 @@ from support.slurm.batch_run import (
     exits,
     leave,
     leaves,
+    records,
     refused,
     saves,
     touches,
@@ -51,6 +52,8 @@ class Row:
     """Like the two above, with this attempt counted."""
     progressed_before: bool = False
     fate: str = "running"
+    asked: bool = False
+    """Whether the ranks failed after they had been asked to stop."""
 
 
 TABLE = (
@@ -108,6 +111,32 @@ TABLE = (
     Row("killed at the time limit", 137, "failed", "none", failures=1, fate="timeout"),
     Row("preemptions are not counted", 75, "stopped", "requeue", without_progress=9, fate="preempted"),
     Row("stopped twice by preemptions in training", 75, "no_progress", "none", stalls=2, fate="preempted"),
+    Row("saved at a stop and failed", 1, "stopped", "requeue", max_restarts=0, progressed=True, asked=True),
+    Row("saved at a stop, after failures", 1, "stopped", "requeue", failures=9, progressed=True, asked=True),
+    Row(
+        "saved at the limit and was killed",
+        137,
+        "stopped",
+        "requeue",
+        progressed=True,
+        asked=True,
+        fate="timeout",
+    ),
+    Row(
+        "saved at a stop, must not requeue", 1, "stopped", "none", progressed=True, asked=True, requeue=False
+    ),
+    Row("saved at a cancel and failed", 1, "cancelled", "none", progressed=True, asked=True, cancelled=True),
+    Row("refused a value at a stop", 78, "config", "none", progressed=True, asked=True),
+    Row("saved nothing at a stop and failed", 1, "failed", "none", failures=1, asked=True),
+    Row(
+        "saved nothing at a stop, once before",
+        1,
+        "failed",
+        "requeue",
+        failures=1,
+        asked=True,
+        progressed_before=True,
+    ),
 )
 
 
@@ -121,6 +150,7 @@ def add_before(run: Run, row: Row) -> None:
         run.folder.add_event("ended", attempt=0, job_id="40", exit_code=1, next="requeue", **facts)
 
 
+FAILED_AT_STOP = records({"exit_code": 1, "asked_to_stop": True}) + exits(1)
 JOB_OF = {
     "running": RUNNING,
     "preempted": ENDING + " PreemptTime=2026-01-01T00:00:00",
@@ -138,6 +168,8 @@ def test_the_batch_step_decides_as_the_table_says(tmp_path: Path, row: Row) -> N
     add_before(run, row)
     step = (TRAIN if row.stalls else Step()) + (SAVE if row.progressed else Step())
     step += touches("cancelled") if row.cancelled else Step()
+    if row.asked:
+        step += records({"exit_code": row.exit_code, "asked_to_stop": True})
     step += {0: FINISH, 75: STOP}.get(row.exit_code, exits(row.exit_code))
     assert run.start(step) == (79 if row.outcome == "no_progress" else row.exit_code)
     assert run.end == (row.outcome, row.next)
@@ -180,8 +212,13 @@ def test_the_end_is_recorded_before_slurm_is_asked_to_requeue(run: Run) -> None:
         (JOB_OF["preempted"], STOP, "preempted"),
         (RUNNING.replace("00:05:00", "00:57:00"), STOP_ASKED + STOP, "on request"),
         (RUNNING.replace("00:05:00", "00:57:00"), SAVE + exits(1), None),
+        (RUNNING.replace("00:05:00", "00:57:00"), SAVE + FAILED_AT_STOP, "time limit"),
+        (RUNNING, STOP_ASKED + SAVE + FAILED_AT_STOP, "on request"),
     ],
-    ids=["near its limit", "by itself", "at its limit", "preempted", "asked", "failed"],
+    ids=[
+        *("near its limit", "by itself", "at its limit", "preempted", "asked", "failed"),
+        *("failed at its limit", "failed as it was asked"),
+    ],
 )
 def test_the_end_of_a_stopped_attempt_names_the_reason(
     tmp_path: Path, job: str, step: Step, reason: str | None

@@ -1,4 +1,4 @@
-"""Scripts on a real SLURM that save at a signal and end with 0: the signals of each rank, what follows."""
+"""Scripts on a real SLURM that save at a signal and then end: the signals of each rank, what follows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ got = []
 def note(number, frame):
     got.append(signal.Signals(number).name)
 
-for name in sys.argv[1:]:
+code, *names = sys.argv[1:]
+for name in names:
     signal.signal(signal.Signals[name], note)
 step = json.loads(saved.read_text()) if saved.exists() else 0
 first, last = step, step + 10 if step else 1_000_000
@@ -38,12 +39,13 @@ while step < last:
         saved.write_text(json.dumps(step))
         time.sleep(2)  # Further signals would come now.
         signals.write_text(json.dumps({"signals": got, "step": step}))
-        sys.exit()
+        sys.exit(int(code))
 """
 RANKS = range(4)
 ENDS: Mapping[str, tuple[list[str], list[str], str, str]] = {
     "limit": (["SIGTERM", "SIGUSR2"], ["SIGUSR2"], "stopped", "requeue"),
     "limit-term": (["SIGTERM"], ["SIGTERM"], "stopped", "requeue"),
+    "limit-error": (["SIGUSR2"], ["SIGUSR2"], "stopped", "requeue"),
     "preempted": (["SIGTERM", "SIGUSR2"], ["SIGTERM"], "stopped", "requeue"),
     "requeued": (["SIGTERM"], ["SIGTERM"], "stopped", "requeue"),
     "stop": (["SIGTERM", "SIGUSR2"], ["SIGUSR2"], "stopped", "none"),
@@ -51,6 +53,8 @@ ENDS: Mapping[str, tuple[list[str], list[str], str, str]] = {
     "cancel": (["SIGTERM", "SIGUSR2"], ["SIGTERM"], "cancelled", "none"),
 }
 """The handlers of each run, the signals that each rank gets, the outcome, and what comes next."""
+ERROR = "limit-error"
+"""The run whose ranks end with an error after they have saved, which no restart allows for."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
         for name in ("stop", "stop-term", "cancel"):
             found[name].wait("end", lambda name=name: found[name].events("ended"))
             command("resume", found[name].folder.name)
-        for name in ("limit", "limit-term"):
+        for name in ("limit", "limit-term", ERROR):
             found[name].wait("end", lambda name=name: found[name].events("ended"))
         occupy(command)
         for run in found.values():
@@ -82,7 +86,11 @@ def submit(command: Command, name: str) -> Run:
     limit = "1" if name.startswith("limit") else "10"
     own = ["+cluster=sandbox", f"name={name}", "nodes=2", "cpus_per_node=1", f"time_limit={limit}"]
     own += ["policy.signal_lead_s=15", "program.checkpoints='{run_dir}/saved-*'"]
-    command("run", *own, "-n", "2", "saves.py", *ENDS[name][0])
+    code = "0"
+    if name == ERROR:
+        own.append("policy.max_restarts=0")
+        code = "1"
+    command("run", *own, "-n", "2", "saves.py", code, *ENDS[name][0])
     (folder,) = (command.project / "runs").glob(f"{name}-[0-9a-f]*")
     return Run(folder, command)
 
@@ -95,7 +103,7 @@ def submit_framework(command: Command, name: str, *own: str) -> Run:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_script_that_saves_at_a_signal_and_ends_with_0_has_stopped_and_resumes(
+def test_a_script_that_saves_at_a_signal_and_ends_has_stopped_and_resumes(
     runs: Mapping[str, Run], name: str
 ) -> None:
     run = runs[name]

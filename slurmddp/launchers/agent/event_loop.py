@@ -351,7 +351,8 @@ class AgentLoop:
             self._stops.note_exit(time.monotonic())
         if failed:
             self._send(msg.WorkersFailed(failures=tuple(failed)))
-        elif not self._workers and not self._workers.failed:
+        # After a failure at a stop the other ranks may save to their end.
+        if not self._workers and all(failure.asked_to_stop for failure in self._workers.failed):
             self._at_work = False
             self._send(msg.WorkersDone(code=errors.combine_exit_codes(self._workers.good_codes)))
 

@@ -311,13 +311,21 @@ class ForkedWorkers(WorkerGroup):
             return code
         if -code in STOP_SIGNALS:
             return EXIT_STOPPED
-        if not self._spec.is_script or not (self._is_stopping or self.signals_of_slurm()):
+        if not self._is_script_asked_to_stop:
             return code
         if code == EXIT_FINISHED and self._pages[local_rank].read().finished:
             return code
         if code in _CODES_OF_A_STOP or is_consequence(self._failure(local_rank, code).explained):
             return EXIT_STOPPED
         return code
+
+    @property
+    def _is_script_asked_to_stop(self) -> bool:
+        return self._spec.is_script and (self._is_stopping or bool(self.signals_of_slurm()))
+
+    def _failure(self, local_rank: int, code: int) -> UnexplainedFailure:
+        failure = super()._failure(local_rank, code)
+        return replace(failure, asked_to_stop=self._is_script_asked_to_stop)
 
     def _describe_step(self, agents: tuple[int, ...]) -> None:
         """Describe a step of these agents to each rank here, as srun does."""

@@ -40,6 +40,8 @@ from slurmddp.runs.failures.failure import (
 
 CAUSE_WAIT_S = 0.3
 """Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""
+STOP_WAIT_S = 30.0
+"""Seconds for the other ranks of a script to save after one has failed at a stop; torchrun waits as long."""
 
 MeetingPoint = Callable[[Assignment], tuple[str, int]]
 """Returns the MASTER_ADDR and MASTER_PORT of a worker group."""
@@ -54,6 +56,8 @@ class State(str, Enum):
       worker group, AWAITING_CAUSE or ENDING when it does not, and ENDING when all ranks are done.
     - AWAITING_CAUSE: ranks have failed, as it seems because of a failure that is not reported yet. It becomes
       RESTARTING or ENDING when that report arrives, and ENDING after a moment without it.
+    - AWAITING_SAVES: a script's rank has failed at a stop, while others may still save. It becomes ENDING
+      when they have left, or after a while.
     - RESTARTING: the agents kill their ranks. It becomes RUNNING when no rank is left, or ENDING if a report
       that came in the meantime forbids the restart.
     - ENDING: all agents were ordered to leave. This state is final.
@@ -62,6 +66,7 @@ class State(str, Enum):
     JOINING = "joining"
     RUNNING = "running"
     AWAITING_CAUSE = "awaiting cause"
+    AWAITING_SAVES = "awaiting saves"
     RESTARTING = "restarting"
     ENDING = "ending"
 
@@ -149,8 +154,8 @@ class Coordinator:
         self._furthest = -1
         """Last step that an earlier worker group has completed."""
         self._stopping = False
-        self._cause_by = 0.0
-        """When AWAITING_CAUSE ends."""
+        self._end_by = math.inf
+        """When AWAITING_CAUSE or AWAITING_SAVES ends."""
 
     @property
     def has_all_nodes(self) -> bool:
@@ -162,8 +167,12 @@ class Coordinator:
         """When to call `poll` at the latest; `math.inf` if only a message can change anything."""
         if self.state == State.JOINING:
             return self._joining.next_notice
-        cause_by = self._cause_by if self.state == State.AWAITING_CAUSE else math.inf
-        return min(cause_by, self._group.diagnosis.deadline if self._group.diagnosis else math.inf)
+        end_by = self._end_by if self._is_awaiting else math.inf
+        return min(end_by, self._group.diagnosis.deadline if self._group.diagnosis else math.inf)
+
+    @property
+    def _is_awaiting(self) -> bool:
+        return self.state in (State.AWAITING_CAUSE, State.AWAITING_SAVES)
 
     # Messages and time.
 
@@ -212,12 +221,15 @@ class Coordinator:
         if self.state == State.JOINING:
             self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone.keys()
             self._join(now)
-        elif self.state == State.AWAITING_CAUSE and now >= self._cause_by:
+        elif self._is_awaiting and now >= self._end_by:
             self.fail(self._group.cause)
         self._end_hang(now)
 
     def leave(self, code: int) -> None:
-        """Order all agents to leave; agents that ran no ranks exit with `code`."""
+        """Order all agents to leave, as after a failure if a rank has failed; others exit with `code`."""
+        if self.state == State.AWAITING_SAVES:
+            self.fail(self._group.cause)
+            return
         self.state = State.ENDING
         self._order(self._present, msg.Leave(code=code))
 
@@ -312,6 +324,8 @@ class Coordinator:
         is_news = not group.done or (message.code == EXIT_STOPPED and EXIT_STOPPED not in group.done.values())
         group.done[sender] = message.code
         self._note(message, now)
+        if self.state == State.AWAITING_SAVES and group.agents <= group.done.keys():
+            self.fail(group.cause)
         if self.state != State.RUNNING:
             return
         if group.agents <= group.done.keys():
@@ -375,17 +389,25 @@ class Coordinator:
                 self.state = State.RESTARTING
                 group.killing = group.agents - group.lost
                 self._order(group.killing, msg.KillWorkers())
-            elif not is_consequence(group.cause):
+            elif is_consequence(group.cause):
+                self._wait(State.AWAITING_CAUSE, now + CAUSE_WAIT_S)
+            elif group.cause.asked_to_stop and not group.agents <= group.done.keys():
+                self._wait(State.AWAITING_SAVES, now + STOP_WAIT_S)
+            else:
                 self.fail(group.cause)
-            elif self.state == State.RUNNING:
-                self.state, self._cause_by = State.AWAITING_CAUSE, now + CAUSE_WAIT_S
+
+    def _wait(self, state: State, until: float) -> None:
+        """Wait for further reports, unless that wait has begun already."""
+        if self.state in (State.RUNNING, State.AWAITING_CAUSE) and self.state != state:
+            self.state = state
+            self._end_by = until
 
     def _decide(self) -> Decision:
         self._stopping = self._stopping or self._is_over()
         group = self._group
         facts = Facts(
             codes=[one.exit_code for one in group.failures],
-            stopping=self._stopping,
+            stopping=self._stopping or any(failure.asked_to_stop for failure in group.failures),
             done=bool(group.done),
             lost=bool(group.lost),
             unhealthy=not self._unhealthy.keys().isdisjoint(group.agents),

@@ -194,12 +194,16 @@ class LocalRun:
             return requeue_policy.Outcome("superseded", "none")
         has_progressed = progressed(self._before, self._saved())
         policy = self.job.policy
+        failure = capture.read(self.folder, self.attempt)
+        failed_at_stop = failure is not None and failure.asked_to_stop
+        has_stopped = code == EXIT_STOPPED or failed_at_stop
         end = requeue_policy.End(
             code,
             progressed=has_progressed,
             cancelled=self.nodes.killed or self.folder.is_cancelled,
             # A laptop has no queue: the person who stopped the run starts it again.
-            stop_asked=self.nodes.stopping or code == EXIT_STOPPED or self.folder.is_stopped,
+            stop_asked=self.nodes.stopping or has_stopped or self.folder.is_stopped,
+            failed_at_stop=failed_at_stop,
         )
         rules = requeue_policy.Policy(policy.requeue, policy.max_restarts)
         decision = requeue_policy.decide(end, self._counts, rules)

@@ -47,6 +47,8 @@ class Failure:
     """Why, as one phrase (see `causes`); empty if unknown."""
     generation: int = 0
     """The number of restarts in place before the failure."""
+    asked_to_stop: bool = False
+    """Whether a script had been asked to stop before it failed."""
 
     @property
     def explained(self) -> Failure:

@@ -18,6 +18,7 @@ import slurmddp
 from slurmddp.config.identity import relevant
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.history import Attempt, History, read_history, why_stopped
@@ -302,7 +303,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     if attempt.outcome == "finished":
         return "finished", "good"
     if attempt.outcome == "stopped":
-        return _stopped(attempt, folder), "wait"
+        return _stopped(attempt, failure), "wait"
     if failure is not None:  # The page shows the reason of the newest failure above.
         return failure.short if attempt is history.newest else failure.sentence, "bad"
     if attempt.is_open:
@@ -311,11 +312,14 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
 
 
-def _stopped(attempt: Attempt, folder: RunFolder) -> str:
-    """Return how an attempt was stopped, with the reason, and at a checkpoint if one is known."""
+def _stopped(attempt: Attempt, failure: Failure | None) -> str:
+    """Return how an attempt was stopped: at a checkpoint if one is known, why, and a script's own error."""
     known = attempt.saved_step is not None or attempt.resumed_step is not None
     reason = why_stopped(attempt)
-    return f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
+    stopped = f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
+    if failure is not None and failure.asked_to_stop:
+        return f"{stopped}; {failure.short}"
+    return stopped
 
 
 def _chart_label(metrics: Metrics) -> str:

@@ -262,7 +262,9 @@ def _before(folder: RunFolder, history: History) -> str:
         return ""
     one = history.attempts[-2]
     failure = read_failure(folder, one.number)
-    why = f": {failure.short}" if failure is not None and one.outcome == "failed" else ""
+    why = ""
+    if failure is not None and (one.outcome == "failed" or failure.asked_to_stop):
+        why = f": {failure.short}"
     return f"attempt {one.number} ended: {how_ended(one)}{why}"
 
 

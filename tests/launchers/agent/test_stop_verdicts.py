@@ -91,7 +91,32 @@ def test_a_script_that_was_asked_to_stop_has_stopped_whatever_its_code(
             (folder.path / "end").touch()
         assert agent.wait(timeout=120) == code
     assert folder.exit_code_of(0, 0) == code
-    assert (capture.read(folder, 0) is not None) is (code in (1, 78))
+    failure = capture.read(folder, 0)
+    assert (failure is not None) is (code in (1, 78))
+    assert failure is None or failure.asked_to_stop
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_save_to_their_end_after_another_rank_has_failed_at_the_stop(
+    tmp_path: Path, nodes: int
+) -> None:
+    """As under torchrun: one that has nothing to save may leave with an error at once."""
+    end = f"""if rank == {2 * nodes - 1}:
+        sys.exit(3)
+    while not os.path.exists(f"{{run_dir}}/logs/attempt-0/exit-rank-{2 * nodes - 1}"):
+        time.sleep(0.01)
+    time.sleep(3)  # Longer than ranks have that are to end.
+    open(f"{{run_dir}}/saved-{{rank}}", "w").close()
+"""
+    folder = run_of(tmp_path, end, nodes=nodes)
+    with agents_of(folder, nodes) as agents:
+        wait_for_lines(folder, "ready", 2 * nodes)
+        for agent in agents:
+            agent.terminate()
+        assert [agent.wait(timeout=120) for agent in agents] == [1] * nodes
+    assert len([*folder.path.glob("saved-*")]) == 2 * nodes - 1
+    failure = capture.read(folder, 0)
+    assert failure is not None and (failure.rank, failure.exit_code) == (2 * nodes - 1, 3)
 
 
 def send_to_all(agent: subprocess.Popen[bytes], sent: signal.Signals) -> None:
