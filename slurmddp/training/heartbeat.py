@@ -10,6 +10,7 @@ called `Distributon.heartbeat`.
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from typing import Any, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from slurmddp.errors import ConfigError
+from slurmddp.environments.names import DEBUG_VARIABLE
+from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.host.heartbeat_page import PHASES, HeartbeatPage
 from slurmddp.training.startup_timer import StartupTimer
 
@@ -154,13 +156,22 @@ class Heartbeat:
 
 
 def shown_as(phase: str) -> Callable[[Method], Method]:
-    """Return a decorator for methods of Distributon that shows `phase` while they run."""
+    """Return a decorator for methods of Distributon that shows `phase` while they run.
+
+    An error of slurmddp explains itself. So its traceback ends where the program has called the method,
+    unless SLURMDDP_DEBUG=1 asks for the frames below.
+    """
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
         def shown(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            with self._session.heartbeat.during(phase):
-                return method(self, *args, **kwargs)
+            try:
+                with self._session.heartbeat.during(phase):
+                    return method(self, *args, **kwargs)
+            except SlurmddpError as error:
+                if os.environ.get(DEBUG_VARIABLE, "") in ("", "0"):
+                    error.__traceback__ = None
+                raise error
 
         return shown  # type: ignore[return-value]
 

@@ -508,6 +508,18 @@ def test_arguments_of_saves_and_loads_are_checked(
         call(alone)
 
 
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_the_traceback_of_a_refusal_ends_where_the_program_has_called(
+    alone: Distributon, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    monkeypatch.setenv("SLURMDDP_DEBUG", debug)
+    with pytest.raises(ConfigError) as refused:
+        alone.load(best="loss")
+    files = [Path(frame.path).name for frame in refused.traceback]
+    assert files[:2] == ["test_distributon.py", "heartbeat.py"]
+    assert (len(files) > 2) is (debug == "1")
+
+
 def test_values_go_between_ranks_whatever_their_shape(tmp_path: Path) -> None:
     found = run_ranks(rank_jobs.exchanges, 3, str(tmp_path))
     for rank, one in enumerate(found):
