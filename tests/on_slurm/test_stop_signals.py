@@ -141,5 +141,8 @@ def test_every_framework_saves_when_slurm_or_a_person_stops_it(tmp_path: Path, w
         for name, run in found.items():
             run.wait_finished()
             outcome = "cancelled" if way == "cancel" else "stopped"
-            assert [one["outcome"] for one in run.events("ended")] == [outcome, "finished"], run.story()
-            check_no_step_is_lost(run.folder, name, ranks=2)
+            first, *later, last = [end["outcome"] for end in run.events("ended")]
+            assert (first, last) == (outcome, "finished"), run.story()
+            # On a busy machine the limit may come again before the program has trained to its end.
+            assert set(later) <= {"stopped"} and (not later or way == "limit"), run.story()
+            check_no_step_is_lost(run.folder, name, ranks=2, stops=1 + len(later))

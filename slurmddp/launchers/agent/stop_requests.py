@@ -76,13 +76,18 @@ class StopRequests:
             sent: the signal.
             by_slurm: whether SLURM has sent it to the ranks of the other node itself. Then it does so here.
         """
-        self._records.say("the run was asked to stop on another node: passed on to the ranks")
+        self._records.say("the run was asked to stop on another node")
         self._workers.expect_stop()
         self.is_stopping, self.deadline = True, 0.0
         if by_slurm:
             self._awaited = time.monotonic() + _SLURM_S, sent
         else:
-            self._signal_ranks(sent)
+            self._pass_on(sent)
+
+    def _pass_on(self, sent: signal.Signals) -> None:
+        """Send the ranks a signal of another node, unless SLURM has sent it meanwhile."""
+        self._signal_ranks(sent)
+        self._records.say(f"{sent.name}: passed on to the ranks")
 
     def note_exit(self, now: float) -> None:
         """Take note that a rank of the present worker group has stopped, here or on another node."""
@@ -94,7 +99,7 @@ class StopRequests:
         """Stop the ranks, once, if a rank has stopped unasked, or a script's run has a stop file."""
         if self._awaited is not None and now >= self._awaited[0]:
             awaited, self._awaited = self._awaited, None
-            self._signal_ranks(awaited[1])
+            self._pass_on(awaited[1])
         left_at = self._left_at.get(self._workers.restart_count)
         self.deadline = now + (_POLL_S if self.is_stopping or left_at is not None else _FILE_POLL_S)
         if self.is_stopping or not self._workers:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import psutil
 import pytest
 
+from slurmddp.environments.time_limits import Limits
 from slurmddp.host.process import REAPER_NAME
+from slurmddp.launchers.agent.stop_requests import StopRequests
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import make_run, start_agent, wait_for_lines, wait_until
@@ -195,3 +199,18 @@ def test_ranks_of_another_node_get_the_signal_once_from_slurm_or_from_their_agen
         if not is_late:
             send_to_all(agents[1], signal.SIGTERM)
         assert end_of(folder, agents, ["SIGTERM"]) == [["SIGTERM"]] * 4
+
+
+def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so() -> None:
+    workers, records = MagicMock(failed=[], restart_count=0), MagicMock()
+    story = MagicMock()
+    story.attach_mock(workers.ask_to_stop, "signal")
+    story.attach_mock(records.say, "say")
+    requests = StopRequests(workers, MagicMock(), records, Limits(), MagicMock())
+    requests.forward(signal.SIGTERM, by_slurm=True)
+    assert story.mock_calls == [call.say("the run was asked to stop on another node")]
+    requests.poll(math.inf)
+    assert story.mock_calls[1:] == [
+        call.signal(signal.SIGTERM),
+        call.say("SIGTERM: passed on to the ranks"),
+    ]
