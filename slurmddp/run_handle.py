@@ -71,6 +71,7 @@ class Run:
         """Return what `slurmddp status` shows: `state`, `step`, `loss`, `failure` and more."""
         from slurmddp.cli.start_run import status_of
 
+        self._refuse_removed()
         return status_of(self._folder)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
@@ -86,6 +87,7 @@ class Run:
 
         Raises:
             TimeoutError: the run has not ended in time. It continues.
+            RunNotFoundError: the run was removed meanwhile.
         """
         from slurmddp.runs.report.html import with_report
 
@@ -99,10 +101,23 @@ class Run:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         has_ended = end_of(self._folder, SlurmClient())
         while not has_ended():
+            self._refuse_removed()
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(POLL_S)
         return self.status()
+
+    def _refuse_removed(self) -> None:
+        """Raise RunNotFoundError if the run folder was removed, or moved away, since this handle was made."""
+        try:
+            self._folder.config_file.stat()
+        except FileNotFoundError as error:
+            raise RunNotFoundError(
+                f"{self.path} was removed by another command or program.",
+                hint="`slurmddp list` shows the runs that exist.",
+            ) from error
+        except OSError:  # A network file system that fails for a moment.
+            pass
 
     def done(self) -> bool:
         """Return whether the run has ended, in whatever state."""
@@ -163,6 +178,7 @@ class Run:
 
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
+        self._refuse_removed()
         attempts = self._folder.attempts()
         chosen = logs.Selection(frozenset({rank}))
         return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None)) if attempts else ""

@@ -12,7 +12,7 @@ import pytest
 
 import slurmddp
 from slurmddp import function_call
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import ConfigError, RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import FUNCTION_CALL
@@ -91,3 +91,11 @@ def test_a_pickle_that_another_account_may_have_written_is_not_loaded(
     with pytest.raises((ConfigError, OSError)):
         slurmddp.Run(finished.path).result()
     assert not loaded
+
+
+@pytest.mark.parametrize("asked", ["wait", "result", "exception", "done", "status", "logs"])
+def test_a_run_that_was_removed_is_not_waited_for(finished: RunFolder, asked: str) -> None:
+    run = slurmddp.Run(finished.path)
+    finished.path.rename(finished.path.with_name(".removed"))
+    with pytest.raises(RunNotFoundError, match="was removed by another command"):
+        getattr(run, asked)()
