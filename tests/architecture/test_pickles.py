@@ -1,4 +1,4 @@
-"""No byte that another process sent or wrote is unpickled, because a pickle can run any code."""
+"""No byte that another process sent or wrote is unpickled or run, because a pickle can run any code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ ALLOWED = {
     ("run_handle.py", "pickle.loads"),
     # A function and its result, in a private folder of the process that started the ranks.
     ("launchers/local/function.py", "cloudpickle.loads"),
+    # By libyaml's safe loader, which builds plain values alone.
+    ("runs/folder/layout.py", "yaml.load"),
 }
 
 
 OBJECTS = ("_object", "_object_list")
 """Ends of the names of torch's collectives that pickle what they exchange."""
+RUNNING = frozenset({
+    "eval", "exec", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "torch.jit.load",
+    "torch.package.PackageImporter", "pandas.read_pickle", "pd.read_pickle",
+})  # fmt: skip
+"""Calls that run what a text or a file says, or build any object from it."""
 
 
 def unpickling(text: str) -> Iterator[str]:
@@ -48,13 +55,20 @@ def of_an_import(node: ast.ImportFrom) -> Iterator[str]:
     module = node.module or ""
     for alias in node.names:
         is_collective = module.startswith("torch") and alias.name.endswith(OBJECTS)
-        if is_collective or (module in PICKLES and not alias.name.startswith("dump")):
+        is_running = f"{module}.{alias.name}" in {*RUNNING, "torch.load"}
+        is_connection = "multiprocessing" in module and alias.name in ("Client", "Listener", "Pipe")
+        is_pickle = module in PICKLES and not alias.name.startswith("dump")
+        if is_collective or is_running or is_connection or is_pickle:
             yield f"{module}.{alias.name}"
 
 
 def of_a_call(node: ast.Call) -> Iterator[str]:
     keywords = {one.arg: ast.unparse(one.value) for one in node.keywords}
     called = ast.unparse(node.func)
+    if called in RUNNING or called.endswith(
+        ("multiprocessing.Pipe", "connection.Client", "connection.Listener")
+    ):
+        yield called
     if called == "torch.load" and keywords.get("weights_only") != "True":
         yield called
     if keywords.get("allow_pickle", "False") != "False":
@@ -81,6 +95,11 @@ def test_the_package_unpickles_only_what_this_account_wrote() -> None:
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
         "numpy.load(path, allow_pickle=True)",
+        "yaml.load(text, Loader)",
+        "from torch import load",
+        "from multiprocessing.connection import Client",
+        "multiprocessing.Pipe()",
+        "eval(text)",
     ],
 )
 def test_each_way_to_unpickle_is_found(text: str) -> None:

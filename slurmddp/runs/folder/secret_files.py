@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 _NAMES = (
@@ -13,20 +13,26 @@ _NAMES = (
     ".htpasswd", ".*_history", "kaggle.json", "credentials.json", "client_secret*.json", ".token", "token",
     "*.token", "token.txt", "*_token", "*_token.txt", "secret.*ml", "secrets.*ml", "secrets.json",
     "service_account*.json", "service-account*.json", "application_default_credentials.json", ".s3cfg",
-    ".boto", ".my.cnf", "*.jks",
+    ".boto", ".my.cnf", "*.jks", "*.env", "*.pem.*", "token.json", "auth.json", "*api_key", "*api_key.txt",
+    "*apikey", "*apikey.txt", "*password.txt", "*passwords.txt", ".vault_pass*", ".databrickscfg",
+    ".dockercfg", ".renviron", "pip.conf",
 )  # fmt: skip
-"""Patterns for names of files."""
-_FOLDERS = frozenset(
-    {".aws", ".azure", ".config", ".docker", ".gnupg", ".kaggle", ".kube", ".password-store", ".ssh"}
-)
+"""Patterns for names of files, in lower case."""
+_FOLDERS = frozenset({
+    ".aws", ".azure", ".config", ".docker", ".gnupg", ".kaggle", ".kube", ".mlflow", ".oci",
+    ".password-store", ".ssh", ".terraform.d",
+})  # fmt: skip
 """Names of folders in which programs keep passwords and keys."""
-_PRIVATE_KEY = re.compile(rb"^(?:-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|PuTTY-User-Key-File-)", re.MULTILINE)
+_PRIVATE_KEY = re.compile(
+    rb"""(?:^|"\s*:\s*")-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|^PuTTY-User-Key-File-""", re.MULTILINE
+)
+"""A key at the beginning of a line, or as a value of JSON, as a service account has it."""
 _HEAD_BYTES = 4096
 
 
 def is_secret(path: Path, project_dir: Path) -> bool:
     """Return whether the name, a folder or the first bytes of a file say that it holds a secret."""
-    if any(fnmatch(path.name, pattern) for pattern in _NAMES):
+    if any(fnmatchcase(path.name.lower(), pattern) for pattern in _NAMES):
         return True
     if any(is_secret_folder(name) for name in path.relative_to(project_dir).parts):
         return True

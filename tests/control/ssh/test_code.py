@@ -264,7 +264,9 @@ SECRETS = [
     ".aws/credentials", ".git-credentials", ".kube/config", ".docker/config.json", ".ssh/config", ".pgpass",
     ".npmrc", ".config/gh/hosts.yml", "kaggle.json", "x.p12", "server.pem", "pkg/id_rsa", ".netrc",
     "secrets.yaml", ".s3cfg", "service_account-1.json", ".env.local", "pkg/hub_token",
-    ".cache/huggingface/token", "deploy",
+    ".cache/huggingface/token", "deploy", "project-1234.json", "Secrets.yaml", ".ENV", "prod.env",
+    "token.json", "wandb_api_key.txt", "passwords.txt", "old.pem.bak", ".vault_pass", ".oci/config",
+    ".dockercfg",
 ]  # fmt: skip
 
 
@@ -274,11 +276,24 @@ def test_passwords_and_keys_stay_on_the_laptop(home: Path, project: Path, in_git
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("secret")
     (project / "deploy").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n")
-    (project / "tokenizer.py").write_text("")
+    key = '{"type": "service_account",\n "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}'
+    (project / "project-1234.json").write_text(key)
+    for name in ("tokenizer.py", "api_key.py", "tokenizer.json", "environment.yaml"):
+        (project / name).write_text("")
+    (project / "parser.py").write_text('MARK = "-----BEGIN PRIVATE KEY-----"\n')
     os.mkfifo(project / "pipe")
     if in_git:
         subprocess.run(["git", "init", "-q", project], check=True)
     delivery = code.collect(project)
     sent = {file.name for file in delivery.files}
-    assert sent == {"train.py", "pkg/model.py", "tokenizer.py", ".slurmddp/commit.txt"}
+    assert sent == {
+        "train.py",
+        "pkg/model.py",
+        "tokenizer.py",
+        "api_key.py",
+        "tokenizer.json",
+        "environment.yaml",
+        "parser.py",
+        ".slurmddp/commit.txt",
+    }
     assert {".aws", ".ssh", "kaggle.json", "deploy", "pkg/id_rsa"} <= set(delivery.left_out)
