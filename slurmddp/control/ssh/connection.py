@@ -35,6 +35,9 @@ _NOTE_S = 30.0
 """Seconds without an answer after which a note says what may hold it up."""
 _ANSWER_S = 300.0
 """Seconds for which the answer is awaited: a person may have to log in, and a profile may be slow."""
+_PIECE_BYTES = 1 << 20
+_MOST_GREETING_BYTES = 1 << 28
+"""Bytes that the shells and profiles of a host may print before slurmddp runs there: 256 MB."""
 _UNREACHABLE = 255
 """Exit code of ssh for its own failures."""
 _LINGER_S = 1.0
@@ -99,12 +102,19 @@ class Exchange:
         Raises:
             LoginNodeError: the host can't be reached, or slurmddp does not run there.
         """
-        for line, facts in self._answers():
+        greeted = 0
+        for line, facts in self._answers(_PIECE_BYTES):
             if facts is not None:
                 self.version = str(facts["version"])
                 return
             if greetings is not None:
                 print(line, end="", file=greetings, flush=True)
+            greeted += len(line)
+            if greeted > _MOST_GREETING_BYTES:
+                raise LoginNodeError(
+                    f"{self.node.host} prints without an end before it runs slurmddp. Nothing was done.",
+                    hint=f"`{shlex.join(['ssh', self.node.host, 'true'])}` must print little, and end.",
+                )
         raise self._silence()
 
     def send(self, content: bytes) -> None:
@@ -162,9 +172,10 @@ class Exchange:
             raise unreachable(self.node.host)
         return code
 
-    def _answers(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    def _answers(self, most: int = -1) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Yield lines or facts; of a line that is longer than `most` bytes, pieces."""
         mark = json.dumps({_PROOF: self._proof})[:-1]
-        while self._code is None and (raw := self._stdout.readline()):
+        while self._code is None and (raw := self._stdout.readline(most)):
             line, ended, code = raw.decode(errors="replace").partition(self._end)
             if ended:
                 self._code = int(code.rstrip("}\n") or _UNREACHABLE)

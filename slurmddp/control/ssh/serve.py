@@ -41,6 +41,9 @@ from slurmddp.runs.folder.owner import account
 from slurmddp.runs.status.run_status import statuses
 from slurmddp.slurm.client import SlurmClient
 
+_BEGINNING = base64.b64encode(b'{"a')[:2]
+"""The beginning of each request: of an object in JSON, as base64."""
+
 
 def serve(nonce: str, command_line: Callable[[Sequence[str]], int]) -> int:
     """Serve the one request on standard input, and return the exit code.
@@ -123,7 +126,11 @@ def _take_over_stdin() -> IO[bytes]:
 
 def _read_request(source: IO[bytes]) -> dict[str, Any]:
     try:
-        request: dict[str, Any] = json.loads(base64.b64decode(source.readline().strip(), validate=True))
+        beginning = source.read(len(_BEGINNING))
+        if beginning != _BEGINNING:  # Another stream, such as /dev/zero, may have no line that ends.
+            raise ValueError(f"{beginning!r} begins no request")
+        line = beginning + source.readline()
+        request: dict[str, Any] = json.loads(base64.b64decode(line.strip(), validate=True))
     except ValueError as error:
         raise LoginNodeError(
             "No request came over ssh.", hint="A profile on this host may read the standard input."

@@ -71,3 +71,12 @@ def test_files_are_sent_unless_others_may_have_written_them(
 def test_a_request_that_is_not_whole_is_refused(tmp_path: Path, sent: bytes):
     done = subprocess.run([sys.executable, "-c", PROGRAM], input=sent, capture_output=True, check=False)
     assert done.returncode != 0 and b"LoginNodeError" in done.stderr
+
+
+def test_an_input_without_an_end_is_refused_at_once() -> None:
+    """A profile may put /dev/zero in the place of the standard input."""
+    with Path("/dev/zero").open("rb") as source:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stdin=source, capture_output=True, check=False, timeout=60
+        )
+    assert done.returncode != 0 and b"No request came over ssh" in done.stderr
