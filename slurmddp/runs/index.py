@@ -34,7 +34,7 @@ def remember(*folders: RunFolder) -> None:
     try:
         path = index_file()
         known = set(_indexed(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = [folder for folder in folders if str(folder.path) not in known]
         if new:
             append_line(path, *({"name": folder.name, "path": str(folder.path)} for folder in new))

@@ -18,6 +18,7 @@ from pathlib import Path
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.jsonl import append_line, read_lines
+from slurmddp.runs.folder.owner import refuse_file_of_others
 from slurmddp.spec import END_OF_RUN_NAME
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def records_file() -> Path:
 def remember(*runs: SshRun) -> None:
     """Record runs; only warn if a record can't be written."""
     try:
-        records_file().parent.mkdir(parents=True, exist_ok=True)
+        records_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         append_line(records_file(), *map(asdict, runs))
     except OSError as error:
         log.warning("%s on %s can't be recorded: %s", runs[-1].name, runs[-1].host, error)
@@ -77,6 +78,8 @@ def ssh_runs() -> list[SshRun]:
     known = {one.name for one in fields(SshRun)}
     found: dict[tuple[str, str], SshRun] = {}
     try:
+        # A record names a host, and a program that runs there as this account.
+        refuse_file_of_others(records_file(), "Remove it; runs are then found on their login node.")
         for line in read_lines(records_file()):
             run = SshRun(**{key: value for key, value in line.items() if key in known})
             found.pop((run.name, run.host), None)

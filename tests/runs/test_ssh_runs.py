@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 
 import pytest
 
@@ -70,3 +72,18 @@ def test_of_equal_words_the_one_that_names_the_run_gets_the_whole_name(monkeypat
         sent = requests.pop()["words"]
         assert [at for at, word in enumerate(sent) if word == "exp-0a1b2c3d"] == [place]
         assert sent[:place] == words[:place]
+
+
+def test_records_that_another_account_may_have_written_name_no_host_and_no_program(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    before = os.umask(0o002)
+    try:
+        ssh_runs.remember(ssh_runs.SshRun(name="a", host="one", folder="/project", python="/tmp/theirs"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(ssh_runs.records_file().parent.stat().st_mode) == 0o700
+    assert ssh_runs.find("a") is not None
+    os.chown(ssh_runs.records_file(), 54322, 54322)  # Only root can give a file away.
+    assert ssh_runs.find("a") is None and "belongs to account 54322" in caplog.text

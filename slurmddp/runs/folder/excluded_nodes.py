@@ -64,7 +64,7 @@ def share(folder: RunFolder, cluster: str, *, since: float) -> None:
         if not str(own.get("reason")).startswith(FOUND_BY_TEST):
             note["expires"] = min(own["expires"], _time(own, "time") + _LOST_S)
         if "run" not in own and _time(own, "time") >= since and _key(note) not in known:
-            shared_file().parent.mkdir(parents=True, exist_ok=True)
+            shared_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             append_line(shared_file(), note)
 
 
