@@ -191,6 +191,46 @@ def signal_group(leader: int, sent: signal.Signals) -> None:
         os.killpg(leader, sent)
 
 
+def end_group_of_dead(leader: int, timeout_s: float) -> None:
+    """Kill the processes that a dead child has left in its group, and let its resource tracker finish.
+
+    `multiprocessing` starts a tracker beside a program that uses shared memory. The tracker removes what the
+    program has left there, once the other processes are gone. Killed before, it would leave that in the
+    machine's memory, and the next program could not use the same names.
+
+    Args:
+        leader: pid of the child, which nobody has reaped yet: its group can't be another process's.
+        timeout_s: for the tracker, before it is killed as well.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        orphans = _orphans_in(leader)
+        trackers = [pid for pid in orphans if _is_tracker(pid)]
+        if not trackers:
+            break
+        for pid in set(orphans) - set(trackers):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    signal_group(leader, signal.SIGKILL)
+
+
+def _orphans_in(group: int) -> list[int]:
+    """Return the adopted orphans in a process group that run (see `adopt_orphans`); none if unknown."""
+    listed = PROC / str(os.getpid()) / "task" / str(os.getpid()) / "children"  # far fewer than in /proc
+    with suppress(OSError):
+        pids = [int(pid) for pid in listed.read_text(encoding="ascii").split()]
+        stats = {pid: fields for pid in pids if (fields := stat(pid))}
+        return [pid for pid, fields in stats.items() if int(fields[2]) == group and fields[0] != "Z"]
+    return []
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in (PROC / str(pid) / "cmdline").read_bytes()
+    return False
+
+
 def peak_memory_bytes() -> int:
     """Return the most bytes of physical memory that this process has held at once; 0 if unknown."""
     with suppress(OSError, ValueError):

@@ -56,6 +56,8 @@ _UNKILLABLE_S = 60.0
 _END_S = 2.0
 """Seconds that `stop` waits for a killed rank. A rank that the kernel holds in I/O is left to SLURM."""
 _POLL_S = 0.002
+_TRACKER_S = 2.0
+"""Seconds for a rank's resource tracker, which needs milliseconds."""
 _REQUESTS = STOP_SIGNALS | {signal.SIGINT}
 """The signals by which a program is asked to stop."""
 _CODES_OF_A_STOP = frozenset(
@@ -176,7 +178,10 @@ class WorkerGroup(ABC):
         self._ended_by_us = True
         self._kill_by = time.monotonic() + _UNKILLABLE_S
         for pid in self._running:
-            process.signal_group(pid, signal.SIGKILL)
+            self._kill(pid)
+
+    def _kill(self, pid: int) -> None:
+        process.signal_group(pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
         """Return whether `poll` has seen every rank end; raise SlurmddpError if a rank can't be killed."""
@@ -407,11 +412,13 @@ class ForkedWorkers(WorkerGroup):
         spec, rank = self._spec, self.rank(local_rank)
         capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, reason)
 
+    def _kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)  # What it has started ends in `_exit_code`.
+
     def _exit_code(self, pid: int) -> int | None:
         if not process.has_ended(pid):
             return None
-        # The dead leader still holds its pid here, so its group can't be another process's.
-        process.signal_group(pid, signal.SIGKILL)
+        process.end_group_of_dead(pid, _TRACKER_S)
         self._reaper.forget(pid)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

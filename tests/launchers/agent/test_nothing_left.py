@@ -32,6 +32,21 @@ def main(run_dir):
     os.write(1, ("started " + " ".join(map(str, pids)) + " all\\n").encode())
     {{ending}}
 """
+SHARING = """
+import os, time
+from multiprocessing import shared_memory
+from pathlib import Path
+def main(run_dir):
+    memory = shared_memory.SharedMemory(create=True, size=9)
+    os.write(1, f"made {{memory.name}} now\\n".encode())
+    made = [Path(run_dir) / f"made-{{rank}}" for rank in range(2)]
+    made[int(os.environ["RANK"])].touch()
+    while not all(path.exists() for path in made):
+        time.sleep(0.01)
+    if os.environ["RANK"] == "0":
+        {ending}
+    time.sleep(600 if "kill" in "{ending}" else 0)
+"""
 DAEMON = 'start(["sleep", "600"], start_new_session=True)'
 
 
@@ -92,6 +107,16 @@ def test_what_left_the_group_of_its_rank_ends_with_the_agent(tmp_path: Path, end
     pids = started(folder)
     assert len(pids) >= 3, "what one rank has started at least"
     wait_until(lambda: not any(map(runs, pids)), "all that was below the agent ends")
+
+
+@pytest.mark.parametrize("ending", ["return 0", "os.kill(os.getpid(), 9)"])
+def test_shared_memory_that_a_rank_leaves_is_removed(tmp_path: Path, ending: str) -> None:
+    """Python's resource tracker removes it; where a rank dies, also that of the rank that is killed then."""
+    folder = make_run(tmp_path, SHARING.format(ending=ending))
+    with start_agent(folder) as agent:
+        agent.wait(timeout=120)
+    names = [folder.rank_log(0, rank).read_text().split()[1] for rank in range(2)]
+    assert not any((Path("/dev/shm") / name).exists() for name in names)
 
 
 def test_an_agent_whose_reaper_was_killed_goes_on(tmp_path: Path) -> None:
