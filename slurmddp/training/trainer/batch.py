@@ -11,6 +11,9 @@ from torch import nn
 
 from slurmddp.errors import ConfigError
 
+IGNORED = -100
+"""The class number of targets that don't count, such as padding: torch's and Hugging Face's default."""
+
 
 def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -> tuple[Any, Any]:
     """Call `model` on the inputs of a batch.
@@ -55,6 +58,12 @@ def loss_of_output(outputs: Any, targets: Any) -> torch.Tensor:
         hint="Name a loss function, such as loss._target_=torch.nn.functional.mse_loss, or let the model "
         "return an object with one number as `.loss`, or a dict with it as 'loss'.",
     )
+
+
+def has_ignored_targets(batch: Any) -> bool:
+    """Return whether a batch for a model that computes its own loss has labels which don't count."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    return isinstance(labels, torch.Tensor) and bool((labels == IGNORED).any())
 
 
 def one_number(loss: torch.Tensor, name: str) -> torch.Tensor:

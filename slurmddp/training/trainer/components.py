@@ -174,7 +174,9 @@ def build_loss(config: Mapping[str, Any] | None) -> Loss:
 def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
     """Return the loss that `config` names, which refuses a tensor of several numbers as its result."""
     measure = build_loss(config)
-    name = str((config or {}).get("_target_", "of the model's output"))
+    if config is None:
+        return measure  # It has checked the model's output.
+    name = str(config["_target_"])
 
     def loss(outputs: Any, targets: Any) -> Any:
         value = measure(outputs, targets)

@@ -27,7 +27,7 @@ from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
-from slurmddp.training.trainer.batch import forward, kind_of
+from slurmddp.training.trainer.batch import IGNORED, forward, has_ignored_targets, kind_of, loss_of_output
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
@@ -39,7 +39,7 @@ from slurmddp.training.trainer.utilization import Utilization, in_words
 
 
 def token_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = -100
+    logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = IGNORED
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of the cross-entropy, in nats, and the number of targets that count.
 
@@ -212,6 +212,22 @@ class Training:
                 "it a method heldout(), and train.eval_batches=1 or more.",
             )
 
+    def warn_of_ignored_targets(self, batch: Any) -> None:
+        """Log that batches with few targets weigh as much as others, if the first batch has padded labels.
+
+        Args:
+            batch: of the first step of this attempt.
+        """
+        components = self.components
+        means = self.distributon.world_size * components.loader.accumulate
+        if components.loss is loss_of_output and means > 1 and has_ignored_targets(batch):
+            self._warn(
+                "loss",
+                "With loss=null, a step takes the mean of the means of its batches, and some targets of this "
+                "data don't count (-100): batches with few targets weigh as much as others. Name a loss that "
+                "returns a sum and a count: see docs/data.md, Batches.",
+            )
+
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
         components, accumulate = self.components, self.components.loader.accumulate
@@ -229,6 +245,7 @@ class Training:
         self.step += 1
         self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
         if self._is_first:
+            self.warn_of_ignored_targets(batch)
             self._utilization.count(batch)
         self._is_first = False
         self.call_back("on_step_end")

@@ -75,7 +75,9 @@ class StepLoss:
         return self._value / mean
 
     def _mean(self, count: torch.Tensor) -> torch.Tensor:
-        return self._distributon.all_reduce(count) if self._is_shared else count
+        if self._is_shared:
+            return self._distributon.all_reduce(count)
+        return torch.where(count == 0, 1, count)  # A rank without a token takes a step without a gradient.
 
 
 def _pair(loss: Any) -> tuple[torch.Tensor, Any]:

@@ -17,10 +17,11 @@ from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import run_log
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.batch import loss_of_output
 from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.components import Components
 from slurmddp.training.trainer.ema import AverageOfWeights
-from slurmddp.training.trainer.loop import Training
+from slurmddp.training.trainer.loop import Training, token_cross_entropy
 
 
 def batches(size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -167,6 +168,30 @@ def test_a_step_counts_the_tokens_of_all_ranks(
 ) -> None:
     training, _ = make(alone, tmp_path, accumulate=2)
     assert training.components.units_per_step(ranks) == tokens
+
+
+@pytest.mark.parametrize(
+    ("loss", "ranks", "accumulate", "batch", "warns"),
+    [
+        (loss_of_output, 2, 1, {"labels": torch.tensor([3, -100])}, True),
+        (loss_of_output, 1, 2, {"labels": torch.tensor([3, -100])}, True),
+        (loss_of_output, 1, 1, {"labels": torch.tensor([3, -100])}, False),
+        (loss_of_output, 2, 1, {"labels": torch.tensor([3, 100])}, False),
+        (loss_of_output, 2, 1, {"inputs": torch.tensor([-100])}, False),
+        (token_cross_entropy, 2, 1, {"labels": torch.tensor([3, -100])}, False),
+    ],
+)
+def test_padded_labels_of_a_model_that_takes_its_own_mean_are_named(
+    loss: Any, ranks: int, accumulate: int, batch: dict[str, torch.Tensor], warns: bool
+) -> None:
+    warnings: list[tuple[str, str]] = []
+    training: Any = SimpleNamespace(
+        components=SimpleNamespace(loss=loss, loader=SimpleNamespace(accumulate=accumulate)),
+        distributon=SimpleNamespace(world_size=ranks),
+        _warn=lambda *warning: warnings.append(warning),
+    )
+    Training.warn_of_ignored_targets(training, batch)
+    assert len(warnings) == warns
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,17 @@ def test_replicas_that_train_alone_do_not_wait_for_each_other(monkeypatch: pytes
         assert step.add((torch.tensor(6.0), 3)).item() == 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_replica_without_a_token_takes_a_step_without_a_gradient(accumulate: int) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    with Distributon(1, strategy="local_sgd").launch() as d:
+        step = StepLoss(d, accumulate)
+        for _ in range(accumulate):
+            d.backward(step.add((model(torch.ones(0, 1)).sum(), 0)), accumulate=accumulate)
+        assert step.finish(model).item() == 0
+    assert model.weight.grad is not None and model.weight.grad.item() == 0
+
+
 @pytest.mark.parametrize("loss", [1.5, (1.5, 2), (torch.ones(2), 2), (torch.ones(()),), None])
 def test_another_loss_is_refused(alone: Distributon, loss: Any) -> None:
     with pytest.raises(ConfigError, match="is no loss of a batch"):
