@@ -2,8 +2,8 @@
 
 The sampler divides the samples among the ranks itself. `set_epoch(epoch)` is called at the start of each
 epoch on the sampler, the batch sampler and the data set that have it. After a resume the sampler starts the
-epoch again, and the trained batches are dropped. So the samples are the same only if the sampler gives the
-same order again.
+epoch again, with the generators that it had then, and the trained batches are dropped. So the samples are
+the same only if the sampler gives the same order again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError, MismatchError
+from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class PassthroughLoader(DistributedLoader):
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
     ) -> None:
         super().__init__(loader, device, seed, info, accumulate)
+        self._at_begin: dict[str, Any] | None = None
+        """The states of the generators at the begin of the epoch, before the sampler has drawn an order."""
         self._to_epoch(0)
 
     @property
@@ -49,19 +52,42 @@ class PassthroughLoader(DistributedLoader):
         self._to_epoch(self._epoch + 1)
 
     def _to_epoch(self, epoch: int) -> None:
-        self._epoch, self._done = epoch, 0
+        self._epoch, self._done, self._at_begin = epoch, 0, None
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         for owner in (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._epoch)
-        if self._done:
-            self._warn_of_reading_again()
-        for number, batch in enumerate(self._started()):
-            if number >= self._done:
-                self._done = number + 1
-                yield batch
+        for batch in self._read_again() if self._done else self._read_first():
+            self._done += 1
+            yield batch
+
+    def _read_first(self) -> Iterator[Any]:
+        generators = [generator.get_state() for generator in self._generators()]
+        self._at_begin = {"global": rng.capture(), "own": generators}
+        return self._started()
+
+    def _read_again(self) -> Iterator[Any]:
+        """Return the batches after those that were trained."""
+        self._warn_of_reading_again()
+        with rng.preserved():
+            if self._at_begin is not None:
+                rng.restore(self._at_begin["global"])
+                for generator, state in zip(self._generators(), self._at_begin["own"], strict=False):
+                    generator.set_state(state)
+            batches = self._started()
+            for _ in range(self._done):
+                next(batches, None)
+        return batches
+
+    def _generators(self) -> list[torch.Generator]:
+        """Return the generators that the user has given to samplers of torch."""
+        batches = self._loader.batch_sampler
+        samplers = [self._loader.sampler, batches, getattr(self._loader.sampler, "sampler", None)]
+        samplers.append(getattr(batches, "sampler", None))
+        owned = {id(one): getattr(one, "generator", None) for one in samplers}
+        return [generator for generator in owned.values() if isinstance(generator, torch.Generator)]
 
     def _warn_of_reading_again(self) -> None:
         log.warning(
@@ -71,6 +97,12 @@ class PassthroughLoader(DistributedLoader):
             self._done,
         )
 
+    def rank_state(self) -> dict[str, Any] | None:
+        return {"begin": self._at_begin} if self._done else None
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        self._at_begin = state["begin"]
+
     def _load(self, state: dict[str, Any]) -> None:
         if not {"epoch", "batches"} <= state.keys():
             raise CheckpointError(
@@ -79,7 +111,8 @@ class PassthroughLoader(DistributedLoader):
             )
         if state["batches"]:
             self._require_ranks(state.get("world_size", self._world_size), state["batches"])
-        self._epoch, self._done = state["epoch"], state["batches"]
+        self._to_epoch(state["epoch"])
+        self._done = state["batches"]
 
     def _require_ranks(self, ranks: int, batches: int) -> None:
         """Raise MismatchError unless as many ranks as now had read the first batches of the epoch."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from slurmddp.errors import CheckpointError, MismatchError
+from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.passthrough import PassthroughLoader
 from support.loaders import Augmented, epoch_of, loader_of
@@ -85,6 +94,82 @@ def test_a_resume_gives_the_rest_of_the_epoch_and_the_next_one(
     assert epoch_of(resumed) == epochs[1][stop:]
     assert f"Numbers is read again from the start of its epoch, and {stop} batches" in caplog.text
     assert epoch_of(resumed) == epochs[2]
+
+
+class Permuted(Turned):
+    """Draws its order from the global generators, and reads it one by one."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (int(index) for index in self.draw(SAMPLES))
+
+
+def _seeded() -> torch.Generator:
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    return generator
+
+
+DRAWN: dict[str, Callable[[], dict[str, Any]]] = {
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(2, SAMPLES))},
+    "with replacement": lambda: {"sampler": RandomSampler(range(SAMPLES), replacement=True)},
+    "some": lambda: {"sampler": RandomSampler(range(SAMPLES), num_samples=10)},
+    "of a generator": lambda: {"sampler": SubsetRandomSampler(range(SAMPLES), _seeded())},
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(SAMPLES)), 3, False)},
+    "batches of a generator": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(range(SAMPLES), generator=_seeded()), 3, False)
+    },
+    "lists": lambda: {"sampler": BatchSampler(RandomSampler(range(SAMPLES)), 3, False), "batch_size": None},
+    "torch": lambda: {"sampler": Permuted(torch.randperm)},
+    "numpy": lambda: {"sampler": Permuted(np.random.permutation)},
+    "python": lambda: {"sampler": Permuted(lambda size: random.sample(range(size), size))},
+}
+
+
+class Lists(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_drawn_order_is_the_same_after_a_resume(kind: str, workers: int) -> None:
+    """The training draws numbers too; a stop in the second epoch is resumed twice by new processes."""
+
+    def loader() -> DistributedLoader:
+        options = DRAWN[kind]()
+        if "batch_sampler" not in options:
+            options.setdefault("batch_size", 3)
+        return loader_of(Lists(), num_workers=workers, **options)
+
+    def trained(loader: DistributedLoader, batches: int) -> list[Any]:
+        seen: list[Any] = []
+        while len(seen) < batches:
+            for batch in loader:
+                seen.append([batch.tolist(), torch.rand(1).item(), random.random()])
+                if len(seen) == batches:
+                    return seen
+        return seen
+
+    rng.seed_everything(1)
+    whole = trained(loader(), 10)
+    rng.seed_everything(1)
+    stopped, seen = loader(), []
+    for batches in (5, 1, 4):
+        seen += trained(stopped, batches)
+        state, rank_state, generators = stopped.state_dict(), stopped.rank_state(), rng.capture()
+        rng.seed_everything(2)
+        stopped = loader()
+        stopped.load_state_dict(state)
+        if rank_state is not None:
+            stopped.load_rank_state(rank_state)
+        rng.restore(generators)
+    assert seen == whole
 
 
 def test_other_ranks_can_resume_only_between_epochs() -> None:
