@@ -75,10 +75,13 @@ def _executable(command: str) -> str:
 
 def _file(folder: RunFolder, script: str) -> str:
     """Return the path of a script: its copy in the snapshot or, without a copy, as it was given."""
-    copy = folder.code_dir / script
-    if copy.is_file():
-        return str(copy)
     path = Path(script).expanduser()
+    # A path may lead to the project through a link, and the script itself may be a link, whose name counts.
+    for place in (os.path.normpath(path.absolute()), os.path.realpath(path)):
+        relative = Path(os.path.relpath(place, Path.cwd()))
+        copy = folder.code_dir / relative
+        if os.pardir not in relative.parts and copy.is_file():
+            return str(copy)
     if not path.is_file():
         raise ConfigError(
             f"There is no script {script!r} in {Path.cwd()} (`program.script`).",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.environments.scrub import scrub
+from slurmddp.launchers.agent.user_program import become
+from slurmddp.runs.folder.layout import RunFolder
 from support.distributed.doc_programs import WITH, WITHOUT, loop_with_a_stop
 from support.distributed.ranks import Program, run_programs
 
@@ -134,3 +137,42 @@ def test_a_script_configures_logging_as_under_plain_python(project: Path) -> Non
         assert "a line of the script" not in own
         assert own.count("slurmddp.training.process_group.setup: rank") == 1
         assert own.count("slurmddp.later: after the launch") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "copy"),
+    [
+        ("part/train.py", "part/train.py"),
+        ("./part/../part/train.py", "part/train.py"),
+        ("{project}/part/train.py", "part/train.py"),
+        ("{link}/part/train.py", "part/train.py"),
+        ("link.py", "link.py"),
+        ("{project}/link.py", "link.py"),
+        ("{project}/ignored.py", None),
+        ("../other.py", None),
+    ],
+)
+def test_a_script_of_the_project_runs_from_the_snapshot_however_its_path_is_written(
+    script: str, copy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, link, folder = tmp_path / "project", tmp_path / "link", RunFolder(tmp_path / "run")
+    for place in (project, folder.code_dir):
+        (place / "part").mkdir(parents=True)
+        (place / "part" / "train.py").touch()
+        (place / "link.py").symlink_to("part/train.py")
+    (project / "ignored.py").touch()
+    (tmp_path / "other.py").touch()
+    link.symlink_to(project)
+    given = script.format(project=project, link=link)
+    folder.config_file.write_text(json.dumps({"program": {"script": given, "args": []}}))
+
+    def stop(path: str, words: list[str], environ: dict[str, str]) -> None:
+        raise SystemExit(words[-1])
+
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(os, "execve", stop)
+    monkeypatch.setattr("slurmddp.launchers.agent.user_program._reset_signals", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        become(str(folder.path))
+    assert left.value.code == (given if copy is None else str(folder.code_dir / copy))
