@@ -18,10 +18,14 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; an empty mapping counts as a value."""
+    """Yield dotted keys and values; an empty mapping counts as a value.
+
+    YAML has keys that are no text, such as the 1 of `{1: cat}`: `labels[1]` is not `labels.1`.
+    """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+            part = f".{key}" if isinstance(key, str) else f"[{key}]"
+            yield from leaves(inner, (prefix + part).removeprefix("."))
     elif prefix:
         yield prefix, value
 
@@ -37,7 +41,21 @@ def named(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return json.dumps(_sorted(value), separators=(",", ":"), default=str)
+
+
+def _sorted(value: Any) -> Any:
+    """Return a value with the keys of its mappings in order: numbers before texts."""
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value, key=_place)}
+    if isinstance(value, (list, tuple)):
+        return [_sorted(inner) for inner in value]
+    return value
+
+
+def _place(key: Any) -> tuple[bool, float, str]:
+    is_number = isinstance(key, (int, float))
+    return not is_number, key if is_number else 0, str(key)
 
 
 def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:

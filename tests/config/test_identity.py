@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmddp.config.identity import fingerprint
+from slurmddp.config.same_run import differences_of_runs
+from slurmddp.spec import RUN_DIGITS
 from support.runs.projects import job_of, make_project
 
 WHERE = [
@@ -64,3 +68,22 @@ def test_the_name_does_not_depend_on_order_place_or_process(project: Path, tmp_p
     assert len(names) == 1
     digits = names.pop().rpartition("-")[2]
     assert job_of(project, "nodes=2", "seed=3", "name=mine").run_name == f"mine-{digits}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "others"),
+    [({1: "cat"}, {"1": "cat"}), ({1.5: "cat"}, {"1.5": "cat"}), ({True: "cat"}, {"true": "cat"})],
+)
+def test_keys_that_are_no_text_are_not_those_of_text(keys: dict[Any, str], others: dict[str, str]) -> None:
+    runs = [{"model": {"labels": labels}} for labels in (keys, others)]
+    assert differences_of_runs(*runs)
+    assert not differences_of_runs(runs[0], runs[0])
+
+
+def test_numbers_and_texts_may_be_keys_of_one_mapping() -> None:
+    labels = {"ignored": 0, 10: "dog", 2: "cat", None: "nothing", False: "no"}
+    turned = dict(reversed(labels.items()))
+    assert fingerprint({"model": {"labels": labels}}) == fingerprint({"model": {"labels": turned}})
+    plain = {"model": {"b": {10: 1, 2: 1}, "a": [{"d": 1, "c": 1}]}}
+    as_before = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    assert fingerprint(plain) == hashlib.sha256(as_before.encode()).hexdigest()[:RUN_DIGITS]
