@@ -156,10 +156,14 @@ def _within(config: Mapping[str, Any], cluster: Cluster) -> None:
         )
     gpus = config["gpus_per_node"]
     if gpus is not None and gpus > cluster.gpus_per_node:
-        has = f"{cluster.gpus_per_node} GPUs" if cluster.gpus_per_node else "no GPUs"
+        has = "no GPUs"
+        fewer = "gpus_per_node=0"
+        if cluster.gpus_per_node:
+            has = f"{cluster.gpus_per_node} GPUs"
+            fewer = f"gpus_per_node={cluster.gpus_per_node} or less"
         raise ConfigError(
             f"gpus_per_node={gpus} is more than a node of cluster {cluster.name} has ({has}).",
-            hint=f"Say gpus_per_node={cluster.gpus_per_node} or less, or choose another cluster.",
+            hint=f"Use {fewer}, or choose another cluster.",
         )
 
 

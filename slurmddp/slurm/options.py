@@ -38,6 +38,7 @@ _REFUSED = {
     "test-only": "`--check` asks SLURM without queueing the job",
     "hetjob": "a run has one kind of node; take the option out",
     "het-group": "a run has one kind of node; take the option out",
+    "ntasks-per-gpu": "each node has one agent, which starts a rank for each GPU",
     "overcommit": "each node has one agent, which starts the ranks; set ranks_per_node",
     "wrap": "slurmddp writes the script; `slurmddp run -- COMMAND` runs a command",
     "input": "ranks have no input",
@@ -48,6 +49,8 @@ _REFUSED = {
 """Options of sbatch that no job of slurmddp can have, with the reason and what to do instead."""
 _GPU_SHARES = ("gpus", "gpus-per-task", "gpus-per-socket")
 """Other ways to ask for GPUs, which contradict the number for each node."""
+_RESOURCE_LISTS = ("gres", "tres-per-task")
+"""Options that list resources of any kind, such as `gres=nvme:1,gpu:2` and `tres-per-task=gres/gpu:1`."""
 _RESERVED = frozenset({*_SHAPE, "output", "error", "open-mode"})
 _ONE_CLUSTER = frozenset({"cluster", "clusters"})
 """The commands ask one SLURM, here and in the job, and would not find a job of another."""
@@ -190,7 +193,8 @@ def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
     """Refuse a second request for GPUs beside the one that slurmddp writes."""
     for key, value in given.items():
         name = _long_name(key)
-        is_second = name in _GPU_SHARES or (name == "gres" and str(value).startswith("gpu"))
+        names_gpus = re.search(r"(?:^|[,/:])gpu(?:$|[,:=])", str(value)) is not None
+        is_second = name in _GPU_SHARES or (name in _RESOURCE_LISTS and names_gpus)
         if is_second and value is not False and _gpus(job):
             raise ConfigError(
                 f"cluster.sbatch sets {name}, and the job already asks for its GPUs with "

@@ -185,6 +185,10 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
             "already asks for its GPUs with --gpus-per-node=8",
         ),
         ({"gpus_per_node": 8, "sbatch": {"gres": "gpu:8"}}, "gpu_request: none"),
+        ({"gpus_per_node": 8, "sbatch": {"gres": "nvme:1,gpu:8"}}, "gpu_request: none"),
+        ({"gpus_per_node": 8, "sbatch": {"tres_per_task": "cpu:8,gres/gpu:1"}}, "gpu_request: none"),
+        ({"gpus_per_node": 8, "sbatch": {"tres-per-task": "gres/gpu=8"}}, "gpu_request: none"),
+        ({"sbatch": {"ntasks_per_gpu": 1}}, "a rank for each GPU"),
         ({"sbatch": {"array": "0-3"}}, "one run for each element"),
         ({"sbatch": {"clusters": "b"}}, "export SLURM_CLUSTERS=NAME"),
         ({"env": {"SLURMDDP_SECRET": "1"}}, "sets itself"),
@@ -242,7 +246,8 @@ def test_a_site_with_another_way_to_ask_for_gpus_gets_it() -> None:
     asked = {"gpus-per-task": 8, "gres": "lustre:1"}
     own = sbatch_options(make_job(gpus_per_node=8, gpu_request="none", sbatch=asked))
     assert own["gpus-per-task"] == 8 and "gpus-per-node" not in own
-    assert sbatch_options(make_job(gpus_per_node=8, sbatch={"gres": "lustre:1"}))["gres"] == "lustre:1"
+    for other in ("lustre:1", "nvme_gpu:1", "gpumem:4"):
+        assert sbatch_options(make_job(gpus_per_node=8, sbatch={"gres": other}))["gres"] == other
 
 
 HOSTILE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
