@@ -10,9 +10,12 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
+from slurmddp.host.working_folder import working_folder
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
@@ -50,7 +53,7 @@ def all_runs(start: Path | None = None, *, name: str = "") -> list[RunFolder]:
 
 def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
     """Return the paths of `all_runs`; much faster, since thousands of runs are touched and few are shown."""
-    local = (start or Path.cwd()) / "runs"
+    local = (start or working_folder()) / "runs"
     here = sorted(local.iterdir()) if local.is_dir() else []
     # A name with a dot is a run folder that is being created.
     found = [str(path.absolute()) for path in here if not path.name.startswith(".") and path.is_dir()]
@@ -60,7 +63,7 @@ def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
         log.warning("The list of runs can't be read: %s", error)
         known = []
     # A look at each of thousands of folders takes seconds on a network file system.
-    paths = dict.fromkeys(path for path in (*known, *found) if path.rpartition("/")[2].startswith(name))
+    paths = _without_twins(path for path in (*known, *found) if path.rpartition("/")[2].startswith(name))
     dated = [(last_touched(path), path) for path in paths]
     alive = [(when, path) for when, path in dated if when is not None]
     return [path for _, path in sorted(alive, reverse=True)]
@@ -73,7 +76,10 @@ def parents() -> list[Path]:
     except OSError:
         known = []
     folders = {os.path.dirname(path): None for path in known}  # noqa: PTH120
-    return list(dict.fromkeys([Path.cwd() / "runs", *map(Path, folders)]))
+    first: dict[str, Path] = {}
+    for folder in (working_folder() / "runs", *map(Path, folders)):
+        first.setdefault(os.path.realpath(folder), folder)
+    return list(first.values())
 
 
 def sweep_files(name: str | None) -> list[Path]:
@@ -101,9 +107,9 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
     Raises:
         RunNotFoundError: there is no such run, or there are several.
     """
-    here = start or Path.cwd()
+    here = start or working_folder()
     if name and "/" in name and _is_file(here / name / "config.yaml"):  # No name of a run has a slash.
-        return RunFolder((here / name).resolve())
+        return _at(here / name)
     runs = all_runs(here, name=name or "")
     if name is None:
         if not runs:
@@ -112,13 +118,14 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
     exact = [run for run in runs if run.name == name]
     path = here / name
     if not exact and name and _is_file(path / "config.yaml"):
-        return RunFolder(path.resolve())
+        return _at(path)
     found = exact or [run for run in runs if name and run.name.startswith(name)]
     found = _without_put_aside(found)
     # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
     found = [run for run in found if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or found
     # Of runs in several folders, those in this folder's `runs/` are meant.
-    found = [run for run in found if run.path.parent == here / "runs"] or found
+    own = os.path.realpath(here / "runs")
+    found = [run for run in found if os.path.realpath(run.path.parent) == own] or found
     if len(found) == 1:
         return found[0]
     if not found and name and _is_private(path):
@@ -127,6 +134,21 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
             hint=f"That account can open it to readers: chmod -R go+rX {shlex.quote(str(path))}",
         )
     raise _ambiguous(name, found) if found else _unknown(name, all_runs(here))
+
+
+def _at(path: Path) -> RunFolder:
+    """Return the run in a folder; a link to a run folder has a name of its own."""
+    return RunFolder(path.resolve() if path.is_symlink() else os.path.normpath(path))
+
+
+def _without_twins(paths: Iterable[str]) -> list[str]:
+    """Return each run folder once, by its first path, if its parent folder is reached by several paths."""
+    physical = cache(os.path.realpath)
+    first: dict[tuple[str, str], str] = {}
+    for path in paths:
+        parent, _, name = path.rpartition("/")
+        first.setdefault((physical(parent), name), path)
+    return list(first.values())
 
 
 def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:

@@ -26,6 +26,21 @@ def test_a_dry_run_prints_the_bytes_that_a_submission_sends(project, cluster, ca
     assert subprocess.run(["bash", "-n"], input=shown.out, text=True).returncode == 0
 
 
+def test_a_job_gets_the_paths_that_the_person_sees_not_those_behind_links(
+    project, cluster, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "home").symlink_to(project.parent)
+    seen = tmp_path / "home" / project.name
+    monkeypatch.chdir(seen)
+    monkeypatch.setenv("PWD", str(seen))
+    assert main(["train", *BIG]) == 0
+    (submission,) = cluster.submissions
+    assert str(project) not in submission.script
+    assert submission.script.count(f"{seen}/runs/first-") > 3 and str(submission.path).startswith(str(seen))
+    (run,) = (seen / "runs").glob("first-*")
+    assert f"project_dir: {seen}\n" in (run / "config.yaml").read_text()
+
+
 def test_a_dry_run_prints_what_submitit_sends(project, cluster, programs, capsys):
     asked = [*BIG, "submitter=submitit", "account=a b", "+cluster.sbatch.wckey=k", "time_limit=90"]
     assert main(["train", "--dry-run", *asked]) == 0

@@ -49,6 +49,22 @@ def test_remembering_twice_changes_nothing(home):
     assert len(index.index_file().read_text().splitlines()) == 2
 
 
+def test_a_run_whose_folder_is_reached_by_two_paths_is_one_run(home, monkeypatch):
+    (home / "disk7/project").mkdir(parents=True)
+    (home / "link").symlink_to(home / "disk7")
+    monkeypatch.chdir(home / "link/project")
+    monkeypatch.setenv("PWD", str(home / "link/project"))
+    run = remembered(home / "link/project/runs")
+    (home / "alias").symlink_to(run.path)
+    for shown in ("link", "disk7", "elsewhere"):
+        monkeypatch.chdir(home / shown / ("" if shown == "elsewhere" else "project"))
+        monkeypatch.setenv("PWD", str(home / shown / "project"))
+        assert [found.path for found in index.all_runs()] == [run.path]
+        assert index.find("gpt").path == run.path
+    assert index.find("../link/project/runs/gpt-0a1b2c3d").path == run.path
+    assert index.find("../alias").name == run.name
+
+
 def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
     here = remembered(home / "one/runs", "gpt-00000001")
     other = remembered(home / "two/runs", "gpt-00000002", "gpt-00000003")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from slurmddp.cli import hydra_flags, start_run
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.errors import EXIT_FINISHED
+from slurmddp.host.working_folder import working_folder
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import own_script
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     """
     from slurmddp.cli import check_job
 
-    project_dir, sources = Path.cwd(), hydra_flags.sources(args)
+    project_dir = working_folder()
+    sources = hydra_flags.sources(args)
     if args.info:
         return hydra_flags.show_info(args, project_dir, sources)
     if not getattr(args, "multirun", False):
@@ -127,7 +129,8 @@ def jobs_of(
     from slurmddp.config.variants import Variants
     from slurmddp.slurm.limits.nodes import beyond_nodelist
 
-    project_dir, sources, jobs = Path.cwd(), sources or DEFAULT, []
+    project_dir = working_folder()
+    sources, jobs = sources or DEFAULT, []
     notes: list[str] = []
     lines = list(points)
     shared: Shared = {}
