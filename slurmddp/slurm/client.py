@@ -395,7 +395,8 @@ class SlurmClient:
             listed = self._run([program, "--help"])  # With the options of the site's own plugins.
         except SlurmError:
             return ""
-        return near_matches(unknown[1], set(re.findall(r"--([a-z][\w-]+)", listed)), else_all=False)
+        options = set(re.findall(r"--([a-z][\w-]+)", listed)) - {unknown[1]}
+        return near_matches(unknown[1], options, else_all=False)
 
     def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
         with subprocess.Popen(

@@ -22,7 +22,7 @@ _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IG
 
 _HINTS: tuple[tuple[str, str], ...] = (
     (
-        r"(?s)error: (?!batch job submission).*submission failed: unspecified error",
+        r"(?s)error: (?!batch job submission).*submission failed: unspecified error|cli_filter",
         "A rule of the site refuses the job; the lines before SLURM's own say why.",
     ),
     (

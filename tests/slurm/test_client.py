@@ -494,15 +494,14 @@ def test_a_test_of_a_script_queues_nothing_and_tells_the_start(
     assert programs.calls("sbatch") == 0
 
 
+@pytest.mark.parametrize(("option", "near"), [("mailtype", "Did you mean mail-type? "), ("mail-type", "")])
 def test_an_unknown_option_is_told_with_near_options_of_the_sites_own_sbatch(
-    programs: FakePrograms, slurm: SlurmClient, script: Path
+    programs: FakePrograms, slurm: SlurmClient, script: Path, option: str, near: str
 ) -> None:
-    programs.write("refusal", "sbatch: unrecognized option '--mailtype=END'\n")
+    programs.write("refusal", f"sbatch: unrecognized option '--{option}=END'\n")
     with pytest.raises(SlurmError) as caught:
         slurm.submit(script, token="t:1")
-    assert (
-        caught.value.hint == "Did you mean mail-type? Correct the option under `sbatch:` in the cluster file."
-    )
+    assert caught.value.hint == f"{near}Correct the option under `sbatch:` in the cluster file."
 
 
 @pytest.mark.parametrize(("own", "ahead"), [("7", 1), ("9", 0), ("0", 2)])

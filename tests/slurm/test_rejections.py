@@ -52,6 +52,15 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
         ("sbatch: error: Job arrays are not allowed here", "submitter=submitit"),
         ("Requested node configuration is not available", "MemSpecLimit"),
         (f"sbatch: error: The licence server timed out, try again.\n{FAILED}Unspecified error", "A rule of"),
+        (
+            "sbatch: error: cli_filter/lua: Socket timed out is no excuse, use --account.",
+            "A rule of the site",
+        ),
+        (
+            "sbatch: error: lua: Your memory specification needs a project.\n"
+            "sbatch: error: cli_filter plugin terminated with error",
+            "A rule of the site",
+        ),
         (f"{FAILED}Unspecified error", "SLURM's own words"),
     ],
 )
