@@ -75,8 +75,8 @@ def start(run_dir: str) -> int:
     ranks = rules_of(folder.config(), node.nodes).ranks_per_node
     pages = [HeartbeatPage.create() for _ in range(ranks)]
     _count_restarts(local.LocalElasticAgent)
-    _record_restarts(local.LocalElasticAgent, folder)
     _stop_with_a_rank(local.LocalElasticAgent, api.SignalException)
+    _record_restarts(local.LocalElasticAgent, folder)
     numbers = ",".join(str(page.descriptor) for page in pages)
     try:
         launcher.run(launcher.parse_args([*words, "-m", __name__, run_dir, str(os.getpid()), numbers]))
@@ -185,13 +185,20 @@ def _stop_with_a_rank(agent_class: Any, signal_exception: Any) -> None:
     """Let torchrun stop all ranks when one has stopped by itself; else it would start them again."""
     monitor = agent_class._monitor_workers
 
+    def stop() -> NoReturn:
+        sent = signal.Signals(_for_ranks(signal.SIGUSR2))
+        raise signal_exception("A rank has stopped by itself.", sent)
+
     @wraps(monitor)
     def monitor_or_stop(agent: Any, group: Any) -> Any:
         handlers = getattr(agent._pcontext, "subprocess_handlers", {}).values()
         if any(handler.proc.poll() == EXIT_STOPPED for handler in handlers):
-            sent = signal.Signals(_for_ranks(signal.SIGUSR2))
-            raise signal_exception("A rank has stopped by itself.", sent)
-        return monitor(agent, group)
+            stop()
+        result = monitor(agent, group)
+        # A rank may have ended since the look above.
+        if any(failure.exitcode == EXIT_STOPPED for failure in result.failures.values()):
+            stop()
+        return result
 
     agent_class._monitor_workers = monitor_or_stop
 

@@ -92,3 +92,21 @@ def test_a_node_that_starts_ranks_again_without_a_failure_of_its_own_counts_the_
     for _ in range(3):
         Agent()._start_workers(None)
     assert counts == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["seen before", "seen by torchrun first"])
+def test_a_rank_that_has_stopped_by_itself_stops_all_ranks_and_is_no_failure(is_late: bool) -> None:
+    class Stopped(Exception):
+        pass
+
+    rank = SimpleNamespace(poll=lambda: None if is_late else 75)
+
+    class Agent:
+        _pcontext = SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=rank)})
+
+        def _monitor_workers(self, group: object) -> object:
+            return SimpleNamespace(failures={0: SimpleNamespace(exitcode=75)})
+
+    torchrun._stop_with_a_rank(Agent, Stopped)
+    with pytest.raises(Stopped):
+        Agent()._monitor_workers(None)
