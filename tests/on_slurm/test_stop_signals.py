@@ -131,6 +131,7 @@ def test_every_framework_saves_when_slurm_or_a_person_stops_it(tmp_path: Path, w
             wait_for_steps(run.folder)
             if way in ("stop", "cancel"):
                 command(way, run.folder.name)
+                go_on(run.folder)  # At once: SLURM soon kills the ranks of a cancelled job.
         if way == "preempted":
             occupy(command)
         for run in found.values():
