@@ -210,6 +210,22 @@ END = [
         logging.root.warning('kept in memory')
         """,
     ),
+    _program(
+        "queue of log lines",
+        """
+        import atexit, logging, logging.handlers, queue
+        lines = queue.Queue()
+        listener = logging.handlers.QueueListener(lines, logging.FileHandler(f'log-{rank}'))
+        listener.start(); atexit.register(listener.stop)
+        logging.root.addHandler(logging.handlers.QueueHandler(lines))
+        logging.warning('by a thread')
+        """,
+    ),
+    _program(
+        "open transaction",
+        "import sqlite3\nbase = sqlite3.connect(f'base-{rank}')\nbase.execute('create table a(b)')\n"
+        "base.execute('insert into a values (1)')\ndef more(): return base",
+    ),
     _program("no newline", "print('the end', end='')"),
     _program("closed streams", "sys.stdout.close(); sys.stderr.close()"),
     _program("own streams", "sys.stdout = open(f'out-{rank}', 'w')\nprint('into a file')"),
@@ -221,6 +237,20 @@ END = [
     _program(
         "exit handler that fails",
         "import atexit\natexit.register(print, 'first')\natexit.register(lambda: 1 / 0)",
+    ),
+    _program("exit handler that exits", "import atexit\natexit.register(sys.exit, 5)"),
+    _fails("exit handler that ends the process", "import atexit\natexit.register(os._exit, 5)"),
+    _program(
+        "exit handler that starts threads",
+        """
+        import atexit, threading
+        from concurrent.futures import ThreadPoolExecutor
+        def late():
+            try: ThreadPoolExecutor(1).submit(print, 'late')
+            except RuntimeError as error: print(error)
+        atexit.register(late)
+        threading._register_atexit(print, 'before the threads end')
+        """,
     ),
     _fails(
         "exit handlers after an error", "import atexit\natexit.register(print, 'handler')\nraise KeyError(3)"
@@ -291,6 +321,36 @@ END = [
         """,
     ),
     _program(
+        "manager by spawn",
+        """
+        import multiprocessing
+        class Place:
+            name = 'rank'
+        def work(shared, lock, place):
+            with lock: shared[place.name] = os.environ['RANK']
+        if __name__ == '__main__':
+            context = multiprocessing.get_context('spawn')
+            with context.Manager() as manager:
+                shared, lock = manager.dict(), manager.Lock()
+                process = context.Process(target=work, args=(shared, lock, Place()))
+                process.start(); process.join(); print(dict(shared), process.exitcode)
+        """,
+    ),
+    _program(
+        "pool that is not closed",
+        """
+        import multiprocessing
+        def double(number): return number * 2
+        pool = multiprocessing.get_context('fork').Pool(1)
+        print(pool.map(double, range(3)))
+        """,
+    ),
+    _program(
+        "program again",
+        "if 'again' not in sys.argv: os.execv(sys.executable, [sys.executable, *sys.argv, 'again'])\n"
+        "print(sys.argv[1:], __name__)",
+    ),
+    _program(
         "forked child",
         "import atexit\natexit.register(lambda: open(f'end-{rank}', 'a').write('x'))\n"
         "if os.fork() == 0: sys.exit()\nos.wait()",
@@ -355,6 +415,13 @@ CODES = [
     _fails("hook that exits", "sys.excepthook = lambda *args: sys.exit(9)\n1 / 0"),
     _fails("interrupted by itself", "raise KeyboardInterrupt", is_alone=True),
     _fails("killed by itself", "import signal; os.kill(os.getpid(), signal.SIGKILL)", is_alone=True),
+    _fails(
+        "out of time",
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.1); signal.pause()",
+        is_alone=True,
+    ),
+    _fails("exit code without a text", "class A:\n    def __str__(self): raise ValueError\nsys.exit(A())"),
+    _fails("stream that is gone", "sys.stderr = None; raise ValueError('not seen')"),
     _fails("recursion", "sys.tracebacklimit = 1\ndef f(): f()\nf()"),
     _program(
         "broken pipe", "r, w = os.pipe(); os.close(r)\ntry: os.write(w, b'x')\nexcept OSError as e: print(e)"
@@ -390,6 +457,19 @@ SIGNALS = [
     _program("SIGTERM that exits", f"{LEAVE}{WAIT}finally: print('finally')", sent=signal.SIGTERM),
     _program("interrupt, counted", COUNT.replace("NUMBER", "signal.SIGINT"), sent=signal.SIGINT),
     _program("interrupt, saved", f"{WAIT}except KeyboardInterrupt: print('saved')", sent=signal.SIGINT),
+    _program(
+        "SIGTERM, in an event loop",
+        """
+        import asyncio, signal
+        async def main():
+            stopped = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+            open(f'ready-{rank}', 'w').close()
+            await stopped.wait(); open(f'saved-{rank}', 'w').write('x')
+        asyncio.run(main())
+        """,
+        sent=signal.SIGTERM,
+    ),
     _program("interrupt, not handled", f"{WAIT}finally: print('finally')", sent=signal.SIGINT),
 ]
 
