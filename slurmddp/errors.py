@@ -165,6 +165,14 @@ def plain(error: OSError) -> str:
     return f"{error.strerror or error}{where}"
 
 
+def unreadable(path: object, error: OSError) -> SlurmddpError:
+    """Return the error for a file of a run that can't be read, with the reason."""
+    return SlurmddpError(
+        f"{path} can't be read: {error.strerror or error}.",
+        hint="slurmddp did not leave it so: put the file back from a copy, or correct its permissions.",
+    )
+
+
 def combine_exit_codes(codes: Iterable[int]) -> int:
     """Return the exit code of a group from its members' codes: a refusal, else a failure, else a stop."""
     found = set(codes)

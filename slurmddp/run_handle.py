@@ -11,6 +11,7 @@ import logging
 import math
 import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -157,9 +158,9 @@ class Run:
             raise error
         plain, pickled, config = self._contents("result.json", "result.pkl", "config.yaml")
         if plain is not None:
-            return json.loads(plain)
+            return self._load(json.loads, plain, "result.json")
         if pickled is not None:
-            return pickle.loads(pickled)
+            return self._load(pickle.loads, pickled, "result.pkl")
         if _is_function(config):
             raise SlurmddpError(
                 f"{self.name} has finished, and its folder holds no result.",
@@ -167,11 +168,23 @@ class Run:
             )
         return None
 
+    def _load(self, load: Callable[[bytes], Any], content: bytes, name: str) -> Any:
+        """Return the value in the content of a file; raises SlurmddpError if it holds none."""
+        try:
+            return load(content)
+        except Exception as error:  # A pickle imports classes, and runs their code.
+            raise SlurmddpError(
+                f"{self.path / name} ({len(content)} bytes) holds no value that this Python can read: "
+                f"{type(error).__name__}: {error}.",
+                hint="`slurmddp.submit(..., again=True)` calls the function once more.",
+            ) from error
+
     def _contents(self, *names: str) -> list[bytes | None]:
         """Return the contents of files of the run folder, None for a missing one.
 
         Raises:
             ConfigError: another account owns such a file or can write into it: a pickle could run anything.
+            SlurmddpError: such a file can't be read, or is no file.
         """
         refuse_foreign(self.path, READ_ONLY)
         return [read_own(self.path / name) for name in names]

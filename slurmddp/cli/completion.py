@@ -85,7 +85,11 @@ def active_runs(prefix: str, **_facts: Any) -> list[str]:
     from slurmddp.runs.folder.history import read_history
 
     named = [folder for folder in index.all_runs() if folder.name.startswith(prefix)]
-    active = [folder.name for folder in named if read_history(folder).may_live]
+    active = []
+    for folder in named:
+        with suppress(SlurmddpError, OSError):  # A damaged record hides only its run.
+            if read_history(folder).may_live:
+                active.append(folder.name)
     return [*active, *(run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix))]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
@@ -152,7 +153,7 @@ def _places(folder: RunFolder) -> str:
     """Return where a run is, and which code it runs."""
     lines = [f"folder  {folder.path}"]
     with suppress(OSError):  # Only a run with a snapshot has the file.
-        lines.append(f"code    {folder.code_note_file.read_text(encoding='utf-8').strip()}")
+        lines.append(f"code    {read_regular(folder.code_note_file).decode().strip()}")
     return "\n".join(lines)
 
 

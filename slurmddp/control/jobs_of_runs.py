@@ -40,7 +40,7 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
 
     jobs_of_each: list[list[str]] = []
     for (folder, ids), live in zip(runs, unrecorded, strict=True):
-        recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.name)]
+        recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.path)]
         # A job with an error is not in the queue.
         open_jobs = [job_id for job_id in recorded if not known[job_id].terminal and not known[job_id].error]
         jobs_of_each.append([*open_jobs, *(job_id for job_id in live if job_id not in open_jobs)])

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError
+from slurmddp.host.regular_file import read_regular
 from slurmddp.host.working_folder import working_folder
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
@@ -160,7 +161,7 @@ def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
 def _indexed(path: Path) -> list[str]:
     """Return the absolute paths in the index; a damaged line costs only its run."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(path).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     found = []

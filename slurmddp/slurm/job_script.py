@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from slurmddp.host.regular_file import read_regular
+
 ELEMENTS = "elements"
 """A file beside the script of an array. Its line INDEX + 1 is the name of the run folder of an element."""
 
@@ -41,8 +43,22 @@ def elements(folder: str) -> Sequence[str]:
 @lru_cache(maxsize=64)
 def _names(file: str, *_version: int) -> Sequence[str]:
     """Return the lines of a file, which is read once for all elements of an array."""
-    with open(file, encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
-        return stream.read().split("\n")[:-1]
+    return read_regular(file).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
+
+
+def is_of_unread_array(job_id: str, script: str, run: Path) -> bool:
+    """Return whether a job is an element of an array beside a run, and the array does not say of which run.
+
+    Its file `elements` is lost or can't be read. So the job may be of each run that names its id.
+
+    Args:
+        job_id: of the job.
+        script: what `script_of` returns for it.
+        run: the run folder.
+    """
+    folder = Path(script).parent
+    is_of_array = "_" in job_id and folder.name.startswith(".")
+    return is_of_array and os.path.realpath(folder.parent) == os.path.realpath(run.parent)
 
 
 def may_be_of(names: Collection[str], run: str, script: str) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from slurmddp.slurm.job_script import may_be_of
+from slurmddp.slurm.job_script import is_of_unread_array, may_be_of
 from slurmddp.slurm.options import job_name
 
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -65,9 +66,10 @@ class JobState:
     error: str = ""
     """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
 
-    def may_be_of(self, run_name: str) -> bool:
-        """Whether this can be the job of a run: another cluster, or a new sandbox, uses the same ids."""
-        return may_be_of({run_name, job_name(run_name)}, self.run, self.script)
+    def may_be_of(self, run: Path) -> bool:
+        """Whether this can be a run's job: another cluster, or a new sandbox, uses the same ids."""
+        names = {run.name, job_name(run.name)}
+        return may_be_of(names, self.run, self.script) or is_of_unread_array(self.job_id, self.script, run)
 
     @property
     def terminal(self) -> bool:

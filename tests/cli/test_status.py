@@ -149,6 +149,17 @@ def test_a_job_of_another_run_that_has_the_same_id_is_left_alone(make_run, slurm
     assert {job: slurm.states[job].state for job in "78"} == {"7": "RUNNING", "8": "CANCELLED"}
 
 
+def test_a_queued_element_is_queued_although_its_array_does_not_name_its_run(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder, "7_1")
+    script = str(folder.path.parent / ".gpt.1" / "job.sbatch")
+    slurm.states["7_1"] = JobState(job_id="7_1", state="PENDING", reason="Priority", script=script)
+    assert main(["status", "gpt"]) == 0
+    assert "queued" in capsys.readouterr().out
+    assert main(["cancel", "gpt"]) == 0
+    assert slurm.states["7_1"].state == "CANCELLED"
+
+
 def trained(folder):
     """Two attempts: one that failed after a save, one that runs."""
     facts = {"job_id": "7", "launcher": "slurm", "nodes": "node[1-2]"}
@@ -266,7 +277,7 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
     folder = make_run()
     folder.attempts_file.mkdir()
     assert main(["status", "gpt"]) == 0
-    expected = f"can't be read: Is a directory ({folder.attempts_file})"
+    expected = f"{folder.attempts_file} can't be read: it is a folder and no file."
     assert expected in capsys.readouterr().out
     assert main(["report", "gpt"]) == EXIT_FAILED
     assert f"report of gpt-0a1b2c3d can't be written: Is a directory ({folder.attempts_file})" in (

@@ -402,6 +402,29 @@ def test_the_arrays_of_a_sweep_share_the_bound_on_points_at_once(project, cluste
 
 
 @pytest.mark.parametrize(
+    ("words", "bounds"),
+    [
+        (["resume", "{sweep}", "train.steps=900", "array_parallelism=4"], ["0-2%2", "0-2%2"]),
+        (["train", *BIG, "-m", "seed=range(1,7)", "array_parallelism=4"], ["0-2%3"]),
+    ],
+    ids=["extended", "left alone"],
+)
+def test_finished_points_count_for_the_bound_if_they_are_extended(project, cluster, words, bounds):
+    cluster.largest_array = 3
+    assert main(["train", *BIG, "-m", "seed=range(1,7)"]) == EXIT_FINISHED
+    sweep = sweep_of(project)
+    for place, run in enumerate(sweep.runs):
+        job_id = f"{place // 3 + 1}_{place % 3}"
+        outcome = "finished" if place < 3 else "stopped"
+        start(run, job_id=job_id)
+        end(run, outcome, job_id=job_id)
+        cluster.set_state(job_id, "COMPLETED")
+    assert main([word.format(sweep=sweep.name) for word in words]) == EXIT_FINISHED
+    arrays = [re.search("--array=(.*)\n", sent.script) for sent in cluster.submissions[2:]]
+    assert [found and found[1] for found in arrays] == bounds
+
+
+@pytest.mark.parametrize(
     ("bound", "sizes", "shares"),
     [
         (4, [20, 5], [3, 1]),

@@ -316,7 +316,12 @@ def test_a_job_with_an_id_of_ours_is_known_by_its_script(
     programs.write("accounting", "\n".join(lines) + "\n")
     found = slurm.jobs(["7_0", "8_0", "9_0", "9", "10_0", "11_0", "20", "21", "30", "31"])
     assert len(found) == 10
-    assert [one for one, job in found.items() if job.may_be_of("gpt-1")] == ["7_0", "10_0", "20", "31"]
+    assert [one for one, job in found.items() if job.may_be_of(tmp_path / "runs/gpt-1")] == [
+        "7_0",
+        "10_0",
+        "20",
+        "31",
+    ]
 
 
 def test_without_accounting_unknown_jobs_are_left_out(programs: FakePrograms, slurm: SlurmClient) -> None:

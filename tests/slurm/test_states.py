@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slurmddp.slurm import states
@@ -81,7 +83,9 @@ def test_a_token_tells_whose_job_it_is(comment: str, run: str) -> None:
 
 
 def test_a_job_without_a_token_may_be_of_any_run() -> None:
-    assert JobState(job_id="1", state="RUNNING").may_be_of("gpt")
-    assert JobState(job_id="1", state="RUNNING", run="a-b").may_be_of("a b")
-    assert not JobState(job_id="1", state="RUNNING", run="gpt-1").may_be_of("gpt-2")
-    assert not JobState(job_id="1", state="RUNNING", script="/runs/gpt-1/job.sbatch").may_be_of("gpt-2")
+    assert JobState(job_id="1", state="RUNNING").may_be_of(Path("/runs/gpt"))
+    assert JobState(job_id="1", state="RUNNING", run="a-b").may_be_of(Path("/runs/a b"))
+    assert not JobState(job_id="1", state="RUNNING", run="gpt-1").may_be_of(Path("/runs/gpt-2"))
+    assert not JobState(job_id="1", state="RUNNING", script="/runs/gpt-1/job.sbatch").may_be_of(
+        Path("/runs/gpt-2")
+    )

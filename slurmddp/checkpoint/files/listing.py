@@ -23,6 +23,7 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.errors import CheckpointError, RunNotFoundError, SlurmddpError
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import parse_best
@@ -153,7 +154,7 @@ def _sizes_fit(folder: Path) -> Manifest:
 
 def _pointed(root: Path) -> str:
     try:
-        return (root / POINTER_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        return read_regular(root / POINTER_FILE).decode("utf-8", errors="replace").strip()
     except OSError:
         return ""
 

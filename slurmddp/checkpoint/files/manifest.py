@@ -15,6 +15,7 @@ from typing import Any
 
 from slurmddp.checkpoint.files.durable import ALGORITHM, FileRecord, record_of
 from slurmddp.errors import CheckpointError
+from slurmddp.host.regular_file import read_regular
 
 FORMAT = 2
 MANIFEST_FILE = "manifest.json"
@@ -114,7 +115,7 @@ def newest_step(root: Path) -> int | None:
 def load_manifest(folder: Path) -> Manifest:
     """Read and check the manifest; raises CheckpointError if it is damaged, OSError if unreadable."""
     try:
-        content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        content = json.loads(read_regular(folder / MANIFEST_FILE))
         recorded = content.pop("sha256")
         if recorded != _digest(content):
             raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")

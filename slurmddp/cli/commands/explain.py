@@ -63,7 +63,7 @@ def _wait(folder: RunFolder, found: RunStatus, slurm: SlurmClient) -> Wait | Non
         return None
     try:
         job = slurm.jobs([found.job_id]).get(found.job_id)
-        if job is None or not job.pending or not job.may_be_of(found.name):
+        if job is None or not job.pending or not job.may_be_of(found.path):
             return None
         return Wait(
             reason=job.reason,

@@ -34,7 +34,15 @@ from slurmddp import __version__
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, EXIT_LOGIN_NODE, ConfigError, LoginNodeError, RunNotFoundError
+from slurmddp.errors import (
+    EXIT_FINISHED,
+    EXIT_LOGIN_NODE,
+    ConfigError,
+    LoginNodeError,
+    RunNotFoundError,
+    unreadable,
+)
+from slurmddp.host.regular_file import open_regular
 from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.owner import account
@@ -179,11 +187,14 @@ def _own_content(path: Path, *, unshared: bool) -> bytes | None:
 
     Raises:
         ConfigError: another account owns the file, or can write to it although it has to be `unshared`.
+        SlurmddpError: the file can't be read.
     """
     try:
-        stream = path.open("rb")
+        stream = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise unreadable(path, error) from error
     with stream:
         status = os.fstat(stream.fileno())
         if status.st_uid != os.geteuid():

@@ -29,6 +29,8 @@ from slurmddp.spec import END_OF_RUN_NAME, Job
 SCRIPT = "job.sbatch"
 _OF_ONE_RUN = ("job-name", "output")
 """Options of sbatch whose values differ between runs and that an array has one of."""
+_OF_LENGTH = ("train", "program")
+"""The sections with the keys that extend a finished run: its length, or the arguments of its script."""
 
 
 def groups(jobs: Iterable[Job], most: int) -> list[list[Job]]:
@@ -61,12 +63,16 @@ def groups(jobs: Iterable[Job], most: int) -> list[list[Job]]:
 
 
 def _is_left(job: Job) -> bool:
-    """Return whether the run of a job has not finished."""
+    """Return whether a job has something to do: its run has not finished, or is to train longer."""
+    folder = RunFolder(job.run_dir)
     try:
-        newest = read_history(RunFolder(job.run_dir)).newest
+        newest = read_history(folder).newest
+        if newest is None or newest.outcome != "finished":
+            return True
+        stored = folder.config()
     except (SlurmddpError, OSError):
         return True
-    return newest is None or newest.outcome != "finished"
+    return any(stored.get(section) != job.program.config.get(section) for section in _OF_LENGTH)
 
 
 def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:

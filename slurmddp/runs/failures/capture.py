@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, as_json, from_json
 from slurmddp.runs.failures.tracebacks import TRACEBACK
 from slurmddp.runs.folder.late_files import read_text
@@ -107,7 +108,7 @@ def last_lines(
     Other processes wrote the bytes before `since` and from `until` on.
     """
     lines: tuple[str, ...] = ()
-    with suppress(OSError), log.open("rb") as stream:
+    with suppress(OSError), open_regular(log) as stream:
         size = stream.seek(0, os.SEEK_END) if until is None else until
         for most in _READ_BYTES:
             stream.seek(max(since, size - most))

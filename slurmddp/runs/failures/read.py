@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurmddp.environments import hostlist
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
+from slurmddp.host.regular_file import open_regular, read_regular
 from slurmddp.runs.failures import capture, causes
 from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, from_json, is_consequence
 from slurmddp.runs.folder.history import Attempt
@@ -119,7 +120,7 @@ def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
 
 def _read(path: Path) -> Failure | None:
     try:
-        return from_json(path.read_text(encoding="utf-8", errors="replace"))
+        return from_json(read_regular(path).decode("utf-8", errors="replace"))
     except OSError:
         return None
 
@@ -184,7 +185,7 @@ def _slurms_words(logs: Path) -> Iterator[Path]:
 
 def _tail(path: Path) -> list[str]:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
             return stream.read().decode(errors="replace").splitlines()
     except OSError:

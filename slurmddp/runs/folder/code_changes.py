@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job, own_script
@@ -80,7 +81,7 @@ def _name(path: Path, project_dir: Path) -> str:
 def _read(file: Path) -> dict[str, str] | None:
     """Return a record; None without one, as in the folder of a run of an earlier version."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(read_regular(file))
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

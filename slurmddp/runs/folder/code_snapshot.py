@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.hard_link import link
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
 from slurmddp.runs.folder.sent_code import SentFile
@@ -276,7 +277,7 @@ def carry_over(old: Path, new: Path) -> None:
 def _names(code: Path) -> set[str] | None:
     """Return the names of the files of a snapshot; None if the folder has no record of them."""
     try:
-        return set(json.loads((code / RECORD / "files.json").read_text(encoding="utf-8")))
+        return set(json.loads(read_regular(code / RECORD / "files.json")))
     except (OSError, ValueError):
         return None
 

@@ -38,6 +38,7 @@ MODULES = (
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
+    "slurmddp.host.regular_file",
     "slurmddp.runs.folder.excluded_nodes",
     "slurmddp.runs.folder.jsonl",
     "slurmddp.runs.folder.late_files",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import time
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import SlurmddpError, unreadable
+from slurmddp.host.regular_file import open_regular
 
 _warned: set[str] = set()
 
@@ -56,13 +58,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     Each broken line is logged once as a warning.
 
     Raises:
-        SlurmddpError: the file has broken lines and no record.
+        SlurmddpError: the file can't be opened, or has broken lines and no record.
     """
-    if not path.exists():
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise unreadable(path, error) from error
     broken: list[tuple[int, str]] = []
     found = False
-    with path.open(encoding="utf-8", errors="replace") as stream:
+    with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, 1):
             if not line.endswith("\n"):
                 break
@@ -82,10 +88,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             hint="Another program damaged the file: remove that line.",
         )
     for number, text in broken:
-        _warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")
+        warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")
 
 
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Log a warning, unless this process has logged it before."""
     if text not in _warned:
         _warned.add(text)
         import logging  # The batch step has seconds left, and does not need it.

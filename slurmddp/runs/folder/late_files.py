@@ -12,6 +12,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from slurmddp.host.regular_file import read_regular
+
 
 def names_in(folder: Path) -> frozenset[str]:
     """Return the names in a folder; none if it does not exist or can't be read."""
@@ -32,7 +34,7 @@ def read_bytes(path: Path) -> bytes | None:
     if not is_there(path):
         return None
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError:
         return None
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import RunNotFoundError, SlurmddpError
+from slurmddp.errors import RunNotFoundError, SlurmddpError, unreadable
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 from slurmddp.runs.folder.late_files import is_there, names_in, read_text
 
@@ -169,17 +170,26 @@ class RunFolder:
         return self.is_stopped or self.is_cancelled or self.is_superseded(attempt)
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration; raises RunNotFoundError if this is no run folder."""
-        if not self.config_file.is_file():
+        """Return the resolved configuration.
+
+        Raises:
+            RunNotFoundError: this is no run folder.
+            SlurmddpError: the file can't be read, or holds no mapping.
+        """
+        try:
+            content = read_regular(self.config_file)
+        except (FileNotFoundError, NotADirectoryError):
             raise RunNotFoundError(
                 f"{self.path} is not a run folder: it has no config.yaml.", hint="See `slurmddp list`."
-            )
+            ) from None
+        except OSError as error:
+            raise unreadable(self.config_file, error) from error
         import yaml  # The batch step has only the standard library.
 
         try:
             # libyaml is ten times faster, where PyYAML has it.
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            loaded = yaml.load(self.config_file.read_text(encoding="utf-8"), loader)
+            loaded = yaml.load(content.decode(), loader)
         except (yaml.YAMLError, ValueError):
             loaded = None
         if not isinstance(loaded, dict):
@@ -194,8 +204,7 @@ class RunFolder:
 
     def typed(self) -> list[str]:
         """Return the settings of the run as typed; raises OSError or ValueError if they can't be read."""
-        # `read_text` would turn a carriage return into a line break.
-        return shlex.split(self.overrides_file.read_bytes().decode())
+        return shlex.split(read_regular(self.overrides_file).decode())
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.attempts_file))

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from slurmddp.errors import RunNotFoundError
+from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.host.process import start_time
+from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.folder.layout import RunFolder
 
 _POLLED_S = 0.1
@@ -48,6 +49,7 @@ class RunLock:
 
         Raises:
             RunNotFoundError: the run folder is gone, since the process that created it took it away again.
+            SlurmddpError: the name of the lock file belongs to a link or a folder.
         """
         try:
             self.fileno = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -57,6 +59,13 @@ class RunLock:
             raise RunNotFoundError(
                 f"{self._path.parent} was removed by another command.", hint="Type the command again."
             ) from None
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR):
+                raise
+            raise SlurmddpError(
+                f"{self._path} is no file, so the run can't be locked: {error.strerror}.",
+                hint="slurmddp did not leave it so: remove it.",
+            ) from error
         self.release()
         return False
 
@@ -131,7 +140,8 @@ class RunLock:
 def _remove_stale(holder: Path) -> bool:
     """Remove the file of a holder that has ended; False if it may still live."""
     try:
-        text, written = holder.read_text(encoding="utf-8"), holder.stat().st_mtime
+        with open_regular(holder) as stream:
+            text, written = stream.read().decode(errors="replace"), os.fstat(stream.fileno()).st_mtime
     except FileNotFoundError:
         return True
     if not _has_ended(text, time.time() - written):

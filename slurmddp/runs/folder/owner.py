@@ -10,7 +10,8 @@ import shlex
 import stat
 from pathlib import Path
 
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, unreadable
+from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.folder.late_files import is_there
 
 log = logging.getLogger(__name__)
@@ -108,20 +109,22 @@ def read_own(path: Path) -> bytes | None:
 
     Raises:
         ConfigError: another account owns the file, or can write into it.
+        SlurmddpError: the file can't be read, or is a link.
     """
     if not is_there(path):
         return None
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise ConfigError(f"{path} is no file, but a link, a folder, a pipe or a device. It was not read.")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
+    try:
+        stream = open_regular(path, os.O_NOFOLLOW)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    with stream:
+        status = os.fstat(stream.fileno())
         if status.st_uid != os.geteuid():
             raise ConfigError(
                 f"{path} belongs to {account(status.st_uid)}, and reading it could run their code.",
                 hint="Let that account read it.",
             )
-        if who := _writers(descriptor):
+        if who := _writers(stream.fileno()):
             raise ConfigError(
                 f"{path} is writable for {who}, and reading it could run their code.",
                 hint="If you trust its content: chmod go-w " + shlex.quote(str(path)),

@@ -18,6 +18,7 @@ import slurmddp
 from slurmddp.config.identity import relevant
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
@@ -349,6 +350,6 @@ def _config(folder: RunFolder) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path).decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -8,8 +8,11 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from slurmddp.errors import unreadable
+from slurmddp.host.regular_file import open_regular
+from slurmddp.runs.folder.jsonl import warn_once
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -181,10 +184,21 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if whole and isinstance(record.get("attempt", 0), int) else None
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _open(path: Path) -> BinaryIO | None:
+    """Open the metrics of a run; None without them. What else is known of the run does not need them."""
     if not is_there(path):
+        return None
+    try:
+        return open_regular(path)
+    except OSError as error:
+        warn_once(f"{unreadable(path, error).message} The steps and values in it are not shown.")
+        return None
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if (stream := _open(path)) is None:
         return
-    with path.open("rb") as stream:
+    with stream:
         for line in stream:
             record = _parse(line) if line.endswith(b"\n") else None
             if record is not None:
@@ -192,9 +206,9 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    if not is_there(path):
+    if (stream := _open(path)) is None:
         return
-    with path.open("rb") as stream:
+    with stream:
         position = end = stream.seek(0, os.SEEK_END)
         rest = b""
         while position > 0 and end - position < _MOST_BYTES:

@@ -173,7 +173,7 @@ def _with_words_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
 def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
     history = read.history
     job = jobs.get(history.job_id or "") if jobs is not None else None
-    if job is not None and not job.may_be_of(read.folder.name):
+    if job is not None and not job.may_be_of(read.folder.path):
         job = None
     return decide(
         history,

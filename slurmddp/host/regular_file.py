@@ -1,0 +1,50 @@
+"""Open regular files only: a FIFO that has taken the place of a file blocks its reader for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading bytes.
+
+    Args:
+        path: the file; a link leads to its target.
+        flags: further flags of `os.open`, such as `os.O_NOFOLLOW`.
+
+    Raises:
+        FileNotFoundError: nothing has that name.
+        OSError: the file can't be opened, or something else has its name: a link that leads to no file too.
+    """
+    try:
+        # Without O_NONBLOCK, a FIFO would not even open before it has a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP) or not os.path.islink(path):  # noqa: PTH114
+            raise
+        target = os.readlink(path)  # noqa: PTH115
+        raise OSError(errno.EINVAL, f"it is a link to {target}", str(path)) from error
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        code = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
+        raise OSError(code, f"it is {_KINDS.get(kind, 'something else')} and no file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path | str) -> bytes:
+    """Return the content of a regular file; raises OSError as `open_regular` does."""
+    with open_regular(path) as stream:
+        return stream.read()
