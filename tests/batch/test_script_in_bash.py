@@ -391,13 +391,31 @@ def impatient(source: Callable[[str], bytes]) -> Callable[[str], bytes]:
     return changed
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ":",
+        "exec 3>&1 4</dev/null 6<&1 7>&2 8>&1 9>&1 87>/dev/null 200>&1 255>/dev/null",
+        'for number in {3..255}; do eval "exec $number>&-"; done',
+        "exec >/dev/null 2>&1",
+        "exec <&- >&- 2>&-",
+    ],
+    ids=["nothing", "uses many", "closes all", "says nothing", "has no output"],
+)
 def test_an_srun_that_waits_for_agents_which_have_left_is_ended(
-    script: Script, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """The watch gets the process that runs srun; here it is as impatient as a test."""
+    """The watch gets the process that runs srun, whatever a setup line has done to descriptors.
+
+    It is as impatient as a test. srun reads nothing, and its words stand in the log of the batch script.
+    """
+    script = Script(tmp_path, setup=(line,))
     monkeypatch.setattr(freeze, "_source", impatient(freeze._source))
     monkeypatch.setattr(freeze, "_compiled", lambda *_: b"")
     script.folder.batch_file.write_bytes(freeze.batch_program.__wrapped__())
-    assert script.start(FINISH.replace("exit 0", "exec sleep 600")) == 0
+    words = 'readlink /proc/self/fd/0; echo "srun: error: words" >&2\n'
+    assert script.start(words + FINISH.replace("exit 0", "exec sleep 600")) == 0
     assert script.end == ("finished", "none")
+    assert "/dev/null\nsrun: error: words\n" in script.log()
     assert "this script ends srun" in script.log()
+    assert "descriptor" not in script.log()

@@ -286,7 +286,7 @@ def test_a_job_that_has_neither_ends_with_its_node() -> None:
 
 def test_a_staged_environment_is_copied_by_the_batch_program() -> None:
     text = render(make_job(stage="/tmp"))
-    (line,) = (line for line in text.splitlines() if line.endswith("/job.pyz stage"))
+    (line,) = (line for line in text.splitlines() if line.endswith("/job.pyz stage \\"))
     assert line.strip().startswith('"$SLURMDDP_PYTHON" -IS ')
     assert "-m slurmddp.launchers.agent" not in text
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import rank_exits, read_failure, read_restarted, tell_others
 from slurmddp.runs.folder.history import read_history
-from slurmddp.runs.folder.late_files import read_text
+from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 _RANK = re.compile(r"rank-(\d+)\.log")
@@ -130,13 +131,14 @@ class LineReader:
     path: Path
     offset: int = 0
     rest: bytes = b""
+    is_found: bool = False
 
     def start(self, count: int | None) -> list[str]:
         """Return the last `count` whole lines, or all with None, and continue after them."""
         end = position = self.path.stat().st_size
         blocks: list[bytes] = []
         breaks = unbroken = 0
-        with self.path.open("rb") as stream:
+        with open_regular(self.path) as stream:
             while position > 0 and (count is None or (breaks <= count and unbroken < _MOST_OF_LINE)):
                 size = min(_TAIL_BLOCK, position)
                 position = stream.seek(position - size)
@@ -152,18 +154,26 @@ class LineReader:
 
     def read(self) -> list[str]:
         """Return the new whole lines; none while the file does not exist."""
-        size = self.path.stat().st_size if self.path.exists() else 0
+        size = self._size()
         if size < self.offset:  # The file was written again.
             self.offset, self.rest = 0, b""
         if size == self.offset:
             return []
-        with self.path.open("rb") as stream:
+        with open_regular(self.path) as stream:
             stream.seek(self.offset)
             data = stream.read(size - self.offset)
         self.offset += len(data)
         *lines, rest = (self.rest + data).split(b"\n")
         self.rest = rest[-_MOST_OF_LINE:]
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
+
+    def _size(self) -> int:
+        """Return the size of the file; 0 until a listing shows it."""
+        self.is_found = self.is_found or is_there(self.path)
+        try:
+            return self.path.stat().st_size if self.is_found else 0
+        except FileNotFoundError:
+            return 0
 
     def flush(self) -> list[str]:
         """Return the last line although it has no line break: the file is complete."""

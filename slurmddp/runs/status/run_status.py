@@ -15,6 +15,7 @@ from slurmddp.errors import SlurmddpError, SlurmError, plain
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
 from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history, why_stopped
+from slurmddp.runs.folder.late_files import is_there, names_in
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.logs import of_job_without_attempt
@@ -290,9 +291,11 @@ def _reached(history: History, values: Latest) -> int | None:
 def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | None:
     """Return the log that a person should open first."""
     logs = folder.log_dir(newest.number)
-    wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log", logs]
+    wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log"]
     if failure is not None and failure.rank is not None:
         wanted.insert(0, folder.rank_log(newest.number, failure.rank))
     elif failure is not None and failure.node_rank is not None:
         wanted.insert(0, logs / f"node-{failure.node_rank}.log")
-    return next((path for path in wanted if path.exists()), None)
+    names = names_in(logs)
+    files = (path for path in wanted if path.name in names and path.is_file())
+    return next(files, logs if is_there(logs) else None)
