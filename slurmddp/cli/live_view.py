@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.failures.failure import from_facts
 from slurmddp.runs.folder.history import stop_reason
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
 from slurmddp.runs.status.metrics import own_names, rate_of
@@ -41,7 +42,7 @@ def new_records(reader: LineReader) -> list[dict[str, Any]]:
 
 def _new_lines(path: Path) -> LineReader:
     """Return a reader of the lines that a file gains from now on."""
-    return LineReader(path, path.stat().st_size if path.exists() else 0)
+    return LineReader(path, path.stat().st_size if is_there(path) else 0)
 
 
 def _written_at(record: dict[str, Any]) -> float:
