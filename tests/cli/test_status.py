@@ -280,9 +280,7 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
     expected = f"{folder.attempts_file} can't be read: it is a folder and no file."
     assert expected in capsys.readouterr().out
     assert main(["report", "gpt"]) == EXIT_FAILED
-    assert f"report of gpt-0a1b2c3d can't be written: Is a directory ({folder.attempts_file})" in (
-        capsys.readouterr().err
-    )
+    assert expected in capsys.readouterr().err
 
 
 BEGUN = "slurmddp agent: node 0 of 3 on n1, attempt 0: imports took 2.10 s, ranks here: 8\n"

@@ -15,7 +15,7 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.config.composition import sources
-from slurmddp.errors import EXIT_CONFIG, ConfigError
+from slurmddp.errors import EXIT_CONFIG, ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import Job
@@ -311,5 +311,5 @@ def test_a_result_that_is_no_file_is_refused_without_a_wait(tmp_path: Path, kind
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(ConfigError, match="It was not read"):
+    with pytest.raises(SlurmddpError, match="can't be read: it is a (link to|FIFO|folder)"):
         owner.read_own(path)
