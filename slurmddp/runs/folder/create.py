@@ -23,6 +23,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.folder import code_changes, code_snapshot
 from slurmddp.runs.folder.freeze import freeze
+from slurmddp.runs.folder.late_files import read_bytes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
 from slurmddp.spec import Job
@@ -198,13 +199,19 @@ def _update(draft: Path, folder: RunFolder, say: Say) -> None:
         "config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt", "code.json",
     ):  # fmt: skip
         if (draft / name).exists():
-            with replacing(folder.path / name) as stream:
-                stream.write((draft / name).read_bytes())
+            _replace(folder.path / name, (draft / name).read_bytes())
     if not (draft / "code.txt").exists():
         folder.code_note_file.unlink(missing_ok=True)
     _replace_code(draft / "code", folder.code_dir, draft / "replaced")
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file if its content differs: a node that remembers a replaced file may fail to read it."""
+    if read_bytes(path) != content:
+        with replacing(path) as stream:
+            stream.write(content)
 
 
 def _replace_code(new: Path, place: Path, replaced: Path) -> None:

@@ -95,6 +95,16 @@ def test_the_same_command_again_keeps_the_run_and_takes_the_new_settings(project
     assert not folder.cancelled_file.exists()
 
 
+def test_only_a_file_that_differs_is_replaced(project: Path) -> None:
+    """A node that remembers a replaced file of a network file system may get "Stale file handle" from it."""
+    folder = prepare(job_in(project), "#!/bin/bash\n")
+    before = {path: path.stat().st_ino for path in folder.path.iterdir() if path.is_file()}
+    prepare(job_in(project, overrides=("time_limit=2h",)), "#!/bin/bash\n")
+    assert folder.overrides_file.read_text() == "time_limit=2h\n"
+    after = {path: path.stat().st_ino for path in before}
+    assert [path.name for path in before if before[path] != after[path]] == ["overrides.txt"]
+
+
 def test_code_that_has_changed_is_named_once(project: Path) -> None:
     said: list[str] = []
     prepare(job_in(project), None, said.append)
