@@ -189,7 +189,7 @@ def test_an_existing_run_that_cannot_be_written_is_named_itself(
 
     monkeypatch.setattr("slurmddp.runs.folder.create.replacing", refuse)
     with pytest.raises(ConfigError, match=f"written in {folder.path}: Permission denied") as caught:
-        prepare(job_in(project), None)
+        prepare(job_in(project, overrides=("seed=2",)), None)
     assert "runs_dir" not in caught.value.hint
 
 

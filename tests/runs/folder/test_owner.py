@@ -311,5 +311,5 @@ def test_a_result_that_is_no_file_is_refused_without_a_wait(tmp_path: Path, kind
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(SlurmddpError, match="can't be read: it is a (link to|FIFO|folder)"):
+    with pytest.raises(SlurmddpError, match=r"can't be read: it is a (link to|FIFO|folder)"):
         owner.read_own(path)
