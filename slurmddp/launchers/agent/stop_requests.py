@@ -117,6 +117,10 @@ class StopRequests:
         return at is not None and time.time() >= at
 
     def _stop(self, sent: signal.Signals, why: str) -> None:
+        if self._awaited is not None and self._awaited[1] == sent:
+            self._awaited = None
+            self._pass_on(sent)
+            return
         self._signal_ranks(sent)
         if self.is_stopping:
             return

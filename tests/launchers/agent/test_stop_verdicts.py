@@ -201,7 +201,8 @@ def test_ranks_of_another_node_get_the_signal_once_from_slurm_or_from_their_agen
         assert end_of(folder, agents, ["SIGTERM"]) == [["SIGTERM"]] * 4
 
 
-def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so() -> None:
+@pytest.mark.parametrize("is_late", [False, True], ids=["slurm signals both", "slurm signals one"])
+def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so(is_late: bool) -> None:
     workers, records = MagicMock(failed=[], restart_count=0), MagicMock()
     story = MagicMock()
     story.attach_mock(workers.ask_to_stop, "signal")
@@ -209,7 +210,10 @@ def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so() -> None:
     requests = StopRequests(workers, MagicMock(), records, Limits(), MagicMock())
     requests.forward(signal.SIGTERM, by_slurm=True)
     assert story.mock_calls == [call.say("the run was asked to stop on another node")]
-    requests.poll(math.inf)
+    if is_late:
+        requests.poll(math.inf)
+    else:
+        requests.receive(signal.SIGTERM)
     assert story.mock_calls[1:] == [
         call.signal(signal.SIGTERM),
         call.say("SIGTERM: passed on to the ranks"),
