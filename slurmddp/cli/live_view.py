@@ -24,6 +24,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
 from slurmddp.runs.status.metrics import own_names, rate_of
 from slurmddp.runs.status.notices import other_places
+from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -141,6 +142,9 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
         return f"attempt {attempt} starts on {where}", "starting: importing torch, preparing the data"
     if event in ("warned", "straggler"):
         return str(record.get("text", "")), note
+    if event == "preflight" and not record.get("failed"):
+        nodes = counted(int(record.get("nodes", 1)), "node")
+        return f"preflight passed: {nodes} in {record.get('seconds', 0):.1f} s", note
     if event == "resumed":
         return f"resuming from step {record.get('step')}", "preparing the data"
     if event == "signalled":

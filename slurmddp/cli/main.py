@@ -26,7 +26,7 @@ from slurmddp.cli.messages import (
     report_machine,
 )
 from slurmddp.environments.names import DEBUG_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, EXIT_INTERRUPTED, SlurmddpError, near_matches
+from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, EXIT_INTERRUPTED, SlurmddpError, near_matches
 
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.
@@ -58,6 +58,10 @@ COMMANDS = {
 }
 _OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "sandbox"}
 """Commands that start a run or take a run, so that they may belong to a login node."""
+_NOT_LINUX = (
+    f"slurmddp: error: slurmddp runs on Linux, and this system is {sys.platform}. Use it in a container or "
+    "WSL, or on a Linux machine such as a cluster's login node."
+)
 _INVALID_CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
@@ -83,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slurmddp.cli.completion import answer
 
         answer(COMMANDS, _module)
+    if not sys.platform.startswith("linux"):
+        print(_NOT_LINUX, file=sys.stderr)
+        return EXIT_CONFIG
     # sbatch hands the umask on to the job, so that no file of a run is writable for everybody.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")

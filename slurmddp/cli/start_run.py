@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.host.regular_file import read_regular
+from slurmddp.runs.folder.code_snapshot import NOT_IN_GIT
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
@@ -152,9 +153,19 @@ def _submit(job: Job, *, is_new: bool) -> int:
 def _places(folder: RunFolder) -> str:
     """Return where a run is, and which code it runs."""
     lines = [f"folder  {folder.path}"]
-    with suppress(OSError):  # Only a run with a snapshot has the file.
-        lines.append(f"code    {read_regular(folder.code_note_file).decode().strip()}")
+    with suppress(OSError):  # The file is missing with snapshot=false.
+        note = read_regular(folder.code_note_file).decode().strip()
+        if NOT_IN_GIT not in note:
+            lines.append(f"code    {note}")
+        elif not _has_other_runs(folder):
+            lines.append("tip     `git init` in the project: then each run keeps a copy of its code.")
     return "\n".join(lines)
+
+
+def _has_other_runs(folder: RunFolder) -> bool:
+    """Return whether a run is not the first one of its folder of runs."""
+    others = [path for path in folder.path.parent.iterdir() if path != folder.path]
+    return any(RunFolder(path).config_file.is_file() for path in others)
 
 
 def _progress_note(job: Job, folder: RunFolder) -> str:

@@ -34,7 +34,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_end import end_of
-from slurmddp.runs.text_format import counted, number
+from slurmddp.runs.text_format import counted, number, shorter
 from slurmddp.slurm import client
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Results:
     def line(self, job: Job) -> str:
         """Return the name of the run and the settings that the search has chosen."""
         own = [word for word in job.overrides if word not in self._search.words]
-        return f"{job.run_name}  {shlex.join(as_typed(own))}"
+        return f"{job.run_name}  {shorter(shlex.join(as_typed(own)))}"
 
     def loss(self, job: Job) -> float | None:
         """Wait for the end of a run, and return its value so that less is better; None without a value."""
@@ -287,5 +287,5 @@ class Results:
         if self._metric is not None:
             best = (max if self._metric.mode == "max" else min)(known, key=lambda run: known[run])
             print(f"\nbest    {self.line(self._jobs[best])}  {self._metric.name} {number(known[best])}")
-        print(f"list    slurmddp list {self.sweep}\nsweep   slurmddp report {self.sweep}")
+        print(start_sweep.ending(self.sweep))
         return EXIT_FINISHED

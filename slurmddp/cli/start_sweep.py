@@ -59,8 +59,13 @@ def start(jobs: Sequence[Job], begin: Begin) -> int:
     print(f"sweep   {name}  ({counted(len(jobs), 'run')})")
     ssh_runs.report_started([job.run_name for job in jobs], name)
     codes = start_points(jobs, begin, name)
-    print(f"\nreport  slurmddp report {name}\nsweep   slurmddp list {name}")
+    print(f"\n{ending(name)}")
     return combine_exit_codes(codes)
+
+
+def ending(name: str) -> str:
+    """Return the last lines of a sweep or a search: the commands that show it."""
+    return f"report  slurmddp report {name}\nsweep   slurmddp list {name}"
 
 
 def refuse_misfits(jobs: Sequence[Job]) -> None:

@@ -36,6 +36,10 @@ _OBEYED = re.compile(
 """Escape sequences and control characters, from colours or binary output."""
 
 
+_LONG_NUMBER = re.compile(r"(?<![\w./])\d+\.\d{7,}(e[-+]?\d+)?(?![\w./])")
+"""A number as a search draws it; not a part of a path or a version."""
+
+
 def without_control(text: str) -> str:
     """Return text without what a terminal would obey: another account may have written it."""
     return text if text.isprintable() else _OBEYED.sub("", text)
@@ -140,6 +144,11 @@ def percent(share: float) -> str:
     if 0 < share < 0.005:
         return "< 1 %"
     return f"{100 if share >= 1 else min(99, round(100 * share))} %"
+
+
+def shorter(settings: str) -> str:
+    """Return settings with four significant digits of each number that has seven decimals or more."""
+    return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.4g}", settings)
 
 
 def number(value: float | None, digits: int = 4) -> str:

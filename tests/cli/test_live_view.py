@@ -134,6 +134,8 @@ def test_a_program_that_may_report_no_step_is_running_from_its_start_on(folder, 
         ("signalled", {"signal": "the time limit"}, "stopping at a checkpoint (time limit)"),
         ("signalled", {"signal": "/runs/gpt-1/stop"}, "stopping at a checkpoint (on request)"),
         ("ended", {"outcome": "failed", "next": "none"}, "attempt 0 ended: failed"),
+        ("preflight", {"nodes": 2, "seconds": 0.583, "failed": []}, "preflight passed: 2 nodes in 0.6 s"),
+        ("preflight", {"nodes": 2, "seconds": 0.583, "failed": ["n1: slow"]}, ""),
         ("rank_failed", {"rank": 3, "exit_code": 1}, "rank 3 on n1 ended with exit code 1"),
         (
             "rank_failed",

@@ -195,3 +195,10 @@ def test_what_a_terminal_can_not_show_ends_no_command(make_run, slurm, monkeypat
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="latin-1"))
     assert run("logs", "gpt") == 0
     assert b"[rank 0] \\u2192 step 7\n" in terminal.getvalue()
+
+
+def test_another_system_than_linux_is_refused_in_one_sentence(probe, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert run("train") == errors.EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert "slurmddp runs on Linux" in told and told.count("\n") == 1

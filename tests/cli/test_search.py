@@ -99,7 +99,7 @@ def test_the_same_command_runs_no_trial_twice(project, trials, capsys):
     best = sweep_of(project).runs[found.index(min(found))]
     assert re.search(rf"\nbest    {best.name}  optimizer.lr=\S+  eval_loss 0\.", shown)
     name = sweep_of(project).name
-    assert shown.endswith(f"list    slurmddp list {name}\nsweep   slurmddp report {name}\n")
+    assert shown.endswith(f"report  slurmddp report {name}\nsweep   slurmddp list {name}\n")
     names = [run.name for run in sweep_of(project).runs]
 
     (project / "my_data.py").touch()

@@ -110,3 +110,13 @@ def test_gpus_are_counted_without_torch(tmp_path):
     assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
     assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
     assert start_run.gpus_here({}, tmp_path / "none") == 0
+
+
+def test_a_project_outside_of_git_gets_one_tip(project, here, capsys):
+    assert main(["train"]) == 0
+    tip = "tip     `git init` in the project: then each run keeps a copy of its code."
+    first = capsys.readouterr().out
+    assert tip in first.splitlines() and "No snapshot" not in first
+    assert main(["train", "seed=2"]) == 0
+    later = capsys.readouterr().out
+    assert "tip " not in later and "code " not in later and "folder  " in later

@@ -19,7 +19,7 @@ def test_a_submission_says_what_it_is_called_and_how_to_follow_it(project, clust
     folder, shown = only_run(project), capsys.readouterr().out
     assert folder.name.startswith("first-")
     assert f"run     {folder.name}  (24 ranks on 3 nodes of big)" in shown
-    assert f"code    {folder.code_note_file.read_text()}" in shown
+    assert "tip     `git init` in the project: then each run keeps a copy of its code" in shown
     assert "job     1\n" in shown and f"slurmddp logs -f {folder.name}" in shown
     assert f"slurmddp status {folder.name}" in shown
     assert [submission.script for submission in cluster.submissions] == [folder.script_file.read_text()]

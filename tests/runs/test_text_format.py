@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from slurmddp.runs.text_format import duration, number, percent, print_table
+from slurmddp.runs.text_format import duration, number, percent, print_table, shorter
 
 
 class Terminal(io.StringIO):
@@ -85,3 +85,16 @@ def test_no_text_of_another_account_commands_the_terminal() -> None:
     stream = io.StringIO()
     print_table(("RUN", "SETTINGS"), [("gpt", "a=\x1b]0;title\x07b\x1b[2J\x9bc")], stream)
     assert stream.getvalue().splitlines()[1] == "gpt  a=bc"
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ("optimizer.lr=0.07704081248969055 seed=1", "optimizer.lr=0.07704 seed=1"),
+        ("x=-12.345678901 y=1.23456789e-05", "x=-12.35 y=1.235e-05"),
+        ("lr=0.003 'b=[0.33333333333,2]'", "lr=0.003 'b=[0.3333,2]'"),
+        ("f=a/2024.12345678/b v=1.2.12345678", "f=a/2024.12345678/b v=1.2.12345678"),
+    ],
+)
+def test_numbers_that_a_search_has_drawn_are_short_in_tables(settings: str, shown: str) -> None:
+    assert shorter(settings) == shown

@@ -21,7 +21,7 @@ from slurmddp.runs import index, ssh_runs, sweeps
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
-from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table
+from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table, shorter
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.spec import FUNCTION_CALL
 
@@ -184,7 +184,7 @@ def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
         alike = [typed[other] for other in typed if names[other] == names[path]]
         shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
         own = [word for word in words if word not in shared or word.startswith("program.script=")]
-        text = shlex.join(as_typed(own)).replace(f"{FUNCTION_CALL} '{{run_dir}}' ", "")
+        text = shorter(shlex.join(as_typed(own))).replace(f"{FUNCTION_CALL} '{{run_dir}}' ", "")
         shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
     return shown
 

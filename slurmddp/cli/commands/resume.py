@@ -105,7 +105,7 @@ def _resume_all(sweep: sweeps.Sweep, changes: Sequence[str], *, check: bool) -> 
         print(f"slurmddp: {points} without a run folder; the sweep's command starts them.", file=sys.stderr)
     _print_notes(jobs, changes)
     codes = start_sweep.start_points(jobs, begin, sweep.name)
-    print(f"\nsweep   slurmddp list {sweep.name}")
+    print(f"\n{start_sweep.ending(sweep.name)}")
     return combine_exit_codes(codes)
 
 

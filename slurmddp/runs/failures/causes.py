@@ -21,6 +21,7 @@ from slurmddp.runs.failures.tracebacks import (
     raised_at,
     went_on,
     whole,
+    without_library_frames,
 )
 
 OUT_OF_MEMORY = "out of memory"
@@ -124,11 +125,12 @@ def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the `count` most useful of a process's last lines.
 
-    These are the last lines, or after a crash the innermost frames, which faulthandler writes first.
+    These are the last lines without most frames of libraries, or after a crash the innermost frames, which
+    faulthandler writes first.
     """
     crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
     if not crashes:
-        return tuple(lines)[-count:]
+        return tuple(without_library_frames(lines))[-count:]
     begun = crashes[-1]
     before = lines[max(0, begun - _BEFORE_A_CRASH) : begun + 1]
     return (*before, *_crashed_thread(lines[begun + 1 :]))[:count]

@@ -144,6 +144,32 @@ def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) ->
     return f" ({Path(frame['path']).name}:{frame['line']}{where})"
 
 
+def without_library_frames(lines: Sequence[str]) -> list[str]:
+    """Return lines with neighbouring frames of libraries as one line, if a person's frames are among them."""
+    if not place(lines):
+        return list(lines)
+    kept: list[str] = []
+    frames: list[list[str]] = []
+    for line in lines:
+        frame = FRAME.match(line)
+        if frame and frame["where"] and _is_library(frame["path"]):
+            frames.append([line])
+        elif frames and not frame and line.startswith("    "):
+            frames[-1].append(line)
+        else:
+            kept += _as_one_line(frames)
+            frames = []
+            kept.append(line)
+    return kept + _as_one_line(frames)
+
+
+def _as_one_line(frames: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of frames; of several frames, a line that counts them."""
+    if len(frames) < 2:
+        return [line for frame in frames for line in frame]
+    return [f"  ... {len(frames)} frames of libraries"]
+
+
 def place_in_file(lines: Sequence[str], error: str) -> str:
     """Return ` (train.py:12)` for a SyntaxError of a script, which Python prints without a traceback.
 

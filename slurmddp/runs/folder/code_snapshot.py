@@ -53,6 +53,8 @@ _PATCH = (
     "--dst-prefix=b/",
 )  # fmt: skip
 """Options of `git diff` for a patch that applies, whatever the settings of git are."""
+NOT_IN_GIT = "is not in a git repository"
+"""Part of the description of a run without a copy of its code."""
 _GIT_SAYS = "git says "
 _NO_COMMIT = "no commit yet"
 
@@ -322,7 +324,7 @@ def _git_trouble(project_dir: Path) -> str:
     words = answer.stderr.decode(errors="replace").strip().splitlines()
     if words and "not a git repository" not in words[0]:
         return f"{_GIT_SAYS}{words[0]!r}"
-    return f"{project_dir} is not in a git repository"
+    return f"{project_dir} {NOT_IN_GIT}"
 
 
 def _list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:

@@ -42,4 +42,5 @@ def _of_module(name: str) -> str:
     with suppress(ImportError, ValueError):
         if importlib.util.find_spec(name) is not None:
             return ""
-    return f"The ranks run {sys.executable}. If {name} is a package: {sys.executable} -m pip install {name}"
+    install = f"{sys.executable} -m pip install {name}"
+    return f"The ranks run {sys.executable}. If {name} is a package, install it there: `{install}`."

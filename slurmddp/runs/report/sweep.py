@@ -21,7 +21,7 @@ from slurmddp.runs.report.settings import as_text, settings_of, settings_that_di
 from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Curve, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
-from slurmddp.runs.text_format import counted, number
+from slurmddp.runs.text_format import counted, number, shorter
 from slurmddp.templates import template
 
 _MOST_AXES = 7
@@ -110,7 +110,7 @@ def _rows(
     labels = _short_names(differ)
     rows = []
     for at, one in enumerate(runs):
-        cells = [(labels[key], as_text(values[at])) for key, values in differ.items()]
+        cells = [(labels[key], shorter(as_text(values[at]))) for key, values in differ.items()]
         cells.append(("steps", "-" if one.status.step is None else f"{one.status.step:,}"))
         if result is not None:
             cells.append((result.label, number(one.result)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.failures.capture import here, last_lines, tail_of
-from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.runs.failures.causes import advice, reason_of, telling
 
 GROUP = """\
 rank 1 begins
@@ -211,3 +211,31 @@ def test_a_taken_port_leads_to_advice_about_scripts_that_start_ranks() -> None:
     found = reason_of(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])
     assert found.startswith("a port is taken: torch.distributed.DistNetworkError")
     assert "ranks_per_node=1" in advice(found)
+
+
+DEEP = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/a.py", line 1, in first
+    first()
+    ^^^^^^^
+  File "/venv/lib/python3.11/site-packages/torch/b.py", line 2, in second
+    second(
+  File "/home/me/nets.py", line 9, in forward
+    return self.n(x)
+  File "/venv/lib/python3.11/site-packages/torch/c.py", line 3, in third
+    third()
+RuntimeError: shapes (64x4 and 2x3)
+    an indented line of the message
+"""
+
+
+def test_frames_of_libraries_are_counted_beside_a_persons_own() -> None:
+    lines = DEEP.splitlines()
+    assert telling(lines, 30) == (
+        lines[0],
+        "  ... 2 frames of libraries",
+        *lines[6:],
+    )
+    assert telling(telling(lines, 30), 30) == telling(lines, 30)
+    others = [line for line in lines if "nets.py" not in line]
+    assert telling(others, 30) == tuple(others), "nobody's frames but those of libraries"
