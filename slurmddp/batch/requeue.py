@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob
@@ -43,7 +45,7 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         queue = job.squeue("%i %o")
         if queue.code and delay:
             continue  # The sbatch before may have queued the job all the same.
-        new = _find(queue.out, token) if queue.code == 0 else None
+        new = _find(job, queue.out, folder.script_file, token) if queue.code == 0 else None
         if new is None:
             answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
             new = parse_job_id(answer.out) if answer.code == 0 else None
@@ -56,10 +58,18 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
     return False
 
 
-def _find(queue: str, token: str) -> str | None:
-    """Return the job in the queue that has `token` as last argument of its script."""
-    rows = [line.split() for line in queue.splitlines()]
-    return next((row[0] for row in rows if row[1:] and row[-1] == token), None)
+def _find(job: SlurmJob, queue: str, script: Path, token: str) -> str | None:
+    """Return the job in the queue that has `token` among the arguments of its script."""
+    for line in queue.splitlines():
+        other, _, shown = line.strip().partition(" ")
+        if token in shown.split():
+            return other
+        # squeue of SLURM 26.05 shows a script without its arguments.
+        if shown.strip() == str(script) and other != job.id:
+            answer = job.scontrol("-o", "show", "job", other)
+            if answer.code == 0 and token in answer.out.split():
+                return other
+    return None
 
 
 def leave_queue(job: SlurmJob) -> None:

@@ -96,12 +96,12 @@ class SlurmClient:
         command = ["sbatch", "--parsable", *options, str(script), token]
         for delay in RETRY_DELAYS_S:
             try:
-                return self._submit_once(command, token)
+                return self._submit_once(command, script, token)
             except _NotAnswered as error:
                 unanswered = error
             self._say(f"{unanswered.message} Looking for the job in {delay:g} s, then trying again.")
             self._sleep(delay)
-            job_id = self._find_patiently(token, unanswered)
+            job_id = self._find_patiently(script, token, unanswered)
             if job_id is not None:
                 return job_id
         raise unanswered
@@ -136,9 +136,9 @@ class SlurmClient:
             done = self._complete(["sbatch", "--test-only", file.name])
         return parse_test_start(done.stderr)
 
-    def _submit_once(self, command: list[str], token: str) -> str:
+    def _submit_once(self, command: list[str], script: Path, token: str) -> str:
         stdout = self._run(command)
-        job_id = parse_job_id(stdout) or self._find(token)
+        job_id = parse_job_id(stdout) or self._find(script, token)
         if job_id is None:
             error = SlurmError(
                 f"sbatch gave no job id, but: {stdout.strip()!r}.",
@@ -148,11 +148,11 @@ class SlurmClient:
             raise error
         return job_id
 
-    def _find_patiently(self, token: str, cause: SlurmError) -> str | None:
+    def _find_patiently(self, script: Path, token: str, cause: SlurmError) -> str | None:
         """Find a job that sbatch may have queued after all; raise SlurmError if SLURM stays silent."""
         for delay in RETRY_DELAYS_S:
             try:
-                return self._find(token)
+                return self._find(script, token)
             except _NotAnswered:
                 self._sleep(delay)
         raise _NotAnswered(
@@ -160,13 +160,27 @@ class SlurmClient:
             hint="When it answers again, look at `squeue --me` before submitting again.",
         )
 
-    def _find(self, token: str) -> str | None:
+    def _find(self, script: Path, token: str) -> str | None:
         command = ["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%o"]
         for line in self._run(command, limit_s=self._timeout_s).splitlines():
-            job_id, _, script = line.partition("|")
-            if token in script.split():
-                return job_id.partition("_")[0]  # of an array `7_[0-9]`
+            shown_id, _, shown = line.partition("|")
+            job_id = shown_id.partition("_")[0]  # of an array `7_[0-9]`
+            if token in shown.split():
+                return job_id
+            # squeue of SLURM 26.05 shows a script without its arguments.
+            is_candidate = shown.strip().endswith(f"/{script.parent.name}/{script.name}")
+            if is_candidate and self._was_submitted_with(token, job_id):
+                return job_id
         return None
+
+    def _was_submitted_with(self, token: str, job_id: str) -> bool:
+        """Return whether SLURM shows `token` in the command that submitted a job."""
+        try:
+            return token in self._run(["scontrol", "-o", "show", "job", job_id]).split()
+        except _NotAnswered:
+            raise
+        except SlurmError:
+            return False  # SLURM has forgotten a job that has ended.
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs.

@@ -106,6 +106,18 @@ def test_a_job_that_was_queued_although_sbatch_timed_out_is_not_queued_again(
     assert programs.calls("sbatch") == 1
 
 
+@pytest.mark.parametrize(("token", "submissions"), [("t:1", 1), ("t:2", 2)])
+def test_the_job_is_found_where_squeue_shows_no_arguments(
+    programs: FakePrograms, slurm: SlurmClient, script: Path, token: str, submissions: int
+) -> None:
+    for name in ("queued-anyway", "no-arguments"):
+        programs.write(name, "")
+    programs.write("timeouts", "1")
+    programs.write("job", f"JobId=1 SubmitLine=sbatch --parsable {script} t:1 WorkDir=/\n")
+    assert slurm.submit(script, token=token) == str(submissions)
+    assert programs.calls("sbatch") == submissions
+
+
 def test_another_runs_token_is_not_taken_for_ours(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:

@@ -117,6 +117,8 @@ class FakeSlurm:
         self.lost_submissions = 0
         """Submissions that get no answer; with `queued_anyway` they are carried out."""
         self.queued_anyway = False
+        self.shows_arguments = True
+        """Whether squeue shows scripts with their arguments, which 26.05 does not."""
         self.silent_queue = 0
         self.on: dict[str, Callable[[], Answer | None]] = {}
         """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
@@ -136,6 +138,10 @@ class FakeSlurm:
         if words[0] in ("requeue", "update"):
             return self._hook(words[0]) or Answer(0)
         what = [word for word in words if not word.startswith("-")][1]
+        if what == "job" and not self.shows_arguments and words[-1] in self.jobs and words[-1] != "41":
+            return Answer(
+                0, f"JobId={words[-1]} SubmitLine=sbatch {self.jobs[words[-1]].split('|')[-1]} WorkDir=/\n"
+            )
         if what == "job":
             found = self._hook("show job")
             return found or (Answer(1) if self.job.startswith("down") else Answer(0, self.job + "\n"))
@@ -152,7 +158,11 @@ class FakeSlurm:
             return Answer(1, err="slurm_load_jobs error: Invalid job id specified")
         rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
         if words[-1] == "%i %o":
-            return Answer(0, "".join(f"{row[0]} {row[-1]}\n" for row in rows))
+            shown = {
+                row[0]: row[-1] if self.shows_arguments else row[-1].partition(" resubmitted")[0]
+                for row in rows
+            }
+            return Answer(0, "".join(f"{job_id} {script}\n" for job_id, script in shown.items()))
         return Answer(0, "".join("|".join([*row, ""][:5]) + "\n" for row in rows))
 
     def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
