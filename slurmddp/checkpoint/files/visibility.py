@@ -42,7 +42,9 @@ def wait_until_visible(folder: Path, expected: str) -> None:
 def _problem(folder: Path, expected: str) -> str:
     """Return "" if the checkpoint is visible, else the reason why not."""
     try:
-        os.listdir(folder.parent)  # noqa: PTH208 - opening the folder makes network file systems ask again.
+        # A look-up of a name that is not there yet would hide it; a listing asks the server again.
+        if folder.name not in os.listdir(folder.parent):  # noqa: PTH208
+            return "does not exist"
         return "" if fingerprint(folder) == expected else "is an older one of that step"
     except FileNotFoundError:
         return "does not exist"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from slurmddp.batch.attempt import Attempt, Settings
 from slurmddp.batch.exclusions import lost_nodes
 from slurmddp.batch.progress import latest_name
+from slurmddp.checkpoint.files import visibility
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.late_files import is_there, look_again, read_text
@@ -106,6 +108,20 @@ def test_the_newest_checkpoint_of_another_host_is_seen_at_once(
     with remembered.other_host():
         (folder.checkpoints_dir / "latest").write_text("step-7\n")
     assert latest_name(folder) == "step-7"
+
+
+def test_a_checkpoint_that_a_rank_waits_for_is_seen_when_another_host_has_written_it(
+    tmp_path: Path, remembered: RememberedNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "step-0000000005"
+
+    def write(_seconds: float) -> None:
+        with remembered.other_host():
+            checkpoint.mkdir()
+            (checkpoint / "manifest.json").write_text("{}")
+
+    monkeypatch.setattr(visibility.time, "sleep", write)
+    visibility.wait_until_visible(checkpoint, hashlib.sha256(b"{}").hexdigest())
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS.keys())
