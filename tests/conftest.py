@@ -69,7 +69,7 @@ def nothing_is_left_behind() -> Iterator[None]:
         return {one for one in children().keys() - processes if one.create_time() > begin - 1}
 
     yield
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.05)
     lines = [command_line(process) for process in left]

@@ -171,7 +171,7 @@ def _has_other_runs(folder: RunFolder) -> bool:
 def _progress_note(job: Job, folder: RunFolder) -> str:
     """Return a note about `program.checkpoints` for a script without a known save, if it may be requeued."""
     from slurmddp.batch.progress import latest_name
-    from slurmddp.spec import own_script
+    from slurmddp.spec import FUNCTION_CALL, own_script
 
     program, most = job.program.config.get("program") or {}, job.policy.max_requeues_without_progress
     again = job.policy.requeue and job.resources.time_limit_min is not None
@@ -179,8 +179,10 @@ def _progress_note(job: Job, folder: RunFolder) -> str:
         return ""
     if _uses_distributon(job.project_dir / own_script(program)):
         return ""
+    is_function = program["script"] == FUNCTION_CALL
+    name = program["args"][1] if is_function else own_script(program)
     return (
-        f"name the files that {own_script(program)} saves with program.checkpoints=PATH, unless Distributon "
+        f"name the files that {name} saves with program.checkpoints=PATH, unless Distributon "
         f"saves them: after {counted(most + 1, 'time limit')} without a newer checkpoint the run ends."
     )
 

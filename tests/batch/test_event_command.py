@@ -54,11 +54,11 @@ def frozen(folder: RunFolder, command: list[str]) -> None:
 def batch_step(folder: RunFolder, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], "SLURMDDP_RUN_DIR": str(folder.path), **environ}
     command = [sys.executable, "-IS", str(folder.batch_file), *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
 
 
 def wait_for_lines(file: Path, count: int) -> list[str]:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not file.exists() or len(file.read_text().splitlines()) < count:
         assert time.monotonic() < end
         time.sleep(0.05)

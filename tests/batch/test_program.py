@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def run_it(folder: RunFolder, python: str, *arguments: str, **environ: str) -> Done:
     environ = {"PATH": os.environ["PATH"], "SLURMDDP_RUN_DIR": str(folder.path), **environ}
     command = [python, "-IS", str(folder.batch_file), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
 
 
 def pythons() -> list[str]:

@@ -101,7 +101,7 @@ def test_q_and_ctrl_c_end_the_view_in_good_order(make_run, programs, key):
             os.write(window, b"q")
         else:
             view.send_signal(signal.SIGINT)
-        assert view.wait(60) == 0
+        assert view.wait(240) == 0
     rest = os.read(window, 4096)
     os.close(window)
     assert b"\x1b[?1049l" in rest  # The terminal shows again what stood there before.

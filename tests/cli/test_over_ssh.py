@@ -259,7 +259,7 @@ def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
     cancelled = slurmddp.Run("login1:exp").cancel()
     assert cancelled.cancelled and cancelled.path == run.path and len(cancelled.jobs) == 1
     assert slurmddp.Run("login1:exp").stop().outcome == "inactive"
-    assert run.wait(30).state == "cancelled"
+    assert run.wait(240).state == "cancelled"
     with pytest.raises(SlurmddpError, match=r"did not finish \(cancelled\)"):
         run.result()
     with pytest.raises(LoginNodeError):

@@ -35,7 +35,7 @@ class Hosts:
         host = runs[-1].host
         assert silent, "a question of ssh would end up in the view"
         self.asked[host] = self.asked.get(host, 0) + 1
-        assert self.open.wait(60)
+        assert self.open.wait(240)
         return self.answers[host]
 
     def states(self, now: float) -> dict[str, str]:

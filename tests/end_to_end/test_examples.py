@@ -25,11 +25,7 @@ from support.runs.examples import EXAMPLES, example
 from support.runs.train_runs import only_run, slurmddp
 from support.slurm.run_processes import ranks_of
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.timeout(300),
-    pytest.mark.usefixtures("forked_programs"),
-]
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("forked_programs")]
 
 TORCHRUN = [str(torchrun.__file__), "--standalone", "--nproc-per-node=2"]
 LADDER = ["01_single", "02_local", "03_torchrun", "04_slurm"]

@@ -10,7 +10,7 @@ from slurmddp.runs.folder.jsonl import read_lines
 from support.runs.agent_runs import events
 from support.runs.train_runs import only_run, slurmddp
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.distributed]
 
 PROGRAM = '''
 """A training whose ranks find on node 1 that their folder for temporary files can't be written to."""

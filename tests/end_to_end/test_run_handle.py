@@ -55,7 +55,7 @@ def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(
     run = slurmddp.submit(handle_work.rank, 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
     assert run.result(60) == (5.0, ["0", 'a "b"'], "0")
     assert run.status().state == "finished" and run.name.startswith("rank-")
-    assert run.wait(60).report == run.path / "report.html"
+    assert run.wait(240).report == run.path / "report.html"
     assert run.path.parent == project / "runs"
     attempts = (run.path / "attempts.jsonl").read_text()
     again = slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)

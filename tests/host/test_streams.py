@@ -92,7 +92,7 @@ def test_a_writer_whose_log_is_on_a_full_disk_reports_its_error(tmp_path: Path) 
     finally:
         own.close()
         os.close(descriptor)
-        assert writer.wait(60) == 0
+        assert writer.wait(240) == 0
 
 
 def test_lines_arrive_at_once_and_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 DEAF = """\
 import signal, time

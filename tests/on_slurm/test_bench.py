@@ -13,7 +13,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import Command, Run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 MBIT = 200
 BYTES_PER_S = MBIT * 1e6 / 8

@@ -10,7 +10,7 @@ from slurmddp.errors import EXIT_CONFIG
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.train_project import Command
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 
 
 def test_drafts_fit_the_site_and_checks_name_what_does_not(sandbox: FaultySandbox, tmp_path: Path) -> None:

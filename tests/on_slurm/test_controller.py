@@ -11,7 +11,7 @@ import pytest
 from slurmddp.sandbox import Sandbox
 from support.slurm.train_project import Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 SCRIPT = """
 import sys

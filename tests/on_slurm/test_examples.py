@@ -17,7 +17,7 @@ from support.distributed.doc_programs import newest_weights
 from support.runs.examples import example
 from support.slurm.train_project import Command, Run
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 
 def test_t1_t8_the_slurm_example_ends_with_the_weights_of_the_local_one(

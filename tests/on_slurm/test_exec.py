@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slurm
 
 
 def run(sandbox: Sandbox, *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from slurmddp.errors import EXIT_CONFIG
 from slurmddp.sandbox import Sandbox
 from support.slurm.train_project import Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 SHOW = f"""#!{sys.executable}
 import json, os, sys

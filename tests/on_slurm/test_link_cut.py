@@ -12,7 +12,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of, own_sandbox
 from support.slurm.train_project import UNHURRIED, Command, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture

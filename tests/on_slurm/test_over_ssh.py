@@ -15,7 +15,7 @@ from slurmddp.runs import ssh_runs
 from slurmddp.sandbox import Sandbox
 from support.slurm.login_node import login_node
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slurm
 
 SCRIPT = """
 import os
@@ -42,7 +42,7 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         return capfd.readouterr().out
 
     def wait(ready: str, *words: str) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while ready not in (text := said(*words)):
             assert time.monotonic() < deadline, text
             time.sleep(0.5)
@@ -63,8 +63,8 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
 
         run = slurmddp.submit("math.sqrt", 2.0, cluster="sandbox", ssh="login1", ranks_per_node=1)
         assert run.status().active and run.name.startswith("sqrt-")
-        assert run.result(90) == 2.0**0.5
+        assert run.result(240) == 2.0**0.5
         settings = {"cluster": "sandbox", "ssh": "login1", "ranks_per_node": 1}
         runs = slurmddp.map_array("math.pow", [2.0, 3.0, 2.0], [10.0, 2.0, 10.0], **settings)
-        assert [run.result(90) for run in runs] == [1024.0, 9.0, 1024.0]
+        assert [run.result(240) for run in runs] == [1024.0, 9.0, 1024.0]
         assert f"{runs[1].status().job_id}".endswith("_1")

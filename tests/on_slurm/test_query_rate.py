@@ -16,7 +16,7 @@ from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.paced_client import PacedClient
 from support.slurm.train_project import SMALL, Command, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300), pytest.mark.usefixtures("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 
 def requests(command: Command) -> dict[str, int]:

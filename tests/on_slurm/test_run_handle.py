@@ -12,7 +12,7 @@ from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 from slurmddp.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slurm
 
 MODULE = """
 import os

@@ -17,7 +17,7 @@ from support.runs.agent_runs import wait_until
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 
 BROKEN_SLURMD = """#!/bin/sh
 if [ "$1" = -V ]; then echo slurm 22.05.8; exit; fi
@@ -183,7 +183,7 @@ def test_env_makes_it_the_slurm_of_a_shell_and_undoes_that(sandbox: FaultySandbo
     slurmddp = f"{sys.executable} -m slurmddp sandbox env {which}"
     script = f'''eval "$({slurmddp})" && sinfo -h -o %D -p low
         eval "$({slurmddp} --unset)"; echo "conf=[$SLURM_CONF]"'''
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == ["3", "conf=[]"], done.stderr
 
 

@@ -11,7 +11,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import nodes_of
 from support.slurm.train_project import UNHURRIED, Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slurm
 
 COMMON = ["nodes=2", "ranks_per_node=1", "train.steps=40", "train.save_every=5", UNHURRIED]
 

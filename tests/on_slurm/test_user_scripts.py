@@ -9,7 +9,7 @@ import pytest
 from slurmddp.sandbox import Sandbox
 from support.slurm.train_project import Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slurm
 
 HANGS_AT_ITS_EXIT = """
 import atexit, os, threading

@@ -18,7 +18,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.stub_runs import ENDLESS, Start
 from support.slurm.versions import by_version
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slurm
 
 SHOW = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 CPUS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_ON_NODE")

@@ -141,7 +141,7 @@ def test_a_tensor_that_is_dropped_while_the_workers_close_lets_them_close():
     class Connection:
         def send(self, text, data):
             sent.append(text)
-            assert sending.wait(60)
+            assert sending.wait(240)
 
         def receive(self):
             raise EOFError("closed")

@@ -43,7 +43,7 @@ def end_of(folder: Path, program: str) -> tuple[int, str]:
         "import os, sys\nfrom slurmddp.errors import ConfigError\n"
         f"def main(run_dir):\n    print('begun', flush=True)\n    {program}\n"
     )
-    code = subprocess.run([sys.executable, "-c", RANK, str(folder)], timeout=60).returncode
+    code = subprocess.run([sys.executable, "-c", RANK, str(folder)], timeout=240).returncode
     assert not (folder / "stray").exists(), "a rank must never go on as its agent"
     return code, (folder / "rank.log").read_text()
 
@@ -86,5 +86,5 @@ def test_the_error_is_in_the_log_wherever_stderr_leads(tmp_path, place, end, cod
 
 def test_a_message_into_a_pipe_is_written_once():
     program = "from slurmddp.host.streams import tell; tell('so it is')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.stderr == "so it is\n"

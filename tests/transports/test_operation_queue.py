@@ -71,7 +71,7 @@ def test_other_errors_of_a_link_are_raised_as_they_are(error: Exception) -> None
 def test_an_operation_that_is_not_done_in_time_is_a_lost_rank() -> None:
     class Stuck(Broken):
         def all_reduce(self, flat: torch.Tensor, op: object) -> None:
-            released.wait(60)
+            released.wait(240)
 
     released = threading.Event()
     group = LinkGroup(Stuck(ValueError("unused")))
@@ -99,7 +99,7 @@ def test_a_receive_begins_when_somebody_asks_for_it(is_done: Callable[[Operation
 
 def test_the_caller_runs_an_operation_only_if_no_earlier_one_waits() -> None:
     queue, released = OperationQueue(), threading.Event()
-    queue.put(Operation("first", lambda: released.wait(60), [], timedelta(seconds=60)))
+    queue.put(Operation("first", lambda: released.wait(240), [], timedelta(seconds=60)))
     assert not queue.run(lambda: None)
     released.set()
     wait_until(lambda: queue.run(lambda: None), "the caller runs an operation")

@@ -128,7 +128,7 @@ def test_finish_makes_the_writes_urgent_and_they_come_one_by_one(
 def test_a_writer_without_a_channel_says_so() -> None:
     with open(os.devnull, "rb") as nothing:
         command = writer_process.command(nothing)  # type: ignore[arg-type]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert "is not a checkpoint channel" in done.stderr
 

@@ -356,7 +356,7 @@ def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> Non
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 78
     assert "SLURMDDP_ATTEMPT is ''" in done.stderr

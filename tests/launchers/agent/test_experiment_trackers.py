@@ -60,7 +60,7 @@ def test_every_rank_of_every_attempt_is_told(tmp_path: Path) -> None:
     folder.add_event("submitted", job_id="1")
     for attempt in (0, 1):
         with start_agent(folder, attempt=attempt, COMET_EXPERIMENT_KEY="mine") as agent:
-            assert agent.wait(timeout=60) == 0
+            assert agent.wait(timeout=240) == 0
     told = {folder.rank_log(attempt, rank).read_text() for attempt in (0, 1) for rank in (0, 1)}
     expected = tracker_environment(folder, {})
     assert told == {json.dumps([expected["WANDB_RUN_ID"], "allow", "mine"]) + "\n"}

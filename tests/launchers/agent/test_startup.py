@@ -96,7 +96,7 @@ def test_the_agent_gets_the_stacks_of_the_program(project: Path) -> None:
     program = f"import os, time\nos.kill(os.getpid(), {int(STACKS_SIGNAL)})\ntime.sleep(0)"
     values = {**os.environ, names.HEARTBEAT_VARIABLE: str(page.descriptor), "PYTHONPATH": str(STARTUP)}
     command = [sys.executable, "-c", program]
-    subprocess.run(command, env=values, pass_fds=[page.descriptor], cwd=project, check=True, timeout=60)
+    subprocess.run(command, env=values, pass_fds=[page.descriptor], cwd=project, check=True, timeout=240)
     assert 'File "<string>", line 2 in <module>' in page.stacks(0, page.stacks_bytes())
     page.close()
 

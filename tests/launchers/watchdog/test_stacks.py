@@ -65,7 +65,7 @@ def ask(pid: int, page: HeartbeatPage) -> RankStacks:
 
 def ask_until(pid: int, page: HeartbeatPage, there: Callable[[RankStacks], bool]) -> RankStacks:
     """Ask again until the process has come to where it stays."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not there(found := ask(pid, page)) and time.monotonic() < deadline:
         pass
     return found

@@ -71,7 +71,7 @@ def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path
     folder = make_run(tmp_path, LATER)
     folder.log_dir(1).mkdir(parents=True)
     with start_agent(folder) as agent:
-        assert agent.wait(timeout=60) == 0
+        assert agent.wait(timeout=240) == 0
     assert not list(folder.log_dir(0).glob("rank-*.log"))
     assert not folder.attempts_file.exists()
 
@@ -79,7 +79,7 @@ def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path
 def test_the_agent_of_a_past_attempt_leaves_events_alone(tmp_path: Path) -> None:
     folder = make_run(tmp_path, LATER)
     with start_agent(folder) as agent:
-        assert agent.wait(timeout=60) == 0, "of a failure srun would end the step with the same number"
+        assert agent.wait(timeout=240) == 0, "of a failure srun would end the step with the same number"
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"
     assert (folder.log_dir(0) / "failure.json").exists()
     assert not folder.attempts_file.exists()

@@ -40,7 +40,7 @@ class FaultySandbox(Sandbox):
         entry = processes.recorded(self.root)["slurmctld"]
         with suppress(ProcessLookupError):
             os.kill(entry.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while entry.alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         self._kill("slurmctld")

@@ -56,7 +56,7 @@ class Script:
         self.programs.write("step", step)
         command = ["bash", str(self.folder.script_file)]
         environ = {**self.environ, **environ}
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.folder.events() if event["event"] == name]

@@ -112,7 +112,7 @@ def test_a_writer_imports_no_module_from_the_working_directory_or_the_folder_of_
     (tmp_path / "xxhash.py").write_text("raise RuntimeError('for another Python')")
     channel, writer = writer_process.start()
     channel.send({"kind": "end"})
-    assert writer.wait(60) == 0
+    assert writer.wait(240) == 0
     channel.close()
 
 
@@ -146,7 +146,7 @@ def test_a_writer_that_ends_is_replaced_and_fails_only_the_save_that_it_was_writ
         writers.append(saves._writer)
         if step == 1:
             writers[0].kill()
-            writers[0].wait(60)
+            writers[0].wait(240)
     writers[1].send_signal(signal.SIGSTOP)
     write(saves, tmp_path, 3)
     writers[1].kill()

@@ -19,7 +19,7 @@ def test_a_fork_waits_for_an_import(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("builtins.BEGUN", begun, raising=False)
     thread = threading.Thread(target=imported, args=("slowly_imported",))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(240)
     if (child := os.fork()) == 0:
         # An unfinished import would have no DONE, and its lock would never be released here.
         os._exit(0 if getattr(sys.modules.get("slowly_imported"), "DONE", False) else 1)

@@ -148,7 +148,7 @@ def test_a_loader_worker_ends_when_its_rank_terminates_it():
 
     worker = context.Process(target=work, daemon=True)
     worker.start()
-    assert ready.wait(60)
+    assert ready.wait(240)
     worker.terminate()
     worker.join(60)
     assert worker.exitcode == 0
