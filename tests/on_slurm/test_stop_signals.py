@@ -123,7 +123,8 @@ def test_a_script_that_saves_at_a_signal_and_ends_has_stopped_and_resumes(
 @pytest.mark.parametrize("way", ["limit", "preempted", "stop", "cancel"])
 def test_every_framework_saves_when_slurm_or_a_person_stops_it(tmp_path: Path, way: str) -> None:
     write_scripts(tmp_path)
-    with own_sandbox("h", nodes=2, cpus=len(SCRIPTS) + 1) as sandbox:
+    # After a cancel all frameworks save and leave at the same time, which takes a small machine long.
+    with own_sandbox("h", nodes=2, cpus=len(SCRIPTS) + 1, kill_wait_s=60) as sandbox:
         command = Command(tmp_path, sandbox.environment())
         own = ["time_limit=2", "policy.signal_lead_s=20"] if way == "limit" else ["time_limit=30"]
         found = {name: submit_framework(command, name, *own) for name in SCRIPTS}
