@@ -125,6 +125,8 @@ def start_torchrun(ranks: int, words: Sequence[str], project: Path) -> None:
     options = [f"--nproc-per-node={ranks}", "--standalone", "--monitor-interval=0.1"]
     environ = scrub(os.environ)
     environ.pop("OMP_NUM_THREADS", None)
+    # After 30 s without it torchrun kills ranks that a busy machine keeps from answering a signal.
+    environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "300"
     run_programs([Program([str(driver), *options, *words], environ, project)])
 
 
@@ -233,7 +235,7 @@ def test_a_program_does_what_it_does_under_torchrun(
         assert [program.result.splitlines()] * program.ranks == slurmddp.printed
         assert torchrun.printed != slurmddp.printed, "the table names a difference that is gone"
         slurmddp = replace(slurmddp, printed=torchrun.printed)
-    assert slurmddp == torchrun
+    assert slurmddp == torchrun, f"slurmddp: {slurmddp}\ntorchrun: {torchrun}"
 
 
 def test_torch_is_the_programs_own(tmp_path: Path) -> None:

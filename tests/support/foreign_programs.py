@@ -433,7 +433,7 @@ WAIT = f"""
 import signal, time
 try:
     {READY}
-    time.sleep(60)
+    time.sleep(600)
 """
 COUNT = f"""
 import signal, time
