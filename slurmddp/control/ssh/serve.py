@@ -156,6 +156,8 @@ def _describe_terminal(terminal: dict[str, str] | None) -> None:
 
 def _interrupt_when_the_connection_ends() -> None:
     """Interrupt this process, as Ctrl-C does, once nobody reads its output: it may wait for hours."""
+    # Whoever was started in the background of a script has inherited it as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     hang_up = select.poll()
     hang_up.register(sys.stdout.fileno(), 0)  # Errors and the end are reported without being asked for.
 

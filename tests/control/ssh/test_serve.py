@@ -32,9 +32,9 @@ serve("nonce", command_line)
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_reader_ends_with_its_connection_and_a_submission_does_not(tmp_path: Path, changes: bool):
     request = {"folder": str(tmp_path), "words": [str(tmp_path / "release")], "changes": changes}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    # As in the background of a script, where SIGINT is ignored.
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", PROGRAM]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
     process.stdin.flush()
     proof = json.loads(process.stdout.readline())
