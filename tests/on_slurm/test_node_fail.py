@@ -17,7 +17,7 @@ from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.slurm.client import SlurmClient
 from support.slurm.faulty_sandbox import FaultySandbox
-from support.slurm.sandboxes import nodes_of, own_sandbox, shortest_timeout_s
+from support.slurm.sandboxes import bring_back, nodes_of, own_sandbox, shortest_timeout_s
 from support.slurm.stub_runs import ENDLESS, Run, starter
 from support.slurm.train_project import Command, make_project
 from support.slurm.train_project import Run as TrainingRun
@@ -29,13 +29,20 @@ ALONE = {"exclusive": True}
 
 
 @pytest.fixture(scope="module")
-def failing() -> Iterator[FaultySandbox]:
+def six_nodes() -> Iterator[FaultySandbox]:
     """A SLURM that gives a silent node up soon, with two nodes more than the runs need."""
     options = {"nodes": 6, "slurmd_timeout_s": shortest_timeout_s(), "kill_wait_s": 20}
     with own_sandbox("n", **options) as made, pytest.MonkeyPatch.context() as patch:
         for name, value in made.environment().items():
             patch.setenv(name, value)
         yield made
+
+
+@pytest.fixture
+def failing(six_nodes: FaultySandbox) -> FaultySandbox:
+    """The same SLURM with all of its nodes, whatever an earlier test has left of them."""
+    bring_back(six_nodes)
+    return six_nodes
 
 
 def excluded_by(sandbox: FaultySandbox, job_id: str) -> list[str]:
