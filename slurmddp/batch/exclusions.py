@@ -18,6 +18,8 @@ _FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _SOON_S = 300.0
 """An attempt leaves a failed node only for others that it gets within this time."""
+_TRIES = 5
+"""The most requests for one exclusion while SLURM can't take it yet."""
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
@@ -140,7 +142,11 @@ class Exclusions:
         known = self._job.facts.get("ExcNodeList", "")
         if known == self.choice or (known == "(null)" and not self.choice):
             return
-        answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
+        for _ in range(_TRIES):
+            answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
+            if answer.code == 0 or not answer.is_silence:
+                break
+            self._job.sleep(1)  # Just after a requeue, SLURM's accounting may hold the job's record.
         if answer.code == 0:
             self._is_sent = True
             self._job.say(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")

@@ -13,7 +13,9 @@ _TRANSIENT = re.compile(
     r"|Slurm temporarily unable to accept job(?:, sleeping and retrying)?"
     r"|Slurm backup controller in standby mode"
     r"|Transport endpoint is not connected|Connection (?:refused|reset by peer|timed out)"
-    r"|Resource temporarily unavailable|Unable to create job record, try again)(?: \([^)]*\))?\.?$",
+    r"|Resource temporarily unavailable|Unable to create job record, try again"
+    r"|Job update not available right now, the DB index is being set, try again in a bit for job \S+)"
+    r"(?: \([^)]*\))?\.?$",
     re.IGNORECASE | re.MULTILINE,
 )
 """Whole sentences of SLURM and the system at the end of a line; a site's sentences may hold their words."""

@@ -242,6 +242,15 @@ def test_a_slurm_that_refuses_the_exclusion_changes_nothing_else(run: Run) -> No
     assert "SLURM does not let this job exclude n2." in run.log()
 
 
+def test_an_exclusion_that_slurm_can_not_take_yet_is_sent_again(run: Run) -> None:
+    words = "Job update not available right now, the DB index is being set, try again in a bit for job 41"
+    answers = iter([refused(words), refused(words)])
+    run.slurm.on["update"] = lambda: next(answers, None)
+    assert run.start(STOP) == 75
+    assert run.asked() == ["requeue 41", *["update JobId=41 ExcNodeList=n2"] * 3]
+    assert "The next attempt runs on other nodes than n2." in run.log()
+
+
 def test_a_new_job_in_its_place_gets_other_nodes_too(run: Run) -> None:
     run.slurm.job = RUNNING.replace("Requeue=1", "Requeue=0") + " ExcNodeList=n7"
     run.start(STOP)

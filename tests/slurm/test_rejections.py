@@ -23,6 +23,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
         "slurm_load_jobs error: Slurm backup controller in standby mode",
         "sacct: error: Sending PersistInit msg: Connection refused",
         "Unable to contact slurm controller (connect failure).",
+        "Job update not available right now, the DB index is being set, try again in a bit for job 4",
     ],
 )
 def test_an_answer_that_did_not_come_may_come_later(text: str) -> None:
