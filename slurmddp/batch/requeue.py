@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.command_output import parse_job_id
+from slurmddp.slurm.command_output import SUBMIT_LINE, parse_job_id
 
 _DELAYS_S = (0, 5, 15)
 
@@ -45,7 +43,7 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         queue = job.squeue("%i %o")
         if queue.code and delay:
             continue  # The sbatch before may have queued the job all the same.
-        new = _find(job, queue.out, folder.script_file, token) if queue.code == 0 else None
+        new = _find(job, queue.out, folder, token) if queue.code == 0 else None
         if new is None:
             answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
             new = parse_job_id(answer.out) if answer.code == 0 else None
@@ -58,18 +56,30 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
     return False
 
 
-def _find(job: SlurmJob, queue: str, script: Path, token: str) -> str | None:
+def _find(job: SlurmJob, queue: str, folder: RunFolder, token: str) -> str | None:
     """Return the job in the queue that has `token` among the arguments of its script."""
+    unrecorded = None
     for line in queue.splitlines():
         other, _, shown = line.strip().partition(" ")
         if token in shown.split():
             return other
-        # squeue of SLURM 26.05 shows a script without its arguments.
-        if shown.strip() == str(script) and other != job.id:
-            answer = job.scontrol("-o", "show", "job", other)
-            if answer.code == 0 and token in answer.out.split():
-                return other
-    return None
+        if shown.strip() != str(folder.script_file) or other == job.id:
+            continue
+
+        # squeue of SLURM 24.11 and later shows a script without its arguments.
+        answer = job.scontrol("-o", "show", "job", other)
+        if answer.code == 0 and token in answer.out.split():
+            return other
+        # SLURM 24.11 shows the arguments nowhere. The new job waits for the end of this one.
+        waits = answer.code == 0 and " JobState=PENDING " in answer.out
+        if waits and SUBMIT_LINE not in answer.out and other not in _recorded(folder):
+            unrecorded = other
+    return unrecorded
+
+
+def _recorded(folder: RunFolder) -> set[str]:
+    """Return the ids of all jobs that the run folder names."""
+    return {str(event.get("job_id")) for event in folder.events()}
 
 
 def leave_queue(job: SlurmJob) -> None:

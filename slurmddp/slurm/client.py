@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,13 @@ from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError, near_matches
 from slurmddp.host.process import OpenFiles
-from slurmddp.slurm.command_output import parse_facts, parse_job_id, parse_run, parse_test_start
+from slurmddp.slurm.command_output import (
+    SUBMIT_LINE,
+    parse_facts,
+    parse_job_id,
+    parse_run,
+    parse_test_start,
+)
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
 from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups, without_reserved
@@ -34,6 +40,7 @@ from slurmddp.slurm.rejections import hint_for, is_transient
 from slurmddp.slurm.states import (
     PENDING,
     STARTED_BY_A_PERSON,
+    TERMINAL,
     UNKNOWN,
     JobState,
     clean_reason,
@@ -88,20 +95,27 @@ class SlurmClient:
         self._sleep = sleep
         self._say = say
 
-    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
+    def submit(
+        self, script: Path, *, token: str, options: Sequence[str] = (), known: Collection[str | None] = ()
+    ) -> str:
         """Submit `script` once, in spite of a controller that answers late or twice; return the job's id.
 
-        `token` is unique, and an argument of the script: squeue shows it, and the comment is the person's.
+        Args:
+            script: the batch script.
+            token: unique, and an argument of the script: SLURM shows it, and the comment is the person's.
+            options: further options of sbatch.
+            known: ids of earlier jobs of this script. Where SLURM shows no arguments, another live job of the
+                script is taken for the one whose submission got no answer.
         """
         command = ["sbatch", "--parsable", *options, str(script), token]
         for delay in RETRY_DELAYS_S:
             try:
-                return self._submit_once(command, script, token)
+                return self._submit_once(command, script, token, known)
             except _NotAnswered as error:
                 unanswered = error
             self._say(f"{unanswered.message} Looking for the job in {delay:g} s, then trying again.")
             self._sleep(delay)
-            job_id = self._find_patiently(script, token, unanswered)
+            job_id = self._find_patiently(script, token, known, unanswered)
             if job_id is not None:
                 return job_id
         raise unanswered
@@ -136,9 +150,11 @@ class SlurmClient:
             done = self._complete(["sbatch", "--test-only", file.name])
         return parse_test_start(done.stderr)
 
-    def _submit_once(self, command: list[str], script: Path, token: str) -> str:
+    def _submit_once(
+        self, command: list[str], script: Path, token: str, known: Collection[str | None]
+    ) -> str:
         stdout = self._run(command)
-        job_id = parse_job_id(stdout) or self._find(script, token)
+        job_id = parse_job_id(stdout) or self._find(script, token, known)
         if job_id is None:
             error = SlurmError(
                 f"sbatch gave no job id, but: {stdout.strip()!r}.",
@@ -148,11 +164,13 @@ class SlurmClient:
             raise error
         return job_id
 
-    def _find_patiently(self, script: Path, token: str, cause: SlurmError) -> str | None:
+    def _find_patiently(
+        self, script: Path, token: str, known: Collection[str | None], cause: SlurmError
+    ) -> str | None:
         """Find a job that sbatch may have queued after all; raise SlurmError if SLURM stays silent."""
         for delay in RETRY_DELAYS_S:
             try:
-                return self._find(script, token)
+                return self._find(script, token, known)
             except _NotAnswered:
                 self._sleep(delay)
         raise _NotAnswered(
@@ -160,27 +178,36 @@ class SlurmClient:
             hint="When it answers again, look at `squeue --me` before submitting again.",
         )
 
-    def _find(self, script: Path, token: str) -> str | None:
-        command = ["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%o"]
+    def _find(self, script: Path, token: str, known: Collection[str | None]) -> str | None:
+        """Return the job with `token` among the arguments of its script; None if SLURM has no such job."""
+        command = ["squeue", "--noheader", "--all", "--states=all", "--user", _user(), "-o", "%i|%T|%o"]
+        unrecorded = None
         for line in self._run(command, limit_s=self._timeout_s).splitlines():
-            shown_id, _, shown = line.partition("|")
+            shown_id, state, shown = [*line.split("|", 2), "", ""][:3]
             job_id = shown_id.partition("_")[0]  # of an array `7_[0-9]`
             if token in shown.split():
                 return job_id
-            # squeue of SLURM 26.05 shows a script without its arguments.
-            is_candidate = shown.strip().endswith(f"/{script.parent.name}/{script.name}")
-            if is_candidate and self._was_submitted_with(token, job_id):
-                return job_id
-        return None
+            if not shown.strip().endswith(f"/{script.parent.name}/{script.name}"):
+                continue
 
-    def _was_submitted_with(self, token: str, job_id: str) -> bool:
-        """Return whether SLURM shows `token` in the command that submitted a job."""
+            # squeue of SLURM 24.11 and later shows a script without its arguments.
+            submission = self._submission_of(job_id)
+            if token in submission.split():
+                return job_id
+            # SLURM 24.11 shows the arguments nowhere.
+            is_live = parse_state(state) not in TERMINAL
+            if SUBMIT_LINE not in submission and is_live and job_id not in known:
+                unrecorded = job_id
+        return unrecorded
+
+    def _submission_of(self, job_id: str) -> str:
+        """Return what `scontrol` shows of a job; empty if SLURM has forgotten it."""
         try:
-            return token in self._run(["scontrol", "-o", "show", "job", job_id]).split()
+            return self._run(["scontrol", "-o", "show", "job", job_id])
         except _NotAnswered:
             raise
         except SlurmError:
-            return False  # SLURM has forgotten a job that has ended.
+            return ""
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs.

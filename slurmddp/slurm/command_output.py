@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+SUBMIT_LINE = " SubmitLine="
+"""Stands before sbatch's command line in `scontrol show job`, where SLURM shows that."""
 _FACT = re.compile(r"(?:^|\s)(\w+)(?:=| += )(\S*)")
 
 

@@ -154,12 +154,16 @@ def test_a_job_that_slurm_did_not_requeue_ends_by_itself(run: Run) -> None:
 
 
 @pytest.mark.parametrize("queued_anyway", [True, False], ids=["found", "made again"])
-@pytest.mark.parametrize("shows_arguments", [True, False], ids=["22.05", "26.05"])
+@pytest.mark.parametrize(
+    ("shows_arguments", "shows_submissions"),
+    [(True, True), (False, False), (False, True)],
+    ids=["22.05", "24.11", "26.05"],
+)
 def test_a_submission_that_timed_out_gives_one_job(
-    run: Run, shows_arguments: bool, queued_anyway: bool
+    run: Run, shows_arguments: bool, shows_submissions: bool, queued_anyway: bool
 ) -> None:
     run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, queued_anyway
-    run.slurm.shows_arguments = shows_arguments
+    run.slurm.shows_arguments, run.slurm.shows_submissions = shows_arguments, shows_submissions
     run.start(STOP)
     assert len(run.submissions()) == 2 - queued_anyway
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]

@@ -118,6 +118,29 @@ def test_the_job_is_found_where_squeue_shows_no_arguments(
     assert programs.calls("sbatch") == submissions
 
 
+@pytest.mark.parametrize(
+    ("state", "known", "job_id"),
+    [("PENDING", (), "7"), ("PENDING", ("7",), "8"), ("COMPLETED", (), "8"), ("CANCELLED", (None,), "8")],
+)
+def test_a_new_job_of_the_script_is_the_one_where_slurm_shows_arguments_nowhere(
+    programs: FakePrograms,
+    slurm: SlurmClient,
+    script: Path,
+    state: str,
+    known: tuple[str | None, ...],
+    job_id: str,
+) -> None:
+    """An earlier job of the same script is known, or has ended."""
+    (programs.folder / "scripts").mkdir()
+    programs.write("no-arguments", "")
+    programs.write("timeouts", "1")
+    programs.write("last-id", "7")
+    programs.write("jobs/7", f"{state}|n1||\n")
+    programs.write("scripts/7", f"{script}\n")
+    programs.write("job", f"JobId=7 Command={script} WorkDir=/\n")
+    assert slurm.submit(script, token="t:1", known=known) == job_id
+
+
 def test_another_runs_token_is_not_taken_for_ours(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:

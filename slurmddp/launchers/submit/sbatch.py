@@ -169,7 +169,9 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     The job excludes the nodes that failed lately under this or another run of the account, if SLURM has
     enough others.
     """
-    return slurm.submit(script, token=new_token(job), options=site_options([job], script, slurm))
+    known = _named(read_history(RunFolder(job.run_dir)))
+    options = site_options([job], script, slurm)
+    return slurm.submit(script, token=new_token(job), options=options, known=known)
 
 
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:

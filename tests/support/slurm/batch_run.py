@@ -118,7 +118,9 @@ class FakeSlurm:
         """Submissions that get no answer; with `queued_anyway` they are carried out."""
         self.queued_anyway = False
         self.shows_arguments = True
-        """Whether squeue shows scripts with their arguments, which 26.05 does not."""
+        """Whether squeue shows scripts with their arguments, which 24.11 and 26.05 do not."""
+        self.shows_submissions = True
+        """Whether `scontrol show job` shows sbatch's command line, which 24.11 does not."""
         self.silent_queue = 0
         self.on: dict[str, Callable[[], Answer | None]] = {}
         """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
@@ -139,9 +141,9 @@ class FakeSlurm:
             return self._hook(words[0]) or Answer(0)
         what = [word for word in words if not word.startswith("-")][1]
         if what == "job" and not self.shows_arguments and words[-1] in self.jobs and words[-1] != "41":
-            return Answer(
-                0, f"JobId={words[-1]} SubmitLine=sbatch {self.jobs[words[-1]].split('|')[-1]} WorkDir=/\n"
-            )
+            script = self.jobs[words[-1]].split("|")[-1]
+            submission = f"SubmitLine=sbatch {script}" if self.shows_submissions else ""
+            return Answer(0, f"JobId={words[-1]} JobState=PENDING Reason=None {submission} WorkDir=/\n")
         if what == "job":
             found = self._hook("show job")
             return found or (Answer(1) if self.job.startswith("down") else Answer(0, self.job + "\n"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,9 @@ class FakeSlurm:
     submissions: list[Submission] = field(default_factory=list)
     states: dict[str, JobState] = field(default_factory=dict)
 
-    def submit(self, script: Path, *, token: str, options: Sequence[str] = ()) -> str:
+    def submit(
+        self, script: Path, *, token: str, options: Sequence[str] = (), known: Collection[str | None] = ()
+    ) -> str:
         self._answer()
         if self.refusal:
             raise SlurmError(f"sbatch failed: {self.refusal}", hint="The fake was told to refuse.")

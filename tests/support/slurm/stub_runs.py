@@ -173,5 +173,5 @@ class _WithOptions(SlurmClient):
         super().__init__()
         self._added = added
 
-    def submit(self, script: Path, *, token: str, options: Any = ()) -> str:
-        return super().submit(script, token=token, options=[*self._added, *options])
+    def submit(self, script: Path, *, token: str, options: Any = (), known: Any = ()) -> str:
+        return super().submit(script, token=token, options=[*self._added, *options], known=known)
