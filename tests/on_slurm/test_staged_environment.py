@@ -33,7 +33,8 @@ def test_the_ranks_run_in_the_copy_which_two_nodes_of_one_disk_make_once(
     run: Run = Command(project, sandbox.environment()).submit("show", "program.script=show.py", *own)
     run.wait("end", lambda: run.events("ended"))
     assert run.events("ended")[0]["outcome"] == "finished", run.story()
-    assert not run.events("warned")
+    # The ranks of this script never meet, which is noted.
+    assert {event["about"] for event in run.events("warned")} <= {"ranks"}
     (copy,) = (path for path in disk.glob("*/*") if path.is_dir())
     logs = run.folder / "logs" / "attempt-0"
     for rank in range(2):

@@ -97,5 +97,5 @@ def test_a_search_waits_for_its_runs_and_learns_from_them(sandbox: Sandbox, tmp_
     results = dict(re.findall(r"^result  (gpt-\w+)  loss (\S+)$", shown, flags=re.M))
     best = min(results, key=lambda name: float(results[name]))
     assert len(results) == 3 and f"best    {best}  optimizer.lr=" in shown
-    assert command("list", shown.rpartition("slurmddp report ")[2].strip()).count(" finished ") == 3
+    assert command("list", shown.rpartition("slurmddp list ")[2].strip()).count(" finished ") == 3
     assert command(*search).rpartition("best ")[2] == shown.rpartition("best ")[2]
