@@ -108,6 +108,10 @@ def test_limits_that_a_qos_lifts_are_no_obstacle(accounted: Sandbox, tmp_path: P
         assert limit in checked and limit in submitted, given
         assert "may never start" not in checked + submitted, given
 
-    wait_until(lambda: command.slurm("squeue", "-h") == "", "end of the jobs")
-    states = command.slurm("sacct", "-X", "-n", "-o", "state").split()
-    assert states == ["COMPLETED"] * list(LIFTS_LIMITS.values()).count("")
+    def states() -> list[str]:
+        return command.slurm("sacct", "-X", "-n", "-o", "state").split()
+
+    wait_until(lambda: command.slurm("squeue", "-h") == "", "end of the jobs", 240)
+    # The accounting gets the ends of jobs late.
+    taken = list(LIFTS_LIMITS.values()).count("")
+    wait_until(lambda: states() == ["COMPLETED"] * taken, "good end of all jobs", 240)
