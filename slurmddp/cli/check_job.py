@@ -102,9 +102,9 @@ def test(group: Sequence[Job], slurm: SlurmClient, site: Site, findings: Sequenc
     later = _later(job, site, fit.refusal.message)
     if later:
         return replace(fit, start=later)
-    words = " ".join(fit.refusal.message.split()).rstrip(".")
-    refused = Finding(key="cluster", value=job.cluster.name, site=words, remedy=fit.refusal.hint)
-    return replace(fit, reasons=(refused,))
+    message = " ".join(fit.refusal.message.split()).rstrip(".")
+    refusal = Finding(key="cluster", value=job.cluster.name, site=message, remedy=fit.refusal.hint)
+    return replace(fit, reasons=(refusal,))
 
 
 def _with_nodes(job: Job, nodes: int) -> Job:
@@ -120,15 +120,11 @@ def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]
     sizes = [finding for finding in findings if finding.key in ("nodes", "max_nodes") and not finding.limit]
     limits = partitions.check(job, partitions_for(job, site))
     certain = [finding for finding in sizes if finding in limits and not may_lift(job, site, finding)]
-    return replace(
-        fit,
-        start="",
-        reasons=(*(one for one in fit.reasons if one not in sizes), *certain),
-        doubts=(
-            *(one for one in fit.doubts if one not in sizes),
-            *(one for one in sizes if one not in certain),
-        ),
-    )
+    uncertain = [finding for finding in sizes if finding not in certain]
+
+    reasons = [finding for finding in fit.reasons if finding not in sizes]
+    doubts = [finding for finding in fit.doubts if finding not in sizes]
+    return replace(fit, start="", reasons=(*reasons, *certain), doubts=(*doubts, *uncertain))
 
 
 def _later(job: Job, site: Site, refusal: str) -> str:

@@ -70,8 +70,9 @@ def _attach(command: argparse.ArgumentParser) -> None:
             for inner in action.choices.values():
                 _attach(inner)
         elif action.dest in _COMPLETERS:
-            own = _OF_COMMAND.get((command.prog.rpartition(" ")[2], action.dest))
-            action.completer = own or _COMPLETERS[action.dest]  # type: ignore[attr-defined]
+            name = command.prog.rpartition(" ")[2]
+            completer = _OF_COMMAND.get((name, action.dest), _COMPLETERS[action.dest])
+            action.completer = completer  # type: ignore[attr-defined]
 
 
 def runs(prefix: str, **_facts: Any) -> list[str]:

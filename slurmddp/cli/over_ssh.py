@@ -81,12 +81,12 @@ def forward(
     named = _named_by_run(name, typed, parsed, parse)
     if named is None:
         return None
-    run, words = named
+    run, command_line = named
     if name == "report" or (name == "open" and not parsed.folder):
         return _fetch_report(run, show=name == "open")
 
     changes = name in ("resume", "rerun")
-    with exchange(_node(run), _request(run, words, changes=changes)) as session:
+    with exchange(_node(run), _request(run, command_line, changes=changes)) as session:
         exit_code = _pass_through(session)[0]
     if name == "rm" and exit_code == EXIT_FINISHED:
         ssh_runs.remember(replace(run, removed=True))
@@ -191,11 +191,11 @@ def _node(run: SshRun) -> LoginNode:
 
 
 def _request(
-    run: SshRun, words: Sequence[str], *, changes: bool = False, shown: bool = True
+    run: SshRun, command_line: Sequence[str], *, changes: bool = False, shown: bool = True
 ) -> dict[str, Any]:
     """Return the request for a command about a run, whose output may be shown on this terminal."""
     screen = terminal() if shown else None
-    return {"folder": run.folder, "words": list(words), "terminal": screen, "changes": changes}
+    return {"folder": run.folder, "words": list(command_line), "terminal": screen, "changes": changes}
 
 
 def _named_by_run(
@@ -216,27 +216,27 @@ def _named_by_run(
     if len(runs) < len(named) or len({run.host for run in runs}) > 1:
         raise UsageError("The two runs lie on different machines.", hint="Compare runs of one cluster.")
 
-    words = list(typed)
+    command_line = list(typed)
     for key, word, run in zip(keys, given, runs, strict=True):
         if word is None:
-            words.append(run.name)
+            command_line.append(run.name)
         else:
-            words[_place(words, name, key, word, parse)] = run.name
-    return runs[-1], words
+            command_line[_place(command_line, name, key, word, parse)] = run.name
+    return runs[-1], command_line
 
 
 def _place(
-    words: Sequence[str],
+    command_line: Sequence[str],
     name: str,
     key: str,
     word: str,
     parse: Callable[[Sequence[str]], argparse.Namespace],
 ) -> int:
     """Return the place of an argument's value among words that may hold the same word elsewhere."""
-    start = list(words).index(name) + 1
-    places = [at for at in range(start, len(words)) if words[at] == word]
+    start = list(command_line).index(name) + 1
+    places = [at for at in range(start, len(command_line)) if command_line[at] == word]
     for place in places:
-        marked = [*words[:place], _MARKER, *words[place + 1 :]]
+        marked = [*command_line[:place], _MARKER, *command_line[place + 1 :]]
         try:
             parsed = parse([other for other in marked[start:] if other != "--debug"])
         except UsageError:  # The word is the value of a flag with choices, or of a number.

@@ -27,7 +27,7 @@ def to_json(result: Any) -> dict[str, Any]:
     Args:
         result: an instance of a dataclass.
     """
-    return {"version": VERSION, **_plain(result)}
+    return {"version": VERSION, **json_value(result)}
 
 
 def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
@@ -45,18 +45,18 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it: a dataclass as a dictionary, a path as text, NaN as null."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [json_value(item) for item in value]
     return value
 
 

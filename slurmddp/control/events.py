@@ -13,7 +13,7 @@ class Waiting:
     run: str
     """Name of the run."""
     reason: str
-    """Who holds the run, as a sentence."""
+    """A sentence that names the command or launcher that holds the run."""
 
 
 Report = Callable[[object], None]

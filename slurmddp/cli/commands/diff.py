@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from slurmddp.control.contract import json_value
 from slurmddp.errors import EXIT_FINISHED, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
@@ -67,9 +68,9 @@ def _newest_beside(folder: RunFolder) -> RunFolder:
 
 def _results(first: RunStatus, second: RunStatus) -> dict[str, Pair]:
     """Return the results of two runs by name, without those that neither has."""
-    plain = [{**one.as_json(), **one.metrics, **_times(one)} for one in (first, second)]
+    facts = [{**json_value(status), **status.metrics, **_times(status)} for status in (first, second)]
     names = [*_RESULTS, *first.metrics, *second.metrics, "goodput", "hours"]
-    pairs = {name: (plain[0].get(name), plain[1].get(name)) for name in names}
+    pairs = {name: (facts[0].get(name), facts[1].get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair != (None, None)}
 
 

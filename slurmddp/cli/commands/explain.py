@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slurmddp.control.contract import json_value
 from slurmddp.errors import EXIT_FINISHED, SlurmddpError, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.status.run_status import RunStatus, status
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
     found = status(folder, slurm)
     wait = _wait(folder, found, slurm)
     if args.json:
-        facts = {key: found.as_json()[key] for key in ("name", "state", "detail", "advice", "job_id")}
-        print(json.dumps({**facts, "wait": asdict(wait) if wait else None}, indent=2))
+        keys = ("name", "state", "detail", "advice", "job_id")
+        facts = {key: getattr(found, key) for key in keys}
+        print(json.dumps(json_value({**facts, "wait": wait}), indent=2))
         return EXIT_FINISHED
     print(paint(found.name, "bold", sys.stdout))
     for name, text in [*_lines(found), *(_of_wait(wait) if wait else [])]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli import statuses_over_ssh
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
+from slurmddp.control.contract import json_value
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, ssh_runs, sweeps
 from slurmddp.runs.folder import config_secrets
@@ -140,7 +141,7 @@ def show(
     more = len(found[limit:]) if limit else 0
     more, found = more + len(runs) - len(read), found[:limit]
     if as_json:
-        print(json.dumps([one.as_json() for one in found], indent=2, allow_nan=False))
+        print(json.dumps(json_value(found), indent=2, allow_nan=False))
         return 0
     if not found:
         none = f"No run's name begins with {name}" if name else "There are no runs yet"

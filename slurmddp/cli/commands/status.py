@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from slurmddp.cli.commands.list import show as show_table
+from slurmddp.control.contract import json_value
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         times = {"goodput": goodput.as_json(), "phases": asdict(phases) if phases else None}
         best = _best(folder)
         times["best"] = asdict(best) if best else None
-        print(json.dumps({**found.as_json(), **times}, indent=2, allow_nan=False))
+        print(json.dumps({**json_value(found), **times}, indent=2, allow_nan=False))
         return 0
     print(paint(without_control(found.name), "bold", sys.stdout))
     for name, fact in lines(found, goodput, now):

@@ -52,8 +52,8 @@ class _Place:
 def signature_of(target: str, project_dir: Path) -> Signature | None:
     """Return the signature of an import path; None if it takes any name, or only running code can tell.
 
-    Imports inside of modules and base classes are followed. Decorators may change a signature, so that of a
-    decorated class or function is not known, unless it is a dataclass.
+    Imports inside of modules and base classes are followed. A decorator may change a signature. So the
+    signature of a decorated class or function is unknown, unless the class is a dataclass.
     """
     with suppress(OSError, SyntaxError, ValueError, ImportError):
         return _of_path(target, project_dir, _MOST_STEPS)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slurmddp import __version__
+from slurmddp.control.contract import json_value
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -156,7 +157,7 @@ def _describe_terminal(terminal: dict[str, str] | None) -> None:
 
 def _interrupt_when_the_connection_ends() -> None:
     """Interrupt this process, as Ctrl-C does, once nobody reads its output: it may wait for hours."""
-    # Whoever was started in the background of a script has inherited it as ignored.
+    # A program that a script started in its background has inherited SIGINT as ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hang_up = select.poll()
     hang_up.register(sys.stdout.fileno(), 0)  # Errors and the end are reported without being asked for.
@@ -171,7 +172,7 @@ def _interrupt_when_the_connection_ends() -> None:
 def _statuses(names: Sequence[str]) -> list[dict[str, Any]]:
     wanted = frozenset(names)
     folders = [run for run in index.all_runs() if run.name in wanted]
-    return [status.as_json() for status in statuses(folders, SlurmClient())]
+    return [json_value(status) for status in statuses(folders, SlurmClient())]
 
 
 def _send_files(paths: Sequence[str], report: Callable[..., None], *, unshared: bool) -> int:

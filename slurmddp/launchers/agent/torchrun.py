@@ -244,7 +244,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         log = folder.rank_log(run.attempt, rank)
         with log.open("a", encoding="utf-8") as stream:
             stream.write(f"torchrun: restart {run.restart_count} (a node may cause at most {limit})\n")
-    # torchrun closes all descriptors of its workers, so this one opens its page anew.
+    # torchrun closes all descriptors of its workers, so the rank opens its heartbeat page again.
     page = os.open(f"/proc/{torchrun}/fd/{argv[2].split(',')[local_rank]}", os.O_RDWR)
     HeartbeatPage(page).reset()
     worker.be_rank(

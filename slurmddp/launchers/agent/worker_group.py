@@ -413,7 +413,7 @@ class ForkedWorkers(WorkerGroup):
         capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, reason)
 
     def _kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)  # What it has started ends in `_exit_code`.
+        os.kill(pid, signal.SIGKILL)  # `_exit_code` ends the processes that the rank has started.
 
     def _exit_code(self, pid: int) -> int | None:
         if not process.has_ended(pid):

@@ -179,7 +179,7 @@ def _has_acl(file: Path | int) -> bool:
     """Return whether a list names further accounts; the bits of the group then hold for all of them."""
     try:
         return bool(os.getxattr(file, "system.posix_acl_access"))
-    except OSError:  # There is none, or the file system has no such lists.
+    except OSError:  # The file has no such list, or its file system knows none.
         return False
 
 

@@ -185,7 +185,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _open(path: Path) -> BinaryIO | None:
-    """Open the metrics of a run; None without them. What else is known of the run does not need them."""
+    """Open the metrics of a run; return None if they can't be read: a status shows other facts, too."""
     if not is_there(path):
         return None
     try:

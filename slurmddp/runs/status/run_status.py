@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from slurmddp.errors import SlurmddpError, SlurmError, plain
 from slurmddp.runs.failures.failure import Failure
@@ -73,16 +72,6 @@ class RunStatus:
     report: Path | None = None
     active: bool = False
     """Whether a job or a process of this run exists, or may exist."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `--json`; NaN and infinity become null."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 def status(folder: RunFolder, slurm: SlurmClient | None) -> RunStatus:

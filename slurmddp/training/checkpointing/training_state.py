@@ -78,7 +78,7 @@ def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
         rng.restore(saved[rank])
         return
     log.warning(
-        "The checkpoint was saved by %d rank(s), and this training has %d: random numbers are drawn anew, "
+        "The checkpoint was saved by %d rank(s), and this training has %d ranks: its random numbers follow "
         "from the seed and the step.",
         len(saved),
         ranks,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from slurmddp.control.contract import json_value
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status, statuses
@@ -211,7 +212,7 @@ def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_
 def test_json_holds_only_what_json_can_say(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
     log(folder, 10, loss=float("nan"))
-    text = json.dumps(status(folder, None).as_json(), allow_nan=False)
+    text = json.dumps(json_value(status(folder, None)), allow_nan=False)
     assert json.loads(text)["loss"] is None
     assert json.loads(text)["path"] == str(folder.path)
 
