@@ -46,18 +46,16 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON has it: a dataclass as a dictionary, a path as text, NaN as null."""
+    """Return a value as JSON has it: a dataclass as a dictionary, a path or date as text, NaN as null."""
     if is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [json_value(item) for item in value]
-    return value
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 @cache

@@ -73,7 +73,7 @@ def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsy
     assert "far: 1 finding\n  max_nodes=9: partition 'gpu' gives a job at most 4 (MaxNodes). Use max_n" in out
     assert "small: fits this site" in out and "big: 1 finding\n  max_nodes=16" in out
     assert main(["cluster", "check", "far", "--json"]) == EXIT_CONFIG
-    (found,) = json.loads(capsys.readouterr().out)["far"]
+    (found,) = json.loads(capsys.readouterr().out)["clusters"]["far"]
     assert (found["key"], found["value"]) == ("max_nodes", "9")
 
 

@@ -31,9 +31,9 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "resume", "report", "diff", "explain"):
+    for command in ("list", "status", "logs", "resume", "report"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda **options: fake)
-    for action in ("stop", "cancel"):
+    for action in ("stop", "cancel", "diff", "explain"):
         monkeypatch.setattr(f"slurmddp.control.{action}.SlurmClient", lambda **options: fake)
     return fake
 

@@ -8,22 +8,20 @@ slurmddp cluster check mine            compare conf/cluster/mine.yaml with this 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.cli.new_files import write_new
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError, near_matches
 from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
-    from slurmddp.slurm.client import SlurmClient
-    from slurmddp.slurm.limits.finding import Finding
+    from slurmddp.control.check import AvoidedNode
     from slurmddp.slurm.limits.site import Site
 
 
@@ -42,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "names", nargs="*", metavar="NAME", help="cluster files (default: all of the project's conf/cluster)"
     )
-    check.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_json(check)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,51 +86,26 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from slurmddp.slurm import client
+    from slurmddp.control.check import check_clusters
 
-    project, slurm = Path.cwd(), client.SlurmClient()
-    own = sorted(path.stem for path in (project / "conf" / "cluster").glob("*.yaml"))
-    if not (names := args.names or own):
-        raise ConfigError(
-            "This folder has no conf/cluster/*.yaml.",
-            hint="Name a cluster, or write a file with `slurmddp cluster detect --write`.",
-        )
-    site = slurm.describe()
-    found = {name: _findings(name, project, site, slurm) for name in names}
+    result = check_clusters(Path.cwd(), args.names)
     if args.json:
-        print(json.dumps({name: [asdict(one) for one in some] for name, some in found.items()}, indent=2))
+        print_json(result)
     else:
-        for name, some in found.items():
-            print(f"{name}: {counted(len(some), 'finding') if some else 'fits this site'}")
-            for one in some:
-                print(f"  {one}")
-        for line in _failed_nodes(site.config.get("ClusterName", "")):
-            print(line)
-    return EXIT_CONFIG if any(found.values()) else EXIT_FINISHED
+        for name, findings in result.clusters.items():
+            print(f"{name}: {counted(len(findings), 'finding') if findings else 'fits this site'}")
+            for finding in findings:
+                print(f"  {finding}")
+        _print_avoided(result.avoided_nodes)
+    return EXIT_CONFIG if any(result.clusters.values()) else EXIT_FINISHED
 
 
-def _failed_nodes(cluster: str) -> list[str]:
-    """Return the nodes of this SLURM that new runs avoid, each with its reason, and how to end that."""
-    from slurmddp.runs.folder.excluded_nodes import shared_file, shared_nodes
+def _print_avoided(nodes: Sequence[AvoidedNode]) -> None:
+    """Print the nodes of this SLURM that new runs avoid, each with its reason, and how to end that."""
+    from slurmddp.runs.folder.excluded_nodes import shared_file
 
-    if not (failed := shared_nodes(cluster)):
-        return []
-    lines = [f"failed nodes, which new runs avoid; delete a line of {shared_file()} to end that:"]
-    for one in failed:
-        until = time.strftime("%d %b %H:%M", time.localtime(one["expires"]))
-        lines.append(f"  {one['node']} until {until}: {one.get('reason')} (run {one.get('run')})")
-    return lines
-
-
-def _findings(name: str, project: Path, site: Site, slurm: SlurmClient) -> list[Finding]:
-    """Return the findings of one cluster file, for a job that has no settings of its own."""
-    from slurmddp.cli import check_job
-    from slurmddp.config.composition.compose import compose
-    from slurmddp.config.job import build_job
-    from slurmddp.slurm.limits.site import at_largest_size, check_cluster
-
-    overrides = [f"+cluster={name}"]
-    job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)
-    findings = check_cluster(job, site)
-    asked = at_largest_size(job) if findings else job
-    return [*check_job.test([asked], slurm, site, findings).reasons]
+    if nodes:
+        print(f"failed nodes, which new runs avoid; delete a line of {shared_file()} to end that:")
+    for node in nodes:
+        until = time.strftime("%d %b %H:%M", time.localtime(node.expires))
+        print(f"  {node.node} until {until}: {node.reason} (run {node.run})")

@@ -1,0 +1,225 @@
+"""Compare jobs and cluster files with this SLURM: would it start them? Nothing is queued or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmddp.errors import ConfigError
+from slurmddp.launchers.submit.fit import Fit, judge
+from slurmddp.runs.folder.excluded_nodes import shared_nodes
+from slurmddp.slurm import client
+from slurmddp.slurm.limits import partitions
+from slurmddp.slurm.limits import site as limits
+from slurmddp.slurm.limits.finding import Finding
+from slurmddp.slurm.limits.nodes import nodes_away
+from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_for
+from slurmddp.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedJob:
+    """Whether SLURM would start a job, or an array of jobs."""
+
+    name: str
+    """Name of the run; of an array: of its first run."""
+    runs: int = 1
+    """Number of runs; several are the elements of one array."""
+    reasons: tuple[Finding, ...] = ()
+    """Why SLURM would not start it; empty if it would."""
+    notes: tuple[str, ...] = ()
+    """What SLURM shows against the job, although it may start it, as sentences."""
+    start: str = ""
+    """The expected start, as a clause; empty if SLURM expects none."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The comparison of jobs with this SLURM."""
+
+    jobs: tuple[CheckedJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvoidedNode:
+    """A node that new runs avoid, because it failed."""
+
+    node: str
+    expires: float
+    """When runs may use it again, in seconds since the epoch."""
+    reason: str | None = None
+    run: str | None = None
+    """Name of the run that it failed."""
+
+
+@dataclass(frozen=True)
+class CheckedClusters:
+    """The comparison of cluster files with this SLURM."""
+
+    clusters: Mapping[str, tuple[Finding, ...]]
+    """The findings of each file, by its name; none if it fits this site."""
+    avoided_nodes: tuple[AvoidedNode, ...] = ()
+
+
+def check(groups: Sequence[Sequence[Job]]) -> Checked:
+    """Compare jobs with this SLURM.
+
+    Args:
+        groups: single jobs, and the jobs of each array. An array is checked as a whole.
+
+    Raises:
+        ConfigError: a job runs on this machine.
+        SlurmError: SLURM does not answer.
+    """
+    for job in (job for group in groups for job in group):
+        if job.launcher != "slurm":
+            raise ConfigError(
+                f"--check compares a job with SLURM, and {job.run_name} runs on this machine.",
+                hint="Choose a cluster with +cluster=NAME, or leave --check out.",
+            )
+    slurm = client.SlurmClient()
+    site = slurm.describe()
+    return Checked(tuple(_check(group, slurm, site) for group in groups))
+
+
+def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
+    """Compare cluster files with this SLURM, each by a job of its largest size.
+
+    Args:
+        project: the project folder.
+        names: names of cluster files; empty: all of the project's conf/cluster.
+
+    Raises:
+        ConfigError: there is no cluster file, or no such one, or its values are wrong.
+        SlurmError: SLURM does not answer.
+    """
+    slurm = client.SlurmClient()
+    names = names or sorted(path.stem for path in (project / "conf" / "cluster").glob("*.yaml"))
+    if not names:
+        raise ConfigError(
+            "This folder has no conf/cluster/*.yaml.",
+            hint="Name a cluster, or write a file with `slurmddp cluster detect --write`.",
+        )
+    site = slurm.describe()
+    findings = {name: _check_cluster(name, project, slurm, site) for name in names}
+    avoided = [
+        AvoidedNode(
+            node=record["node"],
+            expires=record["expires"],
+            reason=record.get("reason"),
+            run=record.get("run"),
+        )
+        for record in shared_nodes(site.config.get("ClusterName", ""))
+    ]
+    return CheckedClusters(findings, tuple(avoided))
+
+
+def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Site) -> tuple[Finding, ...]:
+    """Return the findings of one cluster file, for a job that has no settings of its own."""
+    from slurmddp.config.composition.compose import compose
+    from slurmddp.config.job import build_job
+
+    overrides = [f"+cluster={name}"]
+    job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)
+    findings = limits.check_cluster(job, site)
+    if findings:
+        job = limits.at_largest_size(job)
+    return _fit([job], slurm, site, findings).reasons
+
+
+def _check(group: Sequence[Job], slurm: client.SlurmClient, site: Site) -> CheckedJob:
+    """Compare a job, or the jobs of an array, with a site."""
+    different = {repr((job.resources, job.cluster)): job for job in group}.values()
+    findings = [finding for job in different for finding in limits.check(job, site, jobs=len(group))]
+    fit = _fit(group, slurm, site, findings)
+    return CheckedJob(
+        name=group[0].run_name,
+        runs=len(group),
+        reasons=fit.reasons,
+        notes=tuple(fit.notes),
+        # sbatch's estimate ignores a partition that is down.
+        start=_after_downtime(group[0], site) or fit.start,
+    )
+
+
+def _after_downtime(job: Job, site: Site) -> str:
+    """Return when the job starts, as a clause, if its partitions are down and only queue jobs now."""
+    states = {partition.name: partition.state for partition in partitions.chosen(job, site.partitions)}
+    if not states or set(states.values()) != {"DOWN"}:
+        return ""
+    return f"once the site has partition {' or '.join(map(repr, states))} up again (DOWN now)"
+
+
+def _after_repair(job: Job, site: Site) -> str:
+    """Return when the job starts, as a clause, if too few nodes are up now in each of its partitions."""
+    names = [partition.name for partition in partitions.chosen(job, site.partitions)]
+    away = [nodes_away(job, [group for group in site.groups if group.partition == name]) for name in names]
+    if not away or not all(away):
+        return ""
+    where = " or ".join(map(repr, names))
+    return f"once enough nodes of partition {where} are up ({sum(away)} down or drained now, see `sinfo -R`)"
+
+
+def _fit(group: Sequence[Job], slurm: client.SlurmClient, site: Site, findings: Sequence[Finding]) -> Fit:
+    """Ask sbatch whether it takes a job, or the array of several jobs, and judge findings by its answer.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    job = group[0]
+    few = nodes_to_ask(job, site)
+    if few:
+        group = [_with_nodes(point, few) for point in group]
+    fit = judge(job, findings, site, lambda: _ask(group, slurm))
+    if few:
+        fit = _about_all_nodes(fit, job, site, findings)
+    if fit.refusal is None or fit.reasons:
+        return fit
+
+    later = _later(job, site, fit.refusal.message)
+    if later:
+        return replace(fit, start=later)
+    message = " ".join(fit.refusal.message.split()).rstrip(".")
+    refusal = Finding(key="cluster", value=job.cluster.name, site=message, remedy=fit.refusal.hint)
+    return replace(fit, reasons=(refusal,))
+
+
+def _with_nodes(job: Job, nodes: int) -> Job:
+    return replace(job, resources=replace(job.resources, nodes=nodes, spare_nodes=0))
+
+
+def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]) -> Fit:
+    """Return what is known of a job if sbatch was asked about fewer nodes.
+
+    Its answer says nothing about the start and the number of nodes, for which the limits of the partitions
+    are certain.
+    """
+    sizes = [finding for finding in findings if finding.key in ("nodes", "max_nodes") and not finding.limit]
+    too_large = partitions.check(job, partitions_for(job, site))
+    certain = [finding for finding in sizes if finding in too_large and not may_lift(job, site, finding)]
+    uncertain = [finding for finding in sizes if finding not in certain]
+
+    reasons = [finding for finding in fit.reasons if finding not in sizes]
+    doubts = [finding for finding in fit.doubts if finding not in sizes]
+    return replace(fit, start="", reasons=(*reasons, *certain), doubts=(*doubts, *uncertain))
+
+
+def _later(job: Job, site: Site, refusal: str) -> str:
+    """Return when a job starts, as a clause, if sbatch queues it although `sbatch --test-only` refuses it."""
+    if "configuration is not available" in refusal:
+        return _after_repair(job, site)
+    if "Invalid time specified" in refusal and job.cluster.reservation:
+        return f"once reservation {job.cluster.reservation!r} begins"
+    return ""
+
+
+def _ask(group: Sequence[Job], slurm: client.SlurmClient) -> str:
+    """Return the start that sbatch expects for a job or an array."""
+    from slurmddp.launchers.submit import array, sbatch
+    from slurmddp.slurm.script import render_array
+
+    job = group[0]
+    if len(group) > 1:
+        return slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
+    return slurm.test(sbatch.build(job.submitter, slurm).script(job))

@@ -1,0 +1,76 @@
+"""Compare two runs: the settings in which they differ, and their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from slurmddp.errors import RunNotFoundError, SlurmddpError
+from slurmddp.runs import index
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.report.goodput import read_goodput
+from slurmddp.runs.report.settings import settings_of, settings_that_differ
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.slurm.client import SlurmClient
+
+_RESULTS = ("state", "step", "total_steps", "loss", "held_out", "rate", "mfu", "attempts")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The differences of two runs."""
+
+    runs: tuple[str, ...]
+    """The names of both runs."""
+    settings: Mapping[str, tuple[Any, ...]]
+    """The settings in which they differ, by full name: the values of both, None if a run lacks it."""
+    results: Mapping[str, tuple[Any, ...]]
+    """The results of both, by name: state, steps, losses, metrics, goodput, GPU-hours or rank-hours."""
+
+
+def diff(first: str, second: str | None = None, slurm: SlurmClient | None = None) -> Difference:
+    """Compare two runs. SLURM is asked once for both.
+
+    Args:
+        first: name of a run, its beginning, or a run's folder.
+        second: the other run; None: the newest run beside the first.
+        slurm: the SLURM of the runs; None: this machine's.
+
+    Raises:
+        RunNotFoundError: there is no such run, or there are several.
+        SlurmddpError: a configuration can't be read.
+    """
+    folder = index.find(first)
+    other = _newest_beside(folder) if second is None else index.find(second)
+    runs = statuses([folder, other], slurm or SlurmClient())
+    return Difference(
+        runs=tuple(run.name for run in runs),
+        settings=settings_that_differ(settings_of(folder), settings_of(other)),
+        results=_results(*runs),
+    )
+
+
+def _newest_beside(folder: RunFolder) -> RunFolder:
+    """Return the newest of the other runs; raises RunNotFoundError without one."""
+    for other in index.all_runs():
+        if other.path != folder.path:
+            return other
+    raise RunNotFoundError(f"There is no other run than {folder.name}.", hint="See `slurmddp list`.")
+
+
+def _results(*runs: RunStatus) -> dict[str, tuple[Any, ...]]:
+    """Return the results of runs by name, without those that no run has."""
+    facts = [{**vars(run), **run.metrics, **_times(run)} for run in runs]
+    names = [*_RESULTS, *(name for run in runs for name in run.metrics), "goodput", "hours"]
+    results = {name: tuple(values.get(name) for values in facts) for name in names}
+    return {name: values for name, values in results.items() if any(value is not None for value in values)}
+
+
+def _times(run: RunStatus) -> dict[str, Any]:
+    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
+        goodput = read_goodput(RunFolder(run.path), run, time.time())
+        return {"goodput": goodput.share, "hours": goodput.hours}
+    return {}

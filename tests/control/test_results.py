@@ -1,0 +1,48 @@
+"""Each action gives Python and `--json` the same result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurmddp.cli.main import main
+from slurmddp.control.contract import from_json
+from slurmddp.control.diff import diff
+from slurmddp.control.explain import explain
+from slurmddp.runs.folder.jsonl import append_line
+from support.runs.cli_runs import end, start, submit
+
+pytestmark = pytest.mark.usefixtures("elsewhere", "slurm")
+
+ACTIONS: dict[str, Callable[[], Any]] = {
+    "explain one": lambda: explain("one"),
+    "diff one two": lambda: diff("one", "two"),
+}
+
+
+@pytest.fixture
+def runs(make_run) -> None:
+    """Make a run that has failed, and a run that has finished with other settings."""
+    for name, outcome, code in (("one-00000001", "failed", 137), ("two-00000002", "finished", 0)):
+        folder = make_run(name)
+        folder.config_file.write_text(
+            f"name: {name[:3]}\ntrain: {{steps: 400}}\noptimizer: {{lr: 0.{code}}}\n"
+        )
+        submit(folder)
+        start(folder)
+        append_line(folder.metrics_file, {"step": 9, "attempt": 0, "time": 1.0, "loss": 2.5, "accuracy": 0.5})
+        left = {"rank": 3, "host": "node4", "exit_code": code, "signal": None, "last_lines": ["boom"]}
+        if code:
+            folder.failure_file(0).write_text(json.dumps(left))
+        end(folder, outcome, code=code)
+
+
+@pytest.mark.parametrize("command", ACTIONS)
+def test_python_and_json_get_the_same_result(runs, capsys, command: str) -> None:
+    main([*command.split(), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    result = ACTIONS[command]()
+    assert from_json(type(result), document) == result
