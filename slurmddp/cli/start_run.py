@@ -278,6 +278,7 @@ def _next_start(job: Job, folder: RunFolder) -> str:
 
 
 def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
+    from slurmddp.runs.status.curves import curve_commands
     from slurmddp.runs.status.metrics import read
 
     losses = read(folder).held_out.values
@@ -288,6 +289,7 @@ def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
         lines += ["", "What the model writes:", *(f"    {line}" for line in sample.splitlines()), ""]
     if stands.report is not None:
         lines.append(f"report      {stands.report}")
+    lines += [f"curves      {command}" for command in curve_commands(folder)]
     latest = folder.checkpoints_dir / "latest"
     if latest.exists():
         lines.append(f"checkpoint  {folder.checkpoints_dir / latest.read_text(encoding='utf-8').strip()}")

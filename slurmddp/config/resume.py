@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -70,8 +71,9 @@ def free_keys() -> list[str]:
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
     given = [take_apart(text) for text in changes]
     program = folder.config().get("program") or {}
-    is_script = bool(program.get("script"))
-    free = [*free_keys(), *(LENGTHS if is_own_trainer(program) else ())]
+    free = [*free_keys(), *LENGTHS]
+    if not is_own_trainer(program):
+        free = [key for key in free if not key.startswith("train.")]
     for one in given:
         if one.value is None and one.sign != "~":
             if one.first in TOP:
@@ -81,7 +83,7 @@ def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]
             raise ConfigError(
                 f"{one.text!r} changes what {folder.name} computes; an existing run may only change "
                 f"{', '.join(free)}.",
-                hint=f"Start a new run for it with `slurmddp {'run' if is_script else 'train'}`.",
+                hint=f"`slurmddp rerun {folder.name} {shlex.quote(one.text)}` starts a new run with it.",
             )
     arguments = [(one.key, typed(one.value or "")) for one in given if one.key in EVERY_ARGUMENTS]
     others = [one for one in given if one.key not in EVERY_ARGUMENTS]

@@ -555,7 +555,8 @@ class Distributon:
             accumulate: number of backward passes per optimizer step, which then uses their mean.
 
         Raises:
-            ConfigError: `loss` is not a tensor, or `accumulate` is not an integer above 0.
+            ConfigError: `loss` is not a scalar tensor, it depends on no parameter that takes gradients, or
+                `accumulate` is not an integer above 0.
 
         Example:
             d.backward(mse_loss(model(inputs), targets))
@@ -566,10 +567,7 @@ class Distributon:
         if StopController.is_leaving:
             StopController.is_leaving = False
         self._session.heartbeat.backward_begins()
-        if not isinstance(loss, torch.Tensor):
-            raise ConfigError(
-                f"backward was given a {type(loss).__name__}.", hint="Give the loss as a tensor."
-            )
+        _require_loss(loss)
         if accumulate != 1:
             _require_above(0, "accumulate", accumulate, "Give 1 or more backward passes.")
             loss = loss / accumulate
@@ -1140,6 +1138,23 @@ def _require_above(least: int, name: str, value: Any, hint: str, kind: Any = Int
     """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
     if not isinstance(value, kind) or not value > least:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)
+
+
+def _require_loss(loss: Any) -> None:
+    """Raise ConfigError unless `loss` is a scalar tensor that a backward pass can start from."""
+    if not isinstance(loss, torch.Tensor):
+        raise ConfigError(f"backward was given a {type(loss).__name__}.", hint="Give the loss as a tensor.")
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"backward was given a tensor of shape {tuple(loss.shape)}, but a loss is one number.",
+            hint="Give the mean over the batch: loss.mean(), or reduction='mean' of a loss of torch.",
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            "backward was given a loss that depends on no parameter which takes gradients.",
+            hint="Compute it from the model's output, without .detach(), .item() and torch.no_grad(), and "
+            "leave requires_grad of some parameter on.",
+        )
 
 
 def _require_seed(seed: Any) -> None:

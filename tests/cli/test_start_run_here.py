@@ -21,6 +21,7 @@ def test_a_training_here_shows_its_results(project, here, capsys):
         folder.report_file.write_text("<html>")
         (folder.checkpoints_dir / "step-0000000400").mkdir(parents=True)
         (folder.checkpoints_dir / "latest").write_text("step-0000000400\n")
+        (folder.loggers_dir / "wandb" / "offline-run-1").mkdir(parents=True)
         return 0
 
     here.ends = staticmethod(finish)
@@ -31,6 +32,7 @@ def test_a_training_here_shows_its_results(project, here, capsys):
     assert "Finished: 400 steps, held-out loss 4.500 -> 2.250." in shown
     assert "    def f():\n        pass\n" in shown
     assert f"report      {folder.report_file}" in shown
+    assert f"curves      wandb sync {folder.loggers_dir}/wandb/offline-run-*  # " in shown
     assert f"checkpoint  {folder.checkpoints_dir / 'step-0000000400'}" in shown
     assert main(["train"]) == 0
     assert f"{folder.name} is finished" in capsys.readouterr().out and here.started == 1

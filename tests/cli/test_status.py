@@ -50,6 +50,23 @@ def test_status_names_the_command_that_draws_the_curves_once_there_are_some(make
     assert f"\n  curves     {command}\n" in capsys.readouterr().out
 
 
+def test_status_says_how_curves_that_were_written_offline_get_to_weights_and_biases(make_run, slurm, capsys):
+    folder = make_run()
+    submit(folder)
+    offline = [folder.loggers_dir / "wandb" / f"offline-run-{attempt}" for attempt in (1, 2)]
+    for path in offline:
+        path.mkdir(parents=True)
+    upload = f"\n  curves     wandb sync {shlex.quote(str(offline[0].parent))}/offline-run-*  # "
+
+    (offline[0] / "run-gpt.wandb.synced").touch()  # as `wandb sync` does after an upload
+    assert main(["status"]) == 0
+    assert upload in capsys.readouterr().out
+
+    (offline[1] / "run-gpt.wandb.synced").touch()
+    assert main(["status"]) == 0
+    assert "wandb" not in capsys.readouterr().out
+
+
 def test_status_of_the_newest_run_by_default(make_run, slurm, capsys):
     folder = make_run()
     submit(folder)

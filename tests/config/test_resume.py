@@ -65,16 +65,18 @@ def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: P
     ("settings", "change", "words"),
     [
         ((), "digits", "'digits' is not a setting. Settings are written KEY=VALUE"),
-        ((), "seed=3", "changes what .* computes; .*Start a new run for it with `slurmddp train`"),
-        (("program.script=train.py",), "seed=3", "Start a new run for it with `slurmddp run`"),
+        ((), "seed=3", "changes what .* computes; .*`slurmddp rerun {name} seed=3` starts a new run"),
+        (("program.script=train.py",), "seed=3", "`slurmddp rerun {name} seed=3` starts a new run"),
     ],
 )
 def test_a_change_that_a_run_can_not_take_names_the_command_for_a_new_run(
     project: Path, settings: tuple[str, ...], change: str, words: str
 ) -> None:
     (project / "train.py").touch()
-    with pytest.raises(ConfigError, match=words):
-        job_of_run(prepared(project, *settings), [change])
+    folder = prepared(project, *settings)
+    with pytest.raises(ConfigError, match=words.format(name=folder.name)) as refused:
+        job_of_run(folder, [change])
+    assert ("train.save_every" in str(refused.value)) is (change == "seed=3" and not settings)
 
 
 def test_a_run_goes_on_elsewhere_and_longer(project: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("train.batch_size=9", "changes what gpt-.* computes.*Start a new run"),
+        ("train.batch_size=9", "changes what gpt-.* computes.*starts a new run"),
         ("train.steps=9", "train.steps=9 does not extend gpt-.* is 400.*Give more than 400.*rerun"),
         ("nodes=3", r"128 samples.*24 ranks.*Numbers of ranks that work: 1, 2, 4, 8, 16, 32, 64, 128"),
         ("name=x", "changes what"),

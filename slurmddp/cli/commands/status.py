@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from slurmddp.runs.report.goodput import AttemptTime, Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.best_step import BestStep, best_step
+from slurmddp.runs.status.curves import curve_commands
 from slurmddp.runs.status.notices import notices
 from slurmddp.runs.status.peak_memory import gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus, status
@@ -127,8 +127,8 @@ def lines(one: RunStatus, goodput: Goodput, now: float) -> Iterator[tuple[str, s
             yield "", f"| {line}"
     if one.log is not None:
         yield "log", str(one.log)
-    if (events := RunFolder(one.path).tensorboard_dir).is_dir():
-        yield "curves", f"tensorboard --logdir {shlex.quote(str(events))}"
+    for command in curve_commands(RunFolder(one.path)):
+        yield "curves", command
     if one.report is not None:
         yield "report", str(one.report)
     yield "folder", str(one.path)

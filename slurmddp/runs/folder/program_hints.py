@@ -17,6 +17,7 @@ _NO_TERMINAL = (
 )
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^'.]+)")
 _FILE = re.compile(r"FileNotFoundError: .*: '(?P<path>[^']+)'$")
+_SHAPES = re.compile(r"RuntimeError: mat1 and mat2 shapes .* \(\d+x(?P<given>\d+) and (?P<taken>\d+)x\d+\)")
 _INPUT = re.compile(r"EOFError: .*reading a line|bdb\.BdbQuit$")
 
 
@@ -32,6 +33,11 @@ def hint_after(line: str) -> str:
     file = _FILE.match(line)
     if file and not Path(file["path"]).is_absolute():
         return f"A relative path starts at the project, {Path.cwd()}, here and on the nodes."
+    if shapes := _SHAPES.match(line):
+        return (
+            f"The last dimension of an input is {shapes['given']}, and the layer that it meets takes "
+            f"{shapes['taken']}: change the size of the layer, or reshape its input."
+        )
     return _NO_TERMINAL if _INPUT.match(line) else ""
 
 

@@ -182,7 +182,8 @@ def _mark_attempts(axes: Axes, starts: Mapping[int, int], *, named: bool = True)
 def _dress(axes: Axes, title: str, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True))
+    locator = MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(locator)
     axes.margins(x=0.015)
     axes.set_xlim(left=0)
     plain_axes(axes, "step", label, title)

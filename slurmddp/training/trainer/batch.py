@@ -66,17 +66,28 @@ def has_ignored_targets(batch: Any) -> bool:
     return isinstance(labels, torch.Tensor) and bool((labels == IGNORED).any())
 
 
-def one_number(loss: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the result of the loss function `name` without dimensions.
+def loss_of_batch(value: Any, name: str) -> torch.Tensor | tuple[torch.Tensor, Any]:
+    """Return what the loss function `name` gave for a batch: a scalar, or a pair of a scalar sum and a count.
 
     Raises:
-        ConfigError: the result holds several numbers, or none.
+        ConfigError: `value` is something else.
     """
-    if loss.numel() == 1:
-        return loss.reshape(())
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    loss = value[0] if is_pair else value
+
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        scalar = loss.reshape(())
+        return (scalar, value[1]) if is_pair else scalar
+    if isinstance(loss, torch.Tensor) and not is_pair:
+        raise ConfigError(
+            f"The loss function {name} returned a tensor of shape {tuple(loss.shape)}, "
+            "but it must be a scalar.",
+            hint="Return the mean over the batch: .mean(), or reduction='mean' of a loss of torch.",
+        )
+    returned = f"a pair whose first part is {kind_of(loss)}" if is_pair else f"a {type(value).__name__}"
     raise ConfigError(
-        f"The loss function {name} returned a tensor of shape {tuple(loss.shape)}, but it must be a scalar.",
-        hint="Return the mean over the batch: .mean(), or reduction='mean' of a loss of torch.",
+        f"The loss function {name} returned {returned}, but it must return the loss of a batch.",
+        hint="Return the mean over the batch, a tensor with one number, or a pair of such a sum and a count.",
     )
 
 

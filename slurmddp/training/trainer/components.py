@@ -21,7 +21,7 @@ from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
-from slurmddp.training.trainer.batch import loss_of_output, one_number
+from slurmddp.training.trainer.batch import loss_of_batch, loss_of_output
 from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.compilation import compile_in_place
 from slurmddp.training.trainer.ema import AverageOfWeights
@@ -172,15 +172,14 @@ def build_loss(config: Mapping[str, Any] | None) -> Loss:
 
 
 def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
-    """Return the loss that `config` names, which refuses a tensor of several numbers as its result."""
+    """Return the loss that `config` names, which refuses a result that is no loss of a batch."""
     measure = build_loss(config)
     if config is None:
         return measure  # It has checked the model's output.
     name = str(config["_target_"])
 
     def loss(outputs: Any, targets: Any) -> Any:
-        value = measure(outputs, targets)
-        return one_number(value, name) if isinstance(value, torch.Tensor) else value
+        return loss_of_batch(measure(outputs, targets), name)
 
     return loss
 

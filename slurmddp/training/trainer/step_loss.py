@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from slurmddp.checkpoint.state.shards import local
-from slurmddp.errors import ConfigError
 from slurmddp.training.distributon import Distributon
 
 
@@ -37,19 +36,16 @@ class StepLoss:
         """What the batches have counted so far; None: they return means."""
         self._divisor = torch.ones(())
 
-    def add(self, loss: Any) -> torch.Tensor:
+    def add(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> torch.Tensor:
         """Add the loss of a batch; return the scalar for its backward pass, one of `accumulate` passes.
 
         Args:
             loss: the mean over the batch, a scalar, or a pair (sum, count).
-
-        Raises:
-            ConfigError: `loss` is something else.
         """
         if isinstance(loss, torch.Tensor):
             self._value += loss.detach() / self._accumulate
             return loss
-        total, count = _pair(loss)
+        total, count = loss
         count = torch.as_tensor(count, dtype=torch.float32, device=total.device)
 
         if self._count is None:
@@ -78,17 +74,6 @@ class StepLoss:
         if self._is_shared:
             return self._distributon.all_reduce(count)
         return torch.where(count == 0, 1, count)  # A rank without a token takes a step without a gradient.
-
-
-def _pair(loss: Any) -> tuple[torch.Tensor, Any]:
-    if isinstance(loss, (tuple, list)) and len(loss) == 2:
-        total, count = loss
-        if isinstance(total, torch.Tensor) and total.numel() == 1:
-            return total.reshape(()), count
-    raise ConfigError(
-        f"The loss gives a {type(loss).__name__} that is no loss of a batch.",
-        hint="Return the mean over the batch, a tensor with one number, or a pair of such a sum and a count.",
-    )
 
 
 def _scale_gradients(model: nn.Module, factor: torch.Tensor) -> None:

@@ -26,6 +26,10 @@ from slurmddp.runs.folder.program_hints import hint_of
         (EOFError("EOF when reading a line"), "Ranks have no terminal"),
         (EOFError("Ran out of input"), ""),
         (bdb.BdbQuit(), "`slurmddp exec -n 1 -- python SCRIPT`"),
+        (
+            RuntimeError("mat1 and mat2 shapes cannot be multiplied (64x2 and 3x8)"),
+            "The last dimension of an input is 2, and the layer that it meets takes 3",
+        ),
         (ValueError("x"), ""),
     ],
 )

@@ -411,6 +411,13 @@ def test_curves_of_any_shape_can_be_drawn(folder, losses):
     assert folder.figure_file.stat().st_size > 5000
 
 
+def test_a_single_step_has_no_fractions_of_a_step_beside_it(folder):
+    log(folder, 0, loss=200.0)
+    ticks = re.findall(r">([\d.]+)</text>", html_of(folder))
+    assert "200" in " ".join(ticks)
+    assert [tick for tick in ticks if 0 < float(tick) < 1] == []
+
+
 def test_a_personal_matplotlib_style_does_not_reach_the_report(folder, monkeypatch):
     import matplotlib
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import nn
 
 from slurmddp.errors import ConfigError
 from slurmddp.training.trainer import components
-from slurmddp.training.trainer.batch import forward, loss_of_output, one_number
+from slurmddp.training.trainer.batch import forward, loss_of_batch, loss_of_output
 
 
 class Called(nn.Module):
@@ -83,9 +84,9 @@ class Faulty(nn.Module):
 
 
 def test_a_loss_of_several_numbers_is_refused_with_its_name_and_shape() -> None:
-    assert one_number(torch.ones(1, 1), "mine.loss").shape == ()
+    assert loss_of_batch(torch.ones(1, 1), "mine.loss").shape == ()
     with pytest.raises(ConfigError) as refused:
-        one_number(torch.ones(16, 10), "my_nets.badloss")
+        loss_of_batch(torch.ones(16, 10), "my_nets.badloss")
     assert (
         "my_nets.badloss returned a tensor of shape (16, 10), but it must be a scalar"
         in refused.value.message
@@ -94,6 +95,23 @@ def test_a_loss_of_several_numbers_is_refused_with_its_name_and_shape() -> None:
     checked = components._checked_loss({"_target_": "torch.nn.MSELoss", "reduction": "none"})
     with pytest.raises(ConfigError, match=r"torch.nn.MSELoss returned a tensor of shape \(4, 2\)"):
         checked(torch.ones(4, 2), torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "returned"),
+    [
+        (None, "a NoneType"),
+        (1.5, "a float"),
+        ((torch.ones(()),), "a tuple"),
+        ((1.5, 2), "a pair whose first part is of type float"),
+        ((torch.ones(2), 2), "a pair whose first part is float32 (2,)"),
+    ],
+)
+def test_a_result_that_is_no_loss_is_refused_with_the_name_of_its_function(value: Any, returned: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"my_nets.badloss returned {returned}, but")) as refused:
+        loss_of_batch(value, "my_nets.badloss")
+    assert "a pair of such a sum and a count" in refused.value.hint
+    assert loss_of_batch((torch.ones(1), 2), "mine.loss") == (1, 2)
 
 
 def test_an_error_within_the_model_stays_as_it_is() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from slurmddp.errors import ConfigError
 from slurmddp.training.data.sampler import RankSampler
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.step_loss import StepLoss
@@ -130,9 +129,3 @@ def test_a_replica_without_a_token_takes_a_step_without_a_gradient(accumulate: i
             d.backward(step.add((model(torch.ones(0, 1)).sum(), 0)), accumulate=accumulate)
         assert step.finish(model).item() == 0
     assert model.weight.grad is not None and model.weight.grad.item() == 0
-
-
-@pytest.mark.parametrize("loss", [1.5, (1.5, 2), (torch.ones(2), 2), (torch.ones(()),), None])
-def test_another_loss_is_refused(alone: Distributon, loss: Any) -> None:
-    with pytest.raises(ConfigError, match="is no loss of a batch"):
-        StepLoss(alone, 1).add(loss)
