@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurmddp.cli import messages, start_run
-from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.refusals import refuse_collisions, refuse_other_run
 from slurmddp.errors import (
     EXIT_FINISHED,
@@ -21,6 +20,7 @@ from slurmddp.errors import (
     combine_exit_codes,
 )
 from slurmddp.runs.text_format import counted, print_table
+from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from slurmddp.cli.start_array import ArrayStart
@@ -191,9 +191,14 @@ def numbered(jobs: Sequence[Job]) -> list[tuple[int, Job, str]]:
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
 
     def own(job: Job) -> list[str]:
-        return [word for word in job.overrides if word not in shared and key_of(word) != FREE_ARGUMENTS]
+        # The program of a function says how to read its arguments.
+        return [
+            word
+            for word in job.overrides
+            if (word not in shared or FUNCTION_CALL in word) and key_of(word) != FREE_ARGUMENTS
+        ]
 
-    return [(number, job, shlex.join(as_typed(own(job)))) for number, job in enumerate(jobs, 1)]
+    return [(number, job, on_one_line(own(job))) for number, job in enumerate(jobs, 1)]
 
 
 def _refuse_alike(jobs: Sequence[Job]) -> Path:
@@ -203,7 +208,7 @@ def _refuse_alike(jobs: Sequence[Job]) -> Path:
     for job in jobs:
         if other := seen.get(job.run_name):
             pair = numbered((other, job))
-            one, two = (own or shlex.join(as_typed(each.overrides)) for _, each, own in pair)
+            one, two = (own or on_one_line(each.overrides) for _, each, own in pair)
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {one}, and {two}.",
                 hint="Sweep keys whose values mean another run; docs/configuration.md lists them.",

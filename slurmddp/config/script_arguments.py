@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
-from slurmddp.spec import CONTROLLER, MODULE
+from slurmddp.spec import CONTROLLER, FUNCTION_CALL, MODULE
 
 ARGUMENTS = "program.args"
 """The key of the arguments."""
@@ -78,6 +78,21 @@ def as_typed(words: Sequence[str]) -> list[str]:
         else:
             settings.append(word)
     return [*settings, *script, *arguments]
+
+
+def on_one_line(words: Sequence[str]) -> str:
+    """Return settings and their program as one line of a shell; a function as a call, `pow(2.0, 3.0)`."""
+    line = as_typed(words)
+    call = [*FUNCTION_CALL.split(), "{run_dir}"]
+    before, after = line[: -len(call) - 2], line[-len(call) - 2 :]
+    if after[: len(call)] != call:
+        return shlex.join(line)
+    function, arguments = after[len(call) :]
+    try:
+        called = f"{function}({', '.join(map(repr, json.loads(arguments)))})"
+    except (ValueError, TypeError):
+        return shlex.join(line)
+    return f"{shlex.join(before)} {called}".lstrip()
 
 
 def composed(value: Any) -> list[str]:

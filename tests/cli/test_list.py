@@ -48,7 +48,7 @@ def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, ca
     assert main(["list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for rate in ("1e-3", "1e-4"):
-        assert f"  math.pow '[{rate}]'  " in lines[f"pow-{rate}"]
+        assert f"  math.pow({float(rate)})  " in lines[f"pow-{rate}"]
     for seed in (1, 2):
         assert f"seed={seed}" in lines[f"gpt-0000000{seed}"]
         assert "train.steps" not in lines[f"gpt-0000000{seed}"] and "big" not in lines[f"gpt-0000000{seed}"]

@@ -330,7 +330,7 @@ def test_a_model_is_set_up_once() -> None:
         (lambda d: d.setup_optimizer(nn.Linear(1, 1)), "setup_optimizer was given a Linear"),
         (lambda d: d.setup_dataloader([1, 2]), "setup_dataloader was given a list"),
         (lambda d: d.setup_dataloader(d.setup_dataloader(data_loader())), "was given a SampledLoader"),
-        (lambda d: d.backward(torch.ones(()), accumulate=0), "accumulate is 0"),
+        (lambda d: d.backward(torch.ones((), requires_grad=True), accumulate=0), "accumulate is 0"),
         (
             lambda d: d.clip_gradients(nn.Linear(1, 1).parameters(), 1.0),
             "clip_gradients was given a generator",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import statuses_over_ssh
-from slurmddp.config.script_arguments import FREE_ARGUMENTS, as_typed, key_of
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.contract import json_value
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, ssh_runs, sweeps
@@ -24,7 +23,6 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table, shorter
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,7 +183,7 @@ def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
         alike = [typed[other] for other in typed if names[other] == names[path]]
         shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
         own = [word for word in words if word not in shared or word.startswith("program.script=")]
-        text = shorter(shlex.join(as_typed(own))).replace(f"{FUNCTION_CALL} '{{run_dir}}' ", "")
+        text = shorter(on_one_line(own))
         shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
     return shown
 
