@@ -32,7 +32,7 @@ FLAGS = {
     "--resolve changes run",
     "diff": "--json first second",
     "rm": "--json --yes run",
-    "export": "--best --force --object --output --step run",
+    "export": "--best --force --json --object --output --step run",
     "report": "run",
     "open": "--folder run",
     "cluster": "action",

@@ -58,7 +58,7 @@ def run(tmp_path, monkeypatch):
 
 def listed(capsys, *flags):
     code = main(["checkpoints", "gpt", "--json", *flags])
-    return code, [(row["step"], row["state"]) for row in json.loads(capsys.readouterr().out)]
+    return code, [(row["step"], row["state"]) for row in json.loads(capsys.readouterr().out)["checkpoints"]]
 
 
 def test_the_list_names_good_and_bad_and_changes_nothing(run, capsys):
@@ -125,7 +125,7 @@ def test_a_run_without_any_and_a_run_that_is_none(run, capsys):
 def test_a_folder_of_checkpoints_of_ones_own_script_will_do(run, tmp_path, capsys):
     write_checkpoint(tmp_path / "mine", 3)
     assert main(["checkpoints", str(tmp_path / "mine"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["step"] == 3
+    assert json.loads(capsys.readouterr().out)["checkpoints"][0]["step"] == 3
     assert main(["export", str(tmp_path / "mine")]) == 0
     assert Path("mine-step-3.safetensors").is_file()
 
@@ -181,7 +181,10 @@ def test_the_best_one_is_marked_and_exported(run, capsys):
         (False, False),
     ]
     assert main(["checkpoints", "gpt", "--json"]) == 0
-    found = [(row["best"], row["metrics"]["accuracy"]) for row in json.loads(capsys.readouterr().out)]
+    found = [
+        (row["best"], row["metrics"]["accuracy"])
+        for row in json.loads(capsys.readouterr().out)["checkpoints"]
+    ]
     assert found == [(False, 0.25), (True, 0.75), (False, 0.5)]
     assert main(["export", "gpt", "--best", "max f1"]) == EXIT_FAILED
     assert "No undamaged checkpoint" in capsys.readouterr().err

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from slurmddp.checkpoint import state as checkpoint
 from slurmddp.cli.main import main
+from slurmddp.control.checkpoints import checkpoints
 from slurmddp.control.contract import from_json
 from slurmddp.control.diff import diff
 from slurmddp.control.explain import explain
+from slurmddp.control.export import export
 from slurmddp.runs.folder.jsonl import append_line
 from support.runs.cli_runs import end, start, submit
 
@@ -20,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere", "slurm")
 ACTIONS: dict[str, Callable[[], Any]] = {
     "explain one": lambda: explain("one"),
     "diff one two": lambda: diff("one", "two"),
+    "checkpoints one --verify": lambda: checkpoints("one", verify=True),
+    "export one --force": lambda: export("one", force=True),
 }
 
 
@@ -38,6 +45,8 @@ def runs(make_run) -> None:
         if code:
             folder.failure_file(0).write_text(json.dumps(left))
         end(folder, outcome, code=code)
+        weights = OrderedDict(weight=torch.ones(2))
+        checkpoint.write(folder.checkpoints_dir, 9, {"objects": {"model": weights}}, meta={"world_size": 4})
 
 
 @pytest.mark.parametrize("command", ACTIONS)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from slurmddp.checkpoint.files.best_by_metric import Best, ranked
 from slurmddp.checkpoint.files.manifest import (
@@ -22,9 +21,8 @@ from slurmddp.checkpoint.files.manifest import (
     step_of,
     verify,
 )
-from slurmddp.errors import CheckpointError, RunNotFoundError, SlurmddpError
+from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.host.regular_file import read_regular
-from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.spec import parse_best
 
@@ -34,65 +32,42 @@ RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One checkpoint.
-
-    `state` is one of: `complete` (names and sizes fit), `verified` (every byte fits), `damaged`,
-    `other version` (another slurmddp wrote it), `quarantined` (found damaged), `abandoned` (of
-    steps that the training has left). The last two are never loaded.
-    """
+class ListedCheckpoint:
+    """One checkpoint of a run."""
 
     step: int
     state: str
-    size: int
+    """complete (names and sizes fit), verified (every byte fits), damaged, other version (another slurmddp
+    wrote it), quarantined (found damaged), or abandoned (of steps that the training has left). The last two
+    are never loaded."""
+    bytes: int
     saved: float | None
-    is_latest: bool
+    """When its last file was written, in seconds since the epoch."""
+    latest: bool
+    """Whether a load tries it first."""
     path: Path
-    problem: str = ""
+    problem: str | None = None
+    """Why it can't be loaded."""
     world_size: int | None = None
+    """Number of ranks that have saved it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The metrics that were given to the save."""
-    is_best: bool = False
+    best: bool = False
     """Whether it is the best one by `train.best` of the run."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "state": self.state,
-            "bytes": self.size,
-            "saved": self.saved,
-            "latest": self.is_latest,
-            "best": self.is_best,
-            "metrics": dict(self.metrics),
-            "world_size": self.world_size,
-            "problem": self.problem or None,
-            "path": str(self.path),
-        }
 
-
-def find_root(name: str) -> Path:
-    """Return the checkpoints folder of the run `name`, or the folder `name` if it holds checkpoints."""
-    try:
-        return index.find(name).checkpoints_dir
-    except RunNotFoundError:
-        path = Path(name).absolute()
-        if name and path.is_dir() and rows(path):
-            return path
-        raise
-
-
-def rows(root: Path, *, hashed: bool = False) -> list[Row]:
+def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
     """Return the checkpoints under `root`, newest first, then the renamed; `hashed` reads every byte."""
     pointed, by = _pointed(root), best_of_run(root)
     found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
     if by is not None:
         whole = {row.path: row for row in found if row.state in ("complete", "verified")}
         first = next((folder for folder in ranked(root, by) if folder in whole), None)
-        found = [replace(row, is_best=row.path == first) for row in found]
+        found = [replace(row, best=row.path == first) for row in found]
     # Retention may have deleted a folder meanwhile.
     good = [row for row in found if row.path.is_dir()]
     return good + [
-        Row(step, state, *_size_and_time(path), False, path)
+        ListedCheckpoint(step, state, *_size_and_time(path), False, path)
         for state, prefix in RENAMED.items()
         for step, path in renamed_folders(root, prefix)
     ]
@@ -127,8 +102,8 @@ def newest_whole(root: Path) -> Path | None:
     return None
 
 
-def _row(folder: Path, hashed: bool, pointed: str) -> Row:
-    manifest, problem, state = None, "", "damaged"
+def _row(folder: Path, hashed: bool, pointed: str) -> ListedCheckpoint:
+    manifest, problem, state = None, None, "damaged"
     try:
         manifest = verify(folder) if hashed else _sizes_fit(folder)
         state = "verified" if hashed else "complete"
@@ -142,7 +117,9 @@ def _row(folder: Path, hashed: bool, pointed: str) -> Row:
     is_latest = folder.name == pointed
     facts = _size_and_time(folder)
     metrics = manifest.meta.get("metrics", {}) if manifest else {}
-    return Row(step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size, metrics)
+    return ListedCheckpoint(
+        step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size, metrics
+    )
 
 
 def _sizes_fit(folder: Path) -> Manifest:

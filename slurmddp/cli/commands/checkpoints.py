@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
-from slurmddp.checkpoint.files.listing import OTHER_VERSION, RENAMED, Row, find_root, rows
+from slurmddp.checkpoint.files.listing import OTHER_VERSION, RENAMED, ListedCheckpoint
 from slurmddp.checkpoint.files.space import size_text
-from slurmddp.errors import EXIT_FAILED
+from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.control.checkpoints import Checkpoints, checkpoints
+from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.text_format import clock, print_table
 
 HEADERS = ("STEP", "STATE", "SIZE", "SAVED", "", "FOLDER")
@@ -20,41 +21,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp checkpoints`."""
     parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
     parser.add_argument("--verify", action="store_true", help="compare every byte with what was written")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per checkpoint; return 1 if a checkpoint can't be loaded and is not quarantined."""
-    root = find_root(args.run)
-    found = rows(root, hashed=args.verify)
-    damaged = [row for row in found if row.state == "damaged"]
-    other = [row for row in found if row.state == OTHER_VERSION]
+    result = checkpoints(args.run, verify=args.verify)
     if args.json:
-        print(json.dumps([row.as_json() for row in found], indent=2))
-    elif not found:
-        print(f"There are no checkpoints yet in {root}.", file=sys.stderr)
+        print_json(result)
     else:
-        _print(found)
-        for row in damaged:
-            print(f"{row.path.name} is damaged: {row.problem}", file=sys.stderr)
-        for row in other:
-            print(f"{row.path.name}: {row.problem}", file=sys.stderr)
-        if damaged:
-            print("A resume ignores damaged checkpoints and loads the newest good one.", file=sys.stderr)
-    return EXIT_FAILED if damaged or other else 0
+        _print(result)
+    unusable = [row for row in result.checkpoints if row.state in ("damaged", OTHER_VERSION)]
+    return EXIT_FAILED if unusable else EXIT_FINISHED
 
 
-def _print(found: list[Row]) -> None:
-    cells = [
-        (
-            str(row.step),
-            row.state,
-            size_text(row.size),
-            clock(row.saved),
-            ", ".join(word for word, is_so in (("latest", row.is_latest), ("best", row.is_best)) if is_so),
-            str(row.path),
-        )
-        for row in found
-    ]
-    styles = [_STYLES[row.state] for row in found]
-    print_table(HEADERS, cells, sys.stdout, right=frozenset({"STEP", "SIZE"}), styles=styles)
+def _print(result: Checkpoints) -> None:
+    if not result.checkpoints:
+        print(f"There are no checkpoints yet in {result.folder}.", file=sys.stderr)
+        return
+    rows = [_cells(row) for row in result.checkpoints]
+    styles = [_STYLES[row.state] for row in result.checkpoints]
+    print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "SIZE"}), styles=styles)
+
+    damaged = [row for row in result.checkpoints if row.state == "damaged"]
+    other = [row for row in result.checkpoints if row.state == OTHER_VERSION]
+    for row in damaged:
+        print(f"{row.path.name} is damaged: {row.problem}", file=sys.stderr)
+    for row in other:
+        print(f"{row.path.name}: {row.problem}", file=sys.stderr)
+    if damaged:
+        print("A resume ignores damaged checkpoints and loads the newest good one.", file=sys.stderr)
+
+
+def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
+    marks = [word for word, is_so in (("latest", row.latest), ("best", row.best)) if is_so]
+    return str(row.step), row.state, size_text(row.bytes), clock(row.saved), ", ".join(marks), str(row.path)

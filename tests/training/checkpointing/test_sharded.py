@@ -31,7 +31,8 @@ def test_sharded_files_are_verified_and_quarantined(
     assert set(verify(second).files) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert checkpoint.latest(root) == second
     assert main(["checkpoints", str(root), "--verify", "--json"]) == 0
-    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["verified", "verified"]
+    rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [row["state"] for row in rows] == ["verified", "verified"]
 
     damaged = second / "__1_0.distcp"
     data = bytearray(damaged.read_bytes())

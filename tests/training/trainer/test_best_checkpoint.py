@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmddp.checkpoint.files.best_by_metric import step_and_value
-from slurmddp.checkpoint.files.listing import best_of_run, best_whole, rows
+from slurmddp.checkpoint.files.listing import best_of_run, best_whole, list_checkpoints
 from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from support.distributed import trainer_jobs
@@ -41,13 +41,13 @@ def test_the_best_checkpoint_is_saved_kept_and_named(tmp_path: Path) -> None:
     assert run_ranks(trainer_jobs.train_once, 2, config, str(folder.path), None) == ["finished"] * 2
     root = folder.checkpoints_dir
     assert [event["step"] for event in folder.events() if event["event"] == "saved"] == [2, 3, 4, 5, 6, 9, 10]
-    assert [(row.step, row.is_best, row.is_latest) for row in rows(root)] == [
+    assert [(row.step, row.best, row.latest) for row in list_checkpoints(root)] == [
         (10, False, True),
         (9, False, False),
         (4, True, False),
     ]
     assert best_step(folder) == BestStep(4, "score", 5.0)
-    assert rows(root)[2].metrics.keys() == {"eval_loss", "score"}
+    assert list_checkpoints(root)[2].metrics.keys() == {"eval_loss", "score"}
     by = best_of_run(root)
     assert by == ("score", "max") and step_and_value(root, by) == (4, 5.0)
     assert best_whole(root, by) == root / "step-0000000004"
