@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slurmddp.control.ssh import runs
 from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.owner import READ_ONLY, read_own, refuse_foreign
@@ -254,9 +255,7 @@ class RunOverSsh(Run):
         return self.status().path
 
     def status(self) -> RunStatus:
-        from slurmddp.cli.statuses_over_ssh import status_there
-
-        return status_there(self._run)
+        return runs.status(self._run)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         return self._ended(timeout_s)  # The command `status` of the login node writes the report.
@@ -279,10 +278,8 @@ class RunOverSsh(Run):
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
     def _contents(self, *names: str) -> list[bytes | None]:
-        from slurmddp.cli.over_ssh import own_files
-
         folder = str(self.path).removeprefix(f"{self._run.host}:")
-        return own_files(self._run, [f"{folder}/{name}" for name in names], unshared=True)
+        return runs.own_files(self._run, [f"{folder}/{name}" for name in names], unshared=True)
 
     def logs(self, rank: int = 0) -> str:
         return self._answer("logs", "--rank", str(rank), "--lines", "all")
@@ -300,14 +297,10 @@ class RunOverSsh(Run):
         return cancelled
 
     def _answer(self, command: str, *flags: str) -> str:
-        from slurmddp.cli.over_ssh import answer
-
-        return answer(self._run, command, self.name, *flags)
+        return runs.answer(self._run, command, self.name, *flags)
 
     def _result(self, kind: type[Result], command: str) -> Result:
-        from slurmddp.cli.over_ssh import result
-
-        return result(self._run, kind, command, self.name)
+        return runs.result(self._run, kind, command, self.name)
 
 
 def _is_function(config: bytes | None) -> bool:

@@ -58,11 +58,11 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     Example:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
-    from slurmddp.cli import over_ssh
     from slurmddp.cli.commands import train as command
+    from slurmddp.control.ssh import submit
 
     words = [*overrides, *_words(settings)]
-    if there := over_ssh.submit(words, *_flags(again=again)):
+    if there := submit.train(words, *_flags(again=again), report=_print_output):
         return RunOverSsh(there[0])
     (job,) = command.jobs_of([words])
     if job.launcher == "slurm":
@@ -133,9 +133,10 @@ def map_array(
         runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
         scores = [run.result() for run in runs]
     """
-    from slurmddp.cli import over_ssh, start_sweep
+    from slurmddp.cli import start_sweep
     from slurmddp.cli.commands import train as command
     from slurmddp.control.refusals import refuse_collisions
+    from slurmddp.control.ssh import submit
 
     path = _import_path(function)
     rows = _rows(iterable, *iterables)
@@ -146,7 +147,8 @@ def map_array(
     if not calls:
         return []
     distinct = list({call[-1]: call for call in calls}.values())
-    if there := over_ssh.submit([*_sweep(distinct), *words], "--multirun", *_flags(again=again)):
+    flags = ["--multirun", *_flags(again=again)]
+    if there := submit.train([*_sweep(distinct), *words], *flags, report=_print_output):
         return [RunOverSsh(there[distinct.index(call)]) for call in calls]
     jobs = command.jobs_of([*call, *words] for call in calls)
     points = refuse_collisions(jobs)
@@ -300,3 +302,11 @@ def _start_here(job: Job, *, again: bool) -> None:
 def _has_begun(folder: RunFolder, pid: int) -> bool:
     newest = read_history(folder).newest if folder.config_file.is_file() else None
     return newest is not None and newest.pid == pid
+
+
+def _print_output(event: object) -> None:
+    """Print what `slurmddp train` prints on a login node."""
+    from slurmddp.control.events import HostOutput
+
+    if isinstance(event, HostOutput):
+        print(event.text, end="", flush=True)

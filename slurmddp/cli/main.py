@@ -21,6 +21,7 @@ from slurmddp.cli.messages import (
     EXIT_CODES,
     OF_THE_MACHINE,
     UsageError,
+    print_event,
     report,
     report_bug,
     report_machine,
@@ -147,7 +148,7 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
     if arguments[0] == "--over-ssh":  # The laptop asks; see `slurmddp.control.ssh`.
         from slurmddp.control.ssh import serve
 
-        return serve.serve("".join(arguments[1:]), main)
+        return serve.serve("".join(arguments[1:]), main, print_event)
     name = arguments[0]
     if name not in COMMANDS:
         raise _unknown(name)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Sequence
 
 from slurmddp.errors import EXIT_USAGE, SlurmddpError, plain
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_BROKEN_PIPE = 141
+_MOST_NAMED = 5
+"""Files that a note names."""
 EXIT_CODES = """exit codes:
   0   finished, or submitted; with `train` and `resume` also: the run is active already
   1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
@@ -34,10 +37,48 @@ class UsageError(SlurmddpError):
 
 def print_event(event: object) -> None:
     """Print what an action of `slurmddp.control` reports while it runs."""
-    from slurmddp.control.events import Waiting
+    from slurmddp.control import events
 
-    if isinstance(event, Waiting):
-        print(event.reason, file=sys.stderr, flush=True)
+    match event:
+        case events.HostOutput(text):
+            print(text, end="", flush=True)
+        case events.HostGreeting(text):
+            print(text, end="", file=sys.stderr, flush=True)
+        case events.Waiting(reason=text):
+            print(text, file=sys.stderr, flush=True)
+        case _:
+            _print_event_over_ssh(event)
+
+
+def _print_event_over_ssh(event: object) -> None:
+    """Print what happens on the way to a login node, or on it."""
+    from slurmddp.control import events
+    from slurmddp.runs.text_format import counted
+
+    match event:
+        case events.HostSilent(host, seconds):
+            line = (
+                f"slurmddp: note: {host} has not answered for {seconds:g} s. A profile there, such as "
+                "~/.bashrc, may wait or read the standard input. Ctrl-C ends this; nothing was started."
+            )
+        case events.HostUnknown(host, reason):
+            line = f"slurmddp: {host} does not answer: {reason}"
+        case events.PutAside(path, kept_as):
+            line = f"slurmddp: note: {path} was changed on this host; it is kept as {kept_as}."
+        case events.CodeSent(host, folder, files, left_out):
+            line = f"code    {host}:{folder}  ({counted(files, 'file')})"
+            if left_out:
+                line += f"\nnote    not sent, may hold passwords or keys: {_listed(left_out)}"
+        case _:
+            return
+    print(line, file=sys.stderr, flush=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    text = ", ".join(names[:_MOST_NAMED])
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def report(error: SlurmddpError, *, debug: bool = False) -> int:

@@ -8,12 +8,63 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Waiting:
-    """The action waits until another command or launcher releases a run."""
+    """The action waits until another command or launcher releases a run or a folder."""
 
-    run: str
-    """Name of the run."""
+    name: str
+    """Name of the run, or path of the folder."""
     reason: str
-    """A sentence that names the command or launcher that holds the run."""
+    """A sentence that names the command or launcher that holds it."""
+
+
+@dataclass(frozen=True)
+class HostGreeting:
+    """Text that the shells and profiles of a login node print before slurmddp runs there."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class HostOutput:
+    """Output of the command that runs on a login node."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class HostSilent:
+    """A login node has not answered yet, and nothing was started."""
+
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class HostUnknown:
+    """The state of the runs on a login node is unknown, because it does not answer."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CodeSent:
+    """The code of a project has arrived on a login node."""
+
+    host: str
+    folder: str
+    files: int
+    """Number of files of the project."""
+    left_out: tuple[str, ...]
+    """Names of files and folders that may hold passwords or keys, and stayed on this machine."""
+
+
+@dataclass(frozen=True)
+class PutAside:
+    """A file that was changed on a login node gave way to the code that was sent."""
+
+    path: str
+    kept_as: str
+    """Its new name in the same folder."""
 
 
 Report = Callable[[object], None]

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import slurmddp
-from slurmddp.cli import statuses_over_ssh
 from slurmddp.cli.main import main
 from slurmddp.control.ssh import connection
+from slurmddp.control.ssh.runs import runs_of_sweep
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_LOGIN_NODE,
@@ -131,7 +131,7 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     capfd.readouterr()
     assert main(["list", sweep, "--json"]) == 0
     names = {one["name"] for one in json.loads(capfd.readouterr().out)}
-    runs = statuses_over_ssh.runs_of_sweep(ssh_runs.ssh_runs()[-1])
+    runs = runs_of_sweep(ssh_runs.ssh_runs()[-1])
     assert len(names) == 2 and {run.name for run in runs} == names
     assert main(["report", sweep]) == 0
     page = Path(capfd.readouterr().out.strip())

@@ -8,8 +8,9 @@ import stat
 
 import pytest
 
-from slurmddp.cli import completion, over_ssh
+from slurmddp.cli import completion
 from slurmddp.cli.main import main
+from slurmddp.control.ssh import runs
 from slurmddp.errors import LoginNodeError, RunNotFoundError
 from slurmddp.runs import ssh_runs
 
@@ -60,7 +61,7 @@ def test_of_equal_words_the_one_that_names_the_run_gets_the_whole_name(monkeypat
         requests.append(request)
         raise LoginNodeError("not reached")
 
-    monkeypatch.setattr(over_ssh, "exchange", exchange)
+    monkeypatch.setattr(runs, "exchange", exchange)
     ssh_runs.remember(ssh_runs.SshRun(name="exp-0a1b2c3d", host="a", folder="/project"))
     for words, place in (
         (["export", "--output", "exp", "exp"], 3),

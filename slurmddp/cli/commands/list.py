@@ -10,12 +10,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmddp.cli import statuses_over_ssh
+from slurmddp.cli.messages import print_event
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.contract import json_value
+from slurmddp.control.ssh.runs import runs_of_sweep
+from slurmddp.control.ssh.statuses import PacedHosts, statuses_over_ssh
 from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
 from slurmddp.runs import index, ssh_runs, sweeps
 from slurmddp.runs.folder import config_secrets
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
     if args.watch and args.sweep and (remote := ssh_runs.find(args.sweep)) is not None:
-        runs_over_ssh = statuses_over_ssh.PacedHosts(statuses_over_ssh.runs_of_sweep(remote))
+        runs_over_ssh = PacedHosts(runs_of_sweep(remote))
         return _watch(list, None, runs_over_ssh.statuses, frozenset(args.state or ()))
     sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
@@ -75,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         return [one for one in there() if one.name.startswith(args.name)] if sweep is None else []
 
     if args.watch:
-        hosts = statuses_over_ssh.PacedHosts()
+        hosts = PacedHosts()
         return _watch(read, limit, lambda: named(hosts.statuses), states)
-    there = named(statuses_over_ssh.statuses_there)
+    there = named(partial(statuses_over_ssh, print_event))
     return show(
         [*map(RunFolder, read())], as_json=args.json, limit=limit, states=states, there=there, name=args.name
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from slurmddp.control.events import PutAside, Report, Waiting
 from slurmddp.errors import ConfigError, LoginNodeError, plain
 from slurmddp.runs.folder import code_snapshot, secret_files, sent_code
 from slurmddp.runs.folder.create import free_name
@@ -161,16 +161,16 @@ def _refuse_filled(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a project's folder, while code arrives there and is submitted."""
+def locked(folder: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of a project's folder, while code arrives there and is submitted.
 
-    def waiting() -> None:
-        print(
-            f"Another submission from {folder} is in progress; waiting for it.", file=sys.stderr, flush=True
-        )
-
+    Args:
+        folder: the folder.
+        report: called with `Waiting` if another submission holds the lock.
+    """
+    waiting = Waiting(str(folder), f"Another submission from {folder} is in progress; waiting for it.")
     with RunLock(RunFolder(folder / sent_code.FOLDER)) as lock:
-        lock.wait(lambda: False, waiting=waiting)
+        lock.wait(lambda: False, waiting=lambda: report(waiting))
         yield
 
 
@@ -180,10 +180,16 @@ def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
 
 
 class Receiver:
-    """Takes the code of a submission into a folder of this host whose lock is held."""
+    """Takes the code of a submission into a folder of this host whose lock is held.
 
-    def __init__(self, folder: Path, files: Sequence[SentFile], adopted: Sequence[str]) -> None:
+    It reports `PutAside` for each file that was changed on this host.
+    """
+
+    def __init__(
+        self, folder: Path, files: Sequence[SentFile], adopted: Sequence[str], report: Report
+    ) -> None:
         self._folder = folder
+        self._report = report
         self._files = {file.name: file for file in files}
         self._known: dict[str, list[SentFile]] = {}
         for file in sent_code.known(folder):
@@ -279,9 +285,7 @@ class Receiver:
     def _put_aside(self, path: Path) -> None:
         aside = free_name(path)
         path.rename(aside)
-        print(
-            f"slurmddp: note: {path} was changed on this host; it is kept as {aside.name}.", file=sys.stderr
-        )
+        self._report(PutAside(str(path), aside.name))
 
 
 def _read_content(stream: IO[bytes], file: SentFile, path: Path) -> None:

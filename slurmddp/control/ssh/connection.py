@@ -9,19 +9,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, cast
 
 from slurmddp import __version__
+from slurmddp.control.events import HostGreeting, HostOutput, HostSilent, Report, ignore
 from slurmddp.errors import LoginNodeError
 
 FLAG = "--over-ssh"
@@ -83,8 +82,9 @@ class Exchange:
         version: the version of slurmddp on the host.
     """
 
-    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], nonce: str) -> None:
+    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], nonce: str, report: Report) -> None:
         self.node = node
+        self._report = report
         self.version = ""
         self._code: int | None = None
         self._process = process
@@ -93,11 +93,8 @@ class Exchange:
         self._proof = proof_of(nonce)
         self._end = _end_of(nonce)
 
-    def read_proof(self, greetings: TextIO | None) -> None:
+    def read_proof(self) -> None:
         """Wait for the proof that slurmddp runs.
-
-        Args:
-            greetings: stream for the lines before the proof, which a profile has printed; None: nowhere.
 
         Raises:
             LoginNodeError: the host can't be reached, or slurmddp does not run there.
@@ -107,8 +104,7 @@ class Exchange:
             if facts is not None:
                 self.version = str(facts["version"])
                 return
-            if greetings is not None:
-                print(line, end="", file=greetings, flush=True)
+            self._report(HostGreeting(line))
             greeted += len(line)
             if greeted > _MOST_GREETING_BYTES:
                 raise LoginNodeError(
@@ -138,7 +134,7 @@ class Exchange:
         for line, facts in self._answers():
             if facts is not None:
                 return facts
-            print(line, end="", flush=True)
+            self._report(HostOutput(line))
         raise HostRefusal(self.exit_code())
 
     def lines(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -231,6 +227,7 @@ def exchange(
     silent: bool = False,
     stderr: IO[bytes] | None = None,
     timeout_s: float | None = None,
+    report: Report = ignore,
 ) -> Iterator[Exchange]:
     """Run slurmddp on a host with a request, and yield the exchange once slurmddp has proved that it runs.
 
@@ -243,6 +240,8 @@ def exchange(
         silent: whether ssh asks nothing, although there is a terminal.
         stderr: file for the messages of ssh and of the host; None: this process's stderr.
         timeout_s: seconds after which the connection is cut; None: none.
+        report: called with a `HostGreeting` for what profiles print, `HostSilent` if the host is slow, and
+            `HostOutput`.
 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run slurmddp; nothing was done.
@@ -251,7 +250,7 @@ def exchange(
     command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
     sys.stdout.flush()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        session = Exchange(node, process, nonce)
+        session = Exchange(node, process, nonce, report)
         timer = threading.Timer(timeout_s or 0, process.kill)
         try:
             if timeout_s is not None:
@@ -259,8 +258,8 @@ def exchange(
             session.send(base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST)
             if not more_input:
                 session.end_of_input()
-            with _answered_in_time(node.host, process, silent=silent):
-                session.read_proof(None if stderr is not None else sys.stderr)
+            with _answered_in_time(node.host, process, report):
+                session.read_proof()
             yield session
         finally:
             timer.cancel()
@@ -270,20 +269,12 @@ def exchange(
 
 
 @contextmanager
-def _answered_in_time(host: str, process: subprocess.Popen[bytes], *, silent: bool) -> Iterator[None]:
+def _answered_in_time(host: str, process: subprocess.Popen[bytes], report: Report) -> Iterator[None]:
     """End ssh if the host gives no answer for minutes: a profile that reads all input would wait for ever."""
-
-    def note() -> None:
-        print(
-            f"slurmddp: note: {host} has not answered for {_NOTE_S:g} s. A profile there, such as ~/.bashrc, "
-            "may wait or read the standard input. Ctrl-C ends this; nothing was started.",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    timers = [threading.Timer(_ANSWER_S, process.kill)]
-    if not silent:
-        timers.append(threading.Timer(_NOTE_S, note))
+    timers = [
+        threading.Timer(_NOTE_S, report, [HostSilent(host, _NOTE_S)]),
+        threading.Timer(_ANSWER_S, process.kill),
+    ]
     for timer in timers:
         timer.daemon = True
         timer.start()
@@ -329,13 +320,3 @@ def _line(node: LoginNode, nonce: str) -> str:
     script = f"bash -lc {shlex.quote(inner)} 7>&1 6<&0 >&2 </dev/null; code=$?; {end}; exit $code"
     encoded = base64.b64encode(script.encode()).decode()
     return f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
-
-
-def terminal() -> dict[str, Any] | None:
-    """Return what the host has to know of this terminal; None if the output does not go to one."""
-    if not sys.stdout.isatty():
-        return None
-    size = shutil.get_terminal_size()
-    names = ("TERM", "COLORTERM", "NO_COLOR")
-    shown = {name: os.environ[name] for name in names if name in os.environ}
-    return {**shown, "COLUMNS": str(size.columns), "LINES": str(size.lines)}

@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from slurmddp import __version__
 from slurmddp.control.contract import json_value
+from slurmddp.control.events import Report, ignore
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -54,19 +55,20 @@ _BEGINNING = base64.b64encode(b'{"a')[:2]
 """The beginning of each request: of an object in JSON, as base64."""
 
 
-def serve(nonce: str, command_line: Callable[[Sequence[str]], int]) -> int:
+def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Report = ignore) -> int:
     """Serve the one request on standard input, and return the exit code.
 
     Args:
         nonce: a random text, which is proved to be read.
         command_line: runs the words of a command line.
+        report: called with `Waiting` and `PutAside` while code arrives.
 
     Raises:
         LoginNodeError: no request came, or the code did not arrive whole.
         ConfigError: the folder holds files that slurmddp did not send.
     """
-    report = partial(_report, proof_of(nonce))
-    report(version=__version__)
+    answer = partial(_answer, proof_of(nonce))
+    answer(version=__version__)
     source = _take_over_stdin()
     request = _read_request(source)
     _describe_terminal(request.get("terminal"))
@@ -77,21 +79,21 @@ def serve(nonce: str, command_line: Callable[[Sequence[str]], int]) -> int:
         if folder.is_dir():
             os.chdir(folder)
         _interrupt_when_the_connection_ends()
-        report(statuses=_statuses(names))
+        answer(statuses=_statuses(names))
         return EXIT_FINISHED
     if (paths := request.get("files")) is not None:
-        return _send_files(paths, report, unshared=bool(request.get("unshared")))
+        return _send_files(paths, answer, unshared=bool(request.get("unshared")))
     with ExitStack() as stack:
         if request.get("code") is not None:
             if request["version"] != __version__:  # The laptop reports it.
                 return EXIT_LOGIN_NODE
-            stack.enter_context(_received_code(folder, request, source, report))
+            stack.enter_context(_received_code(folder, request, source, answer, report))
         if not folder.is_dir():
             raise RunNotFoundError(f"There is no folder {folder} any more.")
         os.chdir(folder)
 
         if request.get("changes"):
-            ssh_runs.listener = partial(_report_started, report)
+            ssh_runs.listener = partial(_answer_started, answer)
         else:
             _interrupt_when_the_connection_ends()
         return command_line(request["words"])
@@ -99,27 +101,31 @@ def serve(nonce: str, command_line: Callable[[Sequence[str]], int]) -> int:
 
 @contextmanager
 def _received_code(
-    folder: Path, request: dict[str, Any], source: IO[bytes], report: Callable[..., None]
+    folder: Path,
+    request: dict[str, Any],
+    source: IO[bytes],
+    answer: Callable[..., None],
+    report: Report,
 ) -> Iterator[None]:
     """Take the code of a submission into its folder, and keep other submissions from changing it."""
     files = sent_code.from_json(request["code"])
     code.open_folder(folder, request["adopted"])
-    with code.locked(folder):
+    with code.locked(folder, report):
         adopted = [] if sent_code.is_marked(folder) else request["adopted"]
         wanted = code.missing(folder, files)
-        report(folder=str(folder), wanted=[file.name for file in wanted])
-        code.Receiver(folder, files, adopted).receive(source, wanted)
-        report(received=True)
+        answer(folder=str(folder), wanted=[file.name for file in wanted])
+        code.Receiver(folder, files, adopted, report).receive(source, wanted)
+        answer(received=True)
         yield
 
 
-def _report(proof: str, **facts: Any) -> None:
+def _answer(proof: str, **facts: Any) -> None:
     print(answer_line(proof, **facts), flush=True)
 
 
-def _report_started(report: Callable[..., None], names: Sequence[str], sweep: str | None) -> None:
+def _answer_started(answer: Callable[..., None], names: Sequence[str], sweep: str | None) -> None:
     try:
-        report(started=list(names), sweep=sweep)
+        answer(started=list(names), sweep=sweep)
     except OSError:  # The laptop has gone. The jobs are queued, and the other ones are to be queued as well.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -175,10 +181,10 @@ def _statuses(names: Sequence[str]) -> list[dict[str, Any]]:
     return [json_value(status) for status in statuses(folders, SlurmClient())]
 
 
-def _send_files(paths: Sequence[str], report: Callable[..., None], *, unshared: bool) -> int:
+def _send_files(paths: Sequence[str], answer: Callable[..., None], *, unshared: bool) -> int:
     """Send the contents of files of this account; a missing file has no size."""
     contents = [_own_content(Path(path), unshared=unshared) for path in paths]
-    report(sizes=[None if content is None else len(content) for content in contents])
+    answer(sizes=[None if content is None else len(content) for content in contents])
     for content in contents:
         sys.stdout.buffer.write(content or b"")
     sys.stdout.flush()

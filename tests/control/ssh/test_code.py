@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.control.events import PutAside, Waiting, ignore
 from slurmddp.control.ssh import code
 from slurmddp.errors import ConfigError, LoginNodeError
 from slurmddp.runs.folder import code_snapshot, sent_code
@@ -38,15 +39,23 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-def deliver(project: Path, folder: Path, adopted: list[str] | None = None, lost: int = 0) -> None:
-    """Send the code of `project` to `folder`; the last `lost` bytes do not arrive."""
+def deliver(
+    project: Path,
+    folder: Path,
+    adopted: list[str] | None = None,
+    lost: int = 0,
+    events: list[object] | None = None,
+) -> list[object]:
+    """Send the code of `project` to `folder`, and return the events; the last `lost` bytes do not arrive."""
+    events = [] if events is None else events
     delivery = code.collect(project)
     code.open_folder(folder, adopted or [])
-    with code.locked(folder):
+    with code.locked(folder, events.append):
         wanted = code.missing(folder, delivery.files)
         content = b"".join(delivery.content(file) for file in wanted)
         stream = io.BytesIO(content[: len(content) - lost])
-        code.Receiver(folder, delivery.files, adopted or []).receive(stream, wanted)
+        code.Receiver(folder, delivery.files, adopted or [], events.append).receive(stream, wanted)
+    return events
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -86,9 +95,7 @@ def test_no_other_account_can_write_to_what_arrives_or_has_arrived_before(home: 
     assert stat.S_IMODE((folder / "pkg" / "model.py").stat().st_mode) == 0o600, "private files stay private"
 
 
-def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(
-    home: Path, project: Path, capsys
-):
+def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(home: Path, project: Path):
     folder = home / "slurmddp" / "project"
     (project / "old").mkdir()
     (project / "old" / "a.py").write_text("a")
@@ -109,7 +116,7 @@ def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(
     (project / "link.py").unlink()
     (project / "link.py").mkdir()
     (project / "link.py" / "b.py").write_text("b")
-    deliver(project, folder)
+    assert deliver(project, folder) == [PutAside(str(folder / "train.py"), "train.py.old-1")]
     assert tree(folder) == {
         "train.py": "LR = 0.1\n",
         "train.py.old-1": "edited on the host",
@@ -118,7 +125,6 @@ def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(
         "link.py/b.py": "b",
         "result.csv": "of a job",
     }
-    assert "train.py was changed on this host; it is kept as train.py.old-1" in capsys.readouterr().err
 
 
 def test_a_folder_with_outputs_or_a_link_of_the_host_gives_way_without_a_loss(home: Path, project: Path):
@@ -150,20 +156,16 @@ def test_a_connection_that_breaks_changes_nothing(home: Path, project: Path):
     assert tree(folder) == tree(project)
 
 
-def test_the_code_stays_until_the_submission_that_sent_it_has_ended(home: Path, project: Path, capfd):
+def test_the_code_stays_until_the_submission_that_sent_it_has_ended(home: Path, project: Path):
     folder = home / "project"
     deliver(project, folder)
     (project / "train.py").write_text("LR = 0.2\n")
-    printed = []
-
-    def is_waiting() -> bool:
-        printed.append(capfd.readouterr().err)
-        return "in progress; waiting for it" in "".join(printed)
-
-    other = threading.Thread(target=deliver, args=(project, folder))
-    with code.locked(folder):
+    events: list[object] = []
+    other = threading.Thread(target=deliver, args=(project, folder), kwargs={"events": events})
+    with code.locked(folder, ignore):
         other.start()
-        wait_until(is_waiting, "the second submission to wait")
+        wait_until(lambda: events, "the second submission to wait")
+        assert isinstance(events[0], Waiting) and events[0].name == str(folder)
         assert (folder / "train.py").read_text() == "LR = 0.1\n"
     other.join()
     assert (folder / "train.py").read_text() == "LR = 0.2\n"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slurmddp.cli import statuses_over_ssh
 from slurmddp.cli.commands import list as command
 from slurmddp.cli.list_view import ListView
-from slurmddp.cli.statuses_over_ssh import PacedHosts
+from slurmddp.control.ssh import statuses
+from slurmddp.control.ssh.statuses import PacedHosts
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import rich_table
@@ -54,7 +54,7 @@ def remember(name: str, host: str) -> None:
 @pytest.fixture
 def hosts(monkeypatch):
     made = Hosts()
-    monkeypatch.setattr(statuses_over_ssh, "_ask", made.ask)
+    monkeypatch.setattr(statuses, "_ask", made.ask)
     for name, host in (("gpt-00000001", "one"), ("mlp-00000002", "two")):
         remember(name, host)
         found = RunStatus(name=name, path=Path(f"{host}:/project/runs/{name}"), state="finished", detail="")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-from slurmddp.cli.over_ssh import answer, result
 from slurmddp.control.contract import from_json
-from slurmddp.control.ssh.connection import HostRefusal, LoginNode, exchange
+from slurmddp.control.events import HostUnknown, Report, ignore
+from slurmddp.control.ssh.connection import HostRefusal, exchange
+from slurmddp.control.ssh.runs import node_of
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
@@ -29,21 +27,24 @@ Answer = list[RunStatus] | str
 """The statuses of all runs on a host, or why it did not answer."""
 
 
-def statuses_there() -> list[RunStatus]:
+def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
     """Return the status of each run that was submitted over ssh, the newest activity first.
 
     Each host is asked once, all at the same time. Runs of a host that does not answer are unknown.
+
+    Args:
+        report: called with a `HostUnknown` for each host that does not answer.
     """
     hosts = _runs_by_host()
     if not hosts:
         return []
-    found = []
+    statuses: list[RunStatus] = []
     with ThreadPoolExecutor(len(hosts)) as threads:
-        for host, told in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
-            if isinstance(told, str):
-                print(f"slurmddp: {host} does not answer: {told}", file=sys.stderr)
-            found += _judged(hosts[host], told)
-    return sorted(found, key=lambda one: one.seen or one.created or 0.0, reverse=True)
+        for host, answer in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
+            if isinstance(answer, str):
+                report(HostUnknown(host, answer))
+            statuses += _judged(hosts[host], answer)
+    return sorted(statuses, key=lambda status: status.seen or status.created or 0.0, reverse=True)
 
 
 class PacedHosts:
@@ -67,7 +68,7 @@ class PacedHosts:
 
     def statuses(self) -> list[RunStatus]:
         """Return the statuses by the last answers, without waiting for a host; start queries that are due."""
-        found = []
+        statuses: list[RunStatus] = []
         for host, runs in _runs_by_host(self._runs).items():
             thread = self._asking.get(host)
             if (thread is None or not thread.is_alive()) and self._now() >= self._due.get(host, -math.inf):
@@ -75,28 +76,17 @@ class PacedHosts:
                 self._asking[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
                 self._due[host] = self._now() + self._pauses.get(host, QUERY_EVERY_S)
                 self._asking[host].start()
-            asked, told = self._asked.get(host, ([], []))
+            asked, answer = self._asked.get(host, ([], []))
             newer = [run for run in runs if run not in asked]
-            found += _judged([run for run in runs if run in asked], told)
-            found += [_unknown(run, f"{host} has not answered yet") for run in newer]
-        return found
+            statuses += _judged([run for run in runs if run in asked], answer)
+            statuses += [_unknown(run, f"{host} has not answered yet") for run in newer]
+        return statuses
 
     def _query(self, host: str, runs: Sequence[SshRun]) -> None:
-        told = _ask(runs, silent=True)
+        answer = _ask(runs, silent=True)
         pause = self._pauses.get(host, QUERY_EVERY_S)
-        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(told, str) else QUERY_EVERY_S
-        self._asked[host] = (runs, told)
-
-
-def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
-    """Ask the host of a sweep for its runs.
-
-    Raises:
-        LoginNodeError: the host can't be reached.
-        SlurmddpError: the sweep is no longer there.
-    """
-    rows = json.loads(answer(sweep, "list", sweep.name, "--json"))
-    return [replace(sweep, name=row["name"], is_sweep=False) for row in rows]
+        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(answer, str) else QUERY_EVERY_S
+        self._asked[host] = (runs, answer)
 
 
 def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshRun]]:
@@ -112,7 +102,7 @@ def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshR
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
     """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
     newest = runs[-1]
-    node = LoginNode(host=newest.host, folder=newest.folder, python=newest.python)
+    node = node_of(newest)
     request = {"folder": newest.folder, "statuses": [run.name for run in runs]}
     with tempfile.TemporaryFile() as stderr:
         try:
@@ -126,24 +116,14 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
             return lines[-1] if lines else f"no answer within {_ANSWER_S} s, or none of slurmddp ({error})"
 
 
-def _judged(runs: Sequence[SshRun], told: Answer) -> list[RunStatus]:
+def _judged(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
     """Return the status of runs of one host; runs that the host no longer has are left out."""
-    if isinstance(told, str):
+    if isinstance(answer, str):
         return [_unknown(run, f"{run.host} does not answer") for run in runs]
     names = {run.name for run in runs}
-    return [one for one in told if one.name in names]
+    return [status for status in answer if status.name in names]
 
 
 def _unknown(run: SshRun, detail: str) -> RunStatus:
     path = Path(f"{run.host}:{run.folder}/runs/{run.name}")
     return RunStatus(name=run.name, path=path, state="unknown", detail=detail, created=run.time, active=True)
-
-
-def status_there(run: SshRun) -> RunStatus:
-    """Return the status of a run over ssh, with its failure.
-
-    Raises:
-        LoginNodeError: the host can't be reached.
-        SlurmddpError: the run is no longer there.
-    """
-    return result(run, RunStatus, "status", run.name)
