@@ -32,9 +32,10 @@ class Strategy(Protocol):
     `state_dict()` returns this rank's state, plain values and tensors; each checkpoint keeps the states of
     all ranks. `check_state_dict(state)` raises CheckpointError if the strategy can't restore a state: each
     load calls it before it changes anything. `reset()` forgets all steps: each load calls it, after models
-    and optimizers have got their states. `load_state_dict(state)` then restores the state. On another number
-    of ranks, or without a saved state of this rank, it is not called. `close()` ends what the strategy has
-    started. It is called at an orderly end, before the rank leaves its process group.
+    and optimizers have got their states. `load_state_dict(state)` then restores the state. It returns False
+    if it leaves out a state, of another strategy or of other settings. On another number of ranks, or without
+    a saved state of this rank, it is not called. `close()` ends what the strategy has started. It is called
+    at an orderly end, before the rank leaves its process group.
 
     A strategy whose ranks step on gradients of their own has `averages_gradients = False`. In the trainer, a
     loss that counts tokens then needs no exchange in each step.

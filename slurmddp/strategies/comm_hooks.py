@@ -31,6 +31,9 @@ State = dict[str, Any]
 class CommHook:
     """The exchange of one model's gradients; without a state, and complete before an optimizer's step."""
 
+    settings: Mapping[str, Any] = {}
+    """The options on which the state depends: under others it is of no use."""
+
     def follow(self, optimizer: Optimizer) -> None:
         """Take part in the steps of an optimizer."""
 
@@ -75,6 +78,7 @@ class PowerSgd(CommHook):
         model: the wrapped model.
         rank: of the factors.
         start_step: the exchanges of whole gradients before the first factors.
+        layout: the options of DistributedDataParallel, which decide the parameters of each bucket.
         loss_scale: returns the factor of the gradients, a scalar on their device; None: always 1.
     """
 
@@ -83,8 +87,10 @@ class PowerSgd(CommHook):
         model: DistributedDataParallel,
         rank: int,
         start_step: int,
+        layout: Mapping[str, Any],
         loss_scale: Callable[[], torch.Tensor] | None = None,
     ) -> None:
+        self.settings = {"powersgd_rank": rank, **layout}
         self._state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step
         )
@@ -228,7 +234,9 @@ class PostLocalSgd(CommHook):
         self, model: DistributedDataParallel, start_step: int, period: int, group_ranks: int | None
     ) -> None:
         self._model, self._optimizers = model.module, list[Optimizer]()
-        self._state = PostLocalSGDState(None, _own_group(group_ranks), start_step)  # type: ignore[no-untyped-call]
+        blocks = _blocks(group_ranks)
+        self.settings = {"hook_start_step": start_step, "groups": blocks}
+        self._state = PostLocalSGDState(None, _own_group(blocks), start_step)  # type: ignore[no-untyped-call]
         self._period = period
         self._steps: list[int] = []
         """Of each optimizer, the steps on gradients that were averaged within groups only."""
@@ -287,11 +295,14 @@ class PostLocalSgd(CommHook):
                 optimizer.load_state_dict(saved)
 
 
-def _own_group(group_ranks: int | None) -> distributed.ProcessGroup:
-    """Return the group of this rank: blocks of `group_ranks` ranks; None: the ranks of each node."""
+def _blocks(group_ranks: int | None) -> list[list[int]]:
+    """Return the ranks of each group: blocks of `group_ranks` ranks; None: the ranks of each node."""
     names = gather(socket.gethostname())
     keys = names if group_ranks is None else [str(rank // group_ranks) for rank in range(len(names))]
-    blocks = [[rank for rank, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
+    return [[rank for rank, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
+
+
+def _own_group(blocks: list[list[int]]) -> distributed.ProcessGroup:
     group, _ = distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
         blocks, timeout=collective_timeout()
     )

@@ -257,7 +257,7 @@ class Ddp:
 
         if name == "powersgd":
             start = 1000 if self._start_step is None else self._start_step
-            return PowerSgd(model, self._rank or 1, start, self._loss_scale)
+            return PowerSgd(model, self._rank or 1, start, self._options, self._loss_scale)
         if name == "post_local_sgd":
             start = 100 if self._start_step is None else self._start_step
             return PostLocalSgd(model, start, self._average_every or 4, self._group_ranks)
@@ -289,7 +289,10 @@ class Ddp:
         for optimizer in self._sharded:
             optimizer.consolidate()
         states = [hook.state_dict() for _, hook, _ in self._hooks]
-        return {"hooks": states, "comm_hook": self._comm_hook} if any(states) else {}
+        if not any(states):
+            return {}
+        settings = [dict(hook.settings) for _, hook, _ in self._hooks]
+        return {"hooks": states, "comm_hook": self._comm_hook, "settings": settings}
 
     def reset(self) -> None:
         """Return the hooks to their first states."""
@@ -301,18 +304,23 @@ class Ddp:
         for hook, saved in self._with_saved(state):
             hook.check_state_dict(saved)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
-        The state of another strategy or hook is ignored.
+        Returns:
+            False if it is left out: it is of another strategy or hook, or of a hook with other settings.
         """
-        for hook, saved in self._with_saved(state):
+        pairs = self._with_saved(state)
+        for hook, saved in pairs:
             hook.load_state_dict(saved)
+        return bool(pairs)
 
     def _with_saved(self, state: dict[str, Any]) -> list[tuple[CommHook, dict[str, Any]]]:
-        if state.get("comm_hook", self._comm_hook) != self._comm_hook:
-            return []
+        """Return each hook with its saved state; nothing if the hooks have other settings than then."""
         hooks = [hook for _, hook, _ in self._hooks]
+        settings = [hook.settings for hook in hooks]
+        if state.get("comm_hook") != self._comm_hook or state.get("settings", settings) != settings:
+            return []
         return list(zip(hooks, state.get("hooks", []), strict=False))
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:

@@ -71,7 +71,8 @@ class LocalSgd(Replicas):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's counters, and its weights and optimizers if the replicas differ."""
-        return {"replicas": [replica.state_dict() for replica in self._replicas]}
+        replicas = [replica.state_dict() for replica in self._replicas]
+        return {"strategy": type(self).__name__, "replicas": replicas}
 
     def reset(self) -> None:
         """Forget all steps; weights and optimizers stay as they are."""
@@ -80,21 +81,29 @@ class LocalSgd(Replicas):
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError if `load_state_dict` can't restore a state."""
-        if "replicas" in state:
+        if self._is_own(state):
             if (saved := len(state["replicas"])) != (here := len(self._replicas)):
                 problem = f"it has the replicas of {saved} optimizers, and {here} were set up before load"
                 raise compatibility.misfit("state of the strategy", self, problem)
             for replica, one in zip(self._replicas, state["replicas"], strict=True):
                 replica.check_state_dict(one)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
-        The state of another strategy is ignored.
+        Returns:
+            False if the state is of another strategy, and left out.
         """
-        if "replicas" in state:
-            for replica, saved in zip(self._replicas, state["replicas"], strict=True):
-                replica.load_state_dict(saved)
+        if not self._is_own(state):
+            return False
+        for replica, saved in zip(self._replicas, state["replicas"], strict=True):
+            replica.load_state_dict(saved)
+        return True
+
+    def _is_own(self, state: dict[str, Any]) -> bool:
+        # DiLoCo could never agree on replicas of `local_sgd` that are apart: it averages their changes.
+        name = type(self).__name__
+        return "replicas" in state and state.get("strategy", name) == name
 
 
 class DiLoCo(LocalSgd):

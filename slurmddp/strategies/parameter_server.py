@@ -111,11 +111,13 @@ class ParameterServer(Replicas):
         for served in self._served:
             served.staleness.clear()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts of this rank's result of `state_dict`; ignore the state of another strategy."""
-        if "staleness" in state:
-            for served, counts in zip(self._served, state["staleness"], strict=False):
-                served.staleness.update(dict(enumerate(counts)))
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore the counts of this rank's result of `state_dict`; return False for another strategy's."""
+        if "staleness" not in state:
+            return False
+        for served, counts in zip(self._served, state["staleness"], strict=False):
+            served.staleness.update(dict(enumerate(counts)))
+        return True
 
     def close(self) -> None:
         """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""

@@ -62,7 +62,7 @@ def test_gradients_are_averaged_within_neighbouring_ranks_or_within_nodes(group_
     monkeypatch.setattr(
         distributed, "new_subgroups_by_enumeration", lambda found, timeout: (made.extend(found), found)
     )
-    comm_hooks._own_group(group_ranks)
+    comm_hooks._own_group(comm_hooks._blocks(group_ranks))
     assert made == blocks
 
 
@@ -130,6 +130,29 @@ def test_a_state_that_does_not_fit_the_strategy_is_refused_before_a_change_or_le
         for (error, is_unchanged, is_left_out), said in zip(loads, ("optimizer", "2x4"), strict=True):
             assert "does not fit this" in error and said in error
             assert is_unchanged and is_left_out
+
+
+POWERSGD = {"comm_hook": "powersgd", "hook_start_step": 2, "powersgd_rank": 1}
+LOCAL_SGD = {"name": "local_sgd", "every": 3}
+ALWAYS = [True] * 6
+OTHER_SETTINGS = [
+    (LOCAL_SGD, PLAIN, ALWAYS),
+    (LOCAL_SGD, {"name": "diloco", "every": 3}, [False, False, True] * 2),
+    (LOCAL, PLAIN, ALWAYS),
+    (LOCAL, {**LOCAL, "hook_start_step": 100}, ALWAYS),
+    (LOCAL, {**LOCAL, "group_ranks": 2}, ALWAYS),
+    (LOCAL, {**LOCAL, "average_every": 3}, [True, False, False] * 2),
+    (POWERSGD, {**POWERSGD, "powersgd_rank": 2}, ALWAYS),
+    (POWERSGD, {**POWERSGD, "bucket_mb": 0.0001}, ALWAYS),
+    ({"name": "parameter_server"}, PLAIN, ALWAYS),
+]
+"""Strategies before and after a resume, and after which steps the weights of all ranks must be equal."""
+
+
+def test_replicas_and_loss_scales_agree_after_a_resume_with_other_settings(tmp_path):
+    cases = [(before, after) for before, after, _ in OTHER_SETTINGS]
+    found = run_ranks(strategy_jobs.equal_under_other_settings, 2, cases, str(tmp_path))
+    assert found == [[equal for _, _, equal in OTHER_SETTINGS]] * 2
 
 
 def test_gradients_that_the_ranks_do_not_average_are_refused():

@@ -183,30 +183,31 @@ class Checkpointer:
             self.strategy.check_state_dict(own["strategy"])
 
     def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's state of the strategy. On another number of ranks, the state is left out.
+        """Restore this rank's state of the strategy, and its loss scale.
 
-        The strategy forgets its own steps first, because the checkpoint may lack a state that it can use.
+        The strategy forgets its own steps first. It starts without the saved state if that is of another
+        number of ranks, another strategy, or other settings. Then all ranks take rank 0's loss scale, because
+        they must not average gradients of different scales.
         """
         if hasattr(self.strategy, "reset"):
             self.strategy.reset()
-        saved = found.state["rng"]
-        if not any("strategy" in one for one in saved):
-            return
-        if len(saved) == collectives.world_size() and hasattr(self.strategy, "load_state_dict"):
-            if "strategy" in saved[collectives.rank()]:
-                self.strategy.load_state_dict(saved[collectives.rank()]["strategy"])
-        else:
-            log.warning("The strategy starts without its state: the checkpoint is of %d rank(s).", len(saved))
+        saved, ranks = found.state["rng"], collectives.world_size()
+        own = saved[collectives.rank() if len(saved) == ranks else 0]
 
-    def restore_scaler(self, found: checkpoint.Checkpoint) -> None:
-        """Restore this rank's loss scale; begin with the first one if the checkpoint has none.
-
-        On another number of ranks, each rank takes rank 0's loss scale.
-        """
-        saved = found.state["rng"]
-        own = saved[collectives.rank() if len(saved) == collectives.world_size() else 0]
+        if "strategy" in own and not (len(saved) == ranks and self._continues(own["strategy"])):
+            reason = "another strategy, or of other settings"
+            if len(saved) != ranks:
+                reason = f"{len(saved)} rank(s)"
+            log.warning("The strategy starts without its state: the checkpoint is of %s.", reason)
+            own = saved[0]
         if self.scaler is not None:
             self.scaler.load_state_dict(own.get("scaler", {}))
+
+    def _continues(self, state: dict[str, Any] | None) -> bool:
+        """Restore a state of the strategy; return False if it can't be used."""
+        if state is None or not hasattr(self.strategy, "load_state_dict"):
+            return False
+        return self.strategy.load_state_dict(state) is not False
 
     def _state_on_zero(self, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to save on rank 0, and {} elsewhere."""

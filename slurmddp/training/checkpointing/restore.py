@@ -248,7 +248,7 @@ class _Load:
         except CheckpointError:
             if ignored is None:
                 raise
-            del found.state["rng"][collectives.rank()]["strategy"]
+            found.state["rng"][collectives.rank()]["strategy"] = None
             ignored.append("strategy: its state does not fit")
         if ignored and collectives.rank() == 0:
             log.warning("The load is not strict, and leaves out: %s.", "; ".join(ignored))
@@ -267,7 +267,6 @@ class _Load:
             saver.strategy_state()  # A shared optimizer needs its whole state to undo a load that fails.
             loaders = fitting(saver.loaders, found.state, None)
             apply(found.state, self.objects, loaders, saver.unwrap, certain, self.strict)
-            saver.restore_scaler(found)
             saver.restore_strategy(found)
             restore_data(found, loaders)
             restore_randomness(found, saver.seed)

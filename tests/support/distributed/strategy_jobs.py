@@ -657,3 +657,41 @@ def resharded_adagrad() -> str:
         with pytest.raises(ConfigError) as refused:
             d.setup_optimizer(optimizer)
         return str(refused.value)
+
+
+def equal_under_other_settings(
+    cases: list[tuple[dict[str, Any], dict[str, Any]]], root: str
+) -> list[list[bool]]:
+    """Return the results of `_equal_under_other_settings`, each with a folder of its own."""
+    return [_equal_under_other_settings(*case, f"{root}/{number}") for number, case in enumerate(cases)]
+
+
+def _equal_under_other_settings(before: dict[str, Any], after: dict[str, Any], root: str) -> list[bool]:
+    """Train 5 steps and resume with another strategy; return after which steps the weights were equal.
+
+    Training is in fp16, and rank 1 has an infinite gradient in the last step before the resume.
+    """
+
+    def train(options: dict[str, Any], steps: range) -> list[bool]:
+        equal = []
+        with Distributon(strategy=_built(options), precision="fp16", seed=2) as d:
+            d.launch()
+            net = Net(width=12)
+            model = d.setup_model(net)
+            optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+            if steps.start:
+                d.load(model=model, optimizer=optimizer, root=root)
+            for step in steps:
+                x, y = batch_of(10 * step + d.rank)
+                factor = float("inf") if (d.rank, step) == (1, 4) else 1.0
+                d.backward(nn.functional.cross_entropy(model(x), y) * factor)
+                optimizer.step()
+                optimizer.zero_grad()
+                copies = d.all_gather(nn.utils.parameters_to_vector(net.parameters()).detach())
+                equal.append(torch.equal(copies[0], copies[-1]))
+            if not steps.start:
+                d.save(steps.stop, model=model, optimizer=optimizer, root=root)
+        return equal
+
+    train(before, range(5))
+    return train(after, range(5, 11))
