@@ -365,12 +365,14 @@ class SlurmClient:
             return None
         ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
         name = pwd.getpwuid(os.getuid()).pw_name
-        user = ["where", f"user={name}"]
+        here: list[str] = []
         if cluster := config.get("ClusterName"):  # One database may serve several clusters.
-            user.append(f"cluster={cluster}")
+            here.append(f"cluster={cluster}")
         try:
             qualities = self._run([*ask, "qos", f"format={accounting.QOS_FIELDS}"])
-            own = self._run([*ask, "associations", *user, f"format={accounting.ASSOCIATION_FIELDS}"])
+            ask_who = [*ask, "associations", *here, "where"]
+            own = self._run([*ask_who, f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"])
+            accounts = self._run([*ask_who, "user=", f"format={accounting.ACCOUNT_FIELDS}"])
             default = self._run([*ask, "user", name, "format=DefaultAccount"])
             queued = self._run(["squeue", "--noheader", "--all", "--array", "--user", _user(), "-o", "%a|%q"])
         except SlurmError as error:
@@ -379,7 +381,7 @@ class SlurmClient:
         return accounting.Accounting(
             enforced=enforced,
             qualities=accounting.parse_qualities(qualities),
-            associations=accounting.parse_associations(own),
+            associations=accounting.parse_associations(own, accounts),
             default_account=default.strip(),
             queued=accounting.parse_queued(queued),
         )

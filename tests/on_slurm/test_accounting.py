@@ -11,6 +11,7 @@ import pytest
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.sandbox import Sandbox
 from support.runs.agent_runs import wait_until
+from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.run_processes import agent_of
 from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import SMALL, Command, Run, make_project
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def accounted() -> Iterator[Sandbox]:
+def accounted() -> Iterator[FaultySandbox]:
     """A sandbox with slurmdbd and a database of its own."""
     with own_sandbox("a", nodes=2, accounting=True) as made:
         yield made
@@ -115,3 +116,29 @@ def test_limits_that_a_qos_lifts_are_no_obstacle(accounted: Sandbox, tmp_path: P
     # The accounting gets the ends of jobs late.
     taken = list(LIFTS_LIMITS.values()).count("")
     wait_until(lambda: states() == ["COMPLETED"] * taken, "good end of all jobs", 240)
+
+
+def test_a_job_larger_than_what_all_jobs_of_its_account_or_qos_may_use_would_not_start(
+    accounted: FaultySandbox, tmp_path: Path
+) -> None:
+    command = Command(make_project(tmp_path / "project"), accounted.environment())
+    with (accounted.root / "slurm.conf").open("a") as conf:
+        conf.write("AccountingStorageEnforce=associations,limits,qos\n")
+    accounted.restart_controller()
+    for words in (
+        "add qos few GrpTRES=cpu=1",
+        "add account upper GrpTRES=node=1",
+        "add account lower parent=upper",
+        "add user root account=lower",
+        "modify user root set qos=normal,few defaultqos=normal",
+    ):
+        command.slurm("sacctmgr", "-i", *words.split())
+
+    run = ["run", "+cluster=sandbox", "ranks_per_node=1", "time_limit=10"]
+    limited = {"qos=few cpus_per_node=2": "GrpTRES cpu", "account=lower nodes=2": "GrpTRES node"}
+    for given, limit in limited.items():
+        assert limit in command(*run, *given.split(), "--check", "--", "true", code=EXIT_CONFIG), given
+    waits = command.slurm("sbatch", "--parsable", "-A", "lower", "-N", "2", "--wrap", "true").strip()
+    reason = ("squeue", "-h", "-j", waits, "-o", "%r")
+    wait_until(lambda: "AssocGrpNodeLimit" in command.slurm(*reason), "SLURM's own judgement", 240)
+    assert "would start" in command(*run, "account=lower", "--check", "--", "true")

@@ -55,6 +55,7 @@ kill -INT $!
 wait $!
 echo "killed $?"
 until_gone
+"$0" -m slurmddp list --name fit >list.out && echo $SLURM_JOB_ID >id.out
 echo end
 """
 
@@ -82,5 +83,6 @@ def test_a_run_in_an_allocation_uses_its_nodes_and_behaves_as_a_local_one(
     assert len(set(re.findall(r"\[rank \d\] (\S+)", outputs["ssh"]))) == 3, outputs["ssh"]
     assert "SLURM_JOB_ID is 999999, and this job is over (SLURM does not know it)" in outputs["none"]
     assert "(2 ranks on 2 nodes of job" in outputs["fit"] and "holds 3 nodes" in outputs["fit"]
+    assert outputs["list"].splitlines()[1].split()[4] == outputs["id"].strip(), outputs["list"]
     assert outputs["fit"].count("Stopped at step") == 1 and "resuming from step" in outputs["fit"]
     assert "The script gets SIGUSR2" in outputs["deaf"]

@@ -167,7 +167,7 @@ def _rows(found: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str
             f"{one.state} ({one.stop_reason})" if one.stop_reason else one.state,
             steps(one),
             number(one.loss),
-            one.job_id or "-",
+            one.allocation or one.job_id or "-",
             "-" if one.created is None else duration(now - one.created),
             shown[one.path],
             str(one.path.parent),

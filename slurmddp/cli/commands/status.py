@@ -207,7 +207,7 @@ def _use(one: RunStatus) -> str:
 
 def _place(one: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     if one.job_id is not None:
-        yield "job", one.job_id + (f" on {one.nodes}" if one.nodes else "")
+        yield "job", (one.allocation or one.job_id) + (f" on {one.nodes}" if one.nodes else "")
     if one.attempts:
         yield "attempts", str(one.attempts)
     if one.before:

@@ -103,6 +103,7 @@ class LocalRun:
             raise
 
     def _start_attempt(self) -> None:
+        allocation = self._allocation
         self.attempt = self.folder.claim_attempt()
         self._before = self._saved()
         self.folder.add_event(
@@ -110,8 +111,9 @@ class LocalRun:
             attempt=self.attempt,
             job_id=self._job_id,
             restart_count=self._counts.failures,
-            nodes=self._allocation.hosts if self._allocation else socket.gethostname(),
+            nodes=allocation.hosts if allocation else socket.gethostname(),
             launcher="local",
+            **({"allocation": allocation.job_id} if allocation else {}),
             pid=os.getpid(),
             process_start=process.start_time(os.getpid()),
             host=socket.gethostname(),

@@ -24,6 +24,8 @@ class Attempt:
     number: int
     job_id: str | None = None
     launcher: str | None = None
+    allocation: str | None = None
+    """The job of SLURM on whose nodes a local run is."""
     nodes: str | None = None
     pid: int | None = None
     process_start: str | None = None
@@ -217,7 +219,7 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an attempt that one event sets."""
     kind, time, step = event.get("event"), event.get("time"), event.get("step")
     if kind == "started":
-        facts = {name: event.get(name) for name in ("launcher", "pid", "process_start", "host")}
+        facts = {name: event.get(name) for name in ("launcher", "allocation", "pid", "process_start", "host")}
         nodes = event.get("nodes")
         job_id = None if event.get("job_id") is None else str(event["job_id"])
         return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}

@@ -40,6 +40,8 @@ class RunStatus:
     """Why a stopped run stopped: on request, preempted, requeued, time limit; empty if that is not known."""
     job_id: str | None = None
     launcher: str | None = None
+    allocation: str | None = None
+    """The job of SLURM on whose nodes a local run is, such as the job of `salloc`."""
     attempts: int = 0
     nodes: str | None = None
     step: int | None = None
@@ -197,6 +199,7 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         active=verdict.active,
         job_id=history.job_id,
         launcher=newest.launcher,
+        allocation=newest.allocation,
         attempts=len(history.attempts),
         nodes=newest.nodes,
         step=step,

@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurmddp.errors import near_matches
 from slurmddp.slurm.limits.finding import Finding, too_long
 from slurmddp.slurm.units import parse_slurm_limit
 from slurmddp.spec import Job
 
-QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,Flags"
-ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs"
+QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,GrpTRES,Flags"
+ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs,GrpTRES"
+ACCOUNT_FIELDS = "Account,User,ParentName,GrpTRES"
+"""What an account has beside its users: its limit for all of them is in no row of a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Limits:
     max_wall_min: int | None = None
     max_tres: Mapping[str, int] = field(default_factory=dict)
     """Most of each resource for one job: `node`, `cpu`, `gres/gpu`."""
+    grp_tres: Mapping[str, int] = field(default_factory=dict)
+    """Most of each resource for all running jobs together."""
     max_submit: int | None = None
     """Most jobs of one user in the queue."""
     flags: frozenset[str] = frozenset()
@@ -62,20 +66,30 @@ class Accounting:
 
 def parse_qualities(text: str) -> dict[str, Limits]:
     """Return the limits of each quality of service in the output of `sacctmgr show qos`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == QOS_FIELDS.count(",")]
+    rows = _rows(text, QOS_FIELDS)
     return {name.lower(): _limits(f"QOS {name!r}", *cells) for name, *cells in rows}
 
 
-def parse_associations(text: str) -> tuple[Association, ...]:
-    """Return the accounts of one person in the output of `sacctmgr show associations`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == ASSOCIATION_FIELDS.count(",")]
+def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]:
+    """Return the accounts of one person.
+
+    Args:
+        text: the output of `sacctmgr show associations` for the person.
+        accounts: its output for the accounts themselves, which have parents and limits of their own.
+    """
+    rows = _rows(text, ASSOCIATION_FIELDS)
+    groups = {
+        account.lower(): (parent.lower(), _amounts(tres))
+        for account, user, parent, tres in _rows(accounts, ACCOUNT_FIELDS)
+        if not user
+    }
     return tuple(
         Association(
             account=account,
             partition=partition,
             qualities=tuple(name for name in qualities.split(",") if name),
             default_qos=default,
-            limits=_limits(f"account {account!r}", *cells),
+            limits=_within(_limits(f"account {account!r}", *cells), account.lower(), groups),
         )
         for account, partition, qualities, default, *cells in rows
     )
@@ -206,9 +220,14 @@ def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: 
         "gres/gpu": ("gpus_per_node", size.all_nodes * size.gpus_per_node),
     }
     for resource, (key, count) in asked.items():
-        source = next((one for one in sources if resource in one.max_tres), None)
-        if source is not None and count > source.max_tres[resource]:
-            yield _too_much(job, source, resource, key, count)
+        largest = next((one for one in sources if resource in one.max_tres), None)
+        if largest is not None and count > largest.max_tres[resource]:
+            site = f"{largest.source} gives a job at most {largest.max_tres[resource]} (MaxTRES {resource})"
+            yield _too_much(job, key, count, site, "MaxTRES")
+        shared = next((one for one in sources if resource in one.grp_tres), None)
+        if shared is not None and count > shared.grp_tres[resource]:
+            most = f"at most {shared.grp_tres[resource]} together (GrpTRES {resource})"
+            yield _too_much(job, key, count, f"{shared.source} gives all its jobs {most}", "GrpTRES")
     crowd = next((one for one in sources if one.max_submit is not None), None)
     if crowd is not None and crowd.max_submit is not None:
         present = queued.get(crowd.source.lower(), 0)
@@ -216,15 +235,15 @@ def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: 
             yield _too_many(crowd, present, jobs)
 
 
-def _too_much(job: Job, limits: Limits, resource: str, key: str, count: int) -> Finding:
+def _too_much(job: Job, key: str, count: int, site: str, limit: str) -> Finding:
     nodes = job.resources.all_nodes
     value = str(count) if key == "nodes" else f"{count // nodes} on {nodes} nodes"
     return Finding(
         key=key,
         value=value,
-        site=f"{limits.source} gives a job at most {limits.max_tres[resource]} (MaxTRES {resource})",
+        site=site,
         remedy="Ask for less, or use another qos=.",
-        limit="MaxTRES",
+        limit=limit,
     )
 
 
@@ -240,12 +259,31 @@ def _too_many(limits: Limits, present: int, jobs: int) -> Finding:
     )
 
 
-def _limits(source: str, wall: str, tres: str, submit: str, flags: str = "") -> Limits:
-    amounts = dict(re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres))
+def _rows(text: str, fields: str) -> list[list[str]]:
+    """Return the cells of each line of sacctmgr that has all `fields`."""
+    return [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
+
+
+def _amounts(tres: str) -> dict[str, int]:
+    return {name: int(amount) for name, amount in re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres)}
+
+
+def _within(limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, int]]]) -> Limits:
+    """Return the limits of a person in an account with the limits of the account and of all above it."""
+    shared, above = dict(limits.grp_tres), set[str]()
+    while account in groups and account not in above:
+        above.add(account)
+        account, amounts = groups[account]
+        shared |= {name: min(amount, shared.get(name, amount)) for name, amount in amounts.items()}
+    return replace(limits, grp_tres=shared)
+
+
+def _limits(source: str, wall: str, tres: str, submit: str, shared: str, flags: str = "") -> Limits:
     return Limits(
         source=source,
         max_wall_min=parse_slurm_limit(wall) if wall else None,
-        max_tres={name: int(amount) for name, amount in amounts.items()},
+        max_tres=_amounts(tres),
+        grp_tres=_amounts(shared),
         max_submit=int(submit) if submit.isdigit() else None,
         flags=frozenset(flags.split(",")),
     )

@@ -14,7 +14,7 @@ from slurmddp.slurm.limits.site import check, check_cluster, may_lift
 from support.slurm.sites import CONFIG, NODES, site
 from support.slurm.slurm_jobs import make_job
 
-OWN = "physics||normal,short,long,wide|normal|||\n"
+OWN = "physics||normal,short,long,wide|normal||||\n"
 A100 = {"nodes": 4, "gpus_per_node": 8, "ranks_per_node": 8, "cpus_per_node": 128, "mem_gb": 1000}
 
 
@@ -57,6 +57,11 @@ def test_a_job_that_fits_has_no_findings(changes: dict[str, object]) -> None:
         ({"qos": "short", "time_limit_min": 60}, "time_limit", ["QOS 'short'", "00:30:00 (MaxWall)"]),
         ({"qos": "short", "nodes": 3}, "nodes", ["QOS 'short'", "at most 2 (MaxTRES node)"]),
         ({"qos": "short", "cpus_per_node": 128, "nodes": 3}, "nodes", ["at most 2"]),
+        (
+            {"qos": "wide", "nodes": 10},
+            "nodes",
+            ["QOS 'wide' gives all its jobs", "9 together (GrpTRES node)"],
+        ),
         ({"account": "physics", "time_limit_min": 2000}, "time_limit", ["account 'physics'", "1-00:00:00"]),
         ({"partition": "cpu", "nodes": 11}, "nodes", ["QOS 'tight'", "at most 10"]),
     ],
@@ -77,10 +82,10 @@ def test_a_job_that_does_not_fit_is_told_why(changes: dict[str, object], key: st
         ({"nodes": 7, "qos": "wide"}, OWN, "TotalNodes"),
         ({"time_limit_min": 9999}, OWN, "MaxTime"),
         ({"time_limit_min": 9999, "qos": "long"}, OWN, ""),
-        ({"time_limit_min": 9999}, "physics||normal,long|long|||\n", ""),
-        ({"time_limit_min": 9999}, "physics||long||||\n", ""),
-        ({"time_limit_min": 9999, "account": "PHYSICS"}, "physics||long||||\n", ""),
-        ({"time_limit_min": 9999}, "physics||normal,short||||\n", "MaxTime"),
+        ({"time_limit_min": 9999}, "physics||normal,long|long||||\n", ""),
+        ({"time_limit_min": 9999}, "physics||long|||||\n", ""),
+        ({"time_limit_min": 9999, "account": "PHYSICS"}, "physics||long|||||\n", ""),
+        ({"time_limit_min": 9999}, "physics||normal,short|||||\n", "MaxTime"),
     ],
 )
 def test_limits_that_the_qos_of_a_job_lifts_are_not_compared(
@@ -104,7 +109,7 @@ def test_limits_are_in_doubt_where_the_qos_of_a_job_is_not_known(
 ) -> None:
     here = site()
     assert here.accounting is not None
-    several = replace(here.accounting, associations=parse_associations("physics||normal,long,wide||||\n"))
+    several = replace(here.accounting, associations=parse_associations("physics||normal,long,wide|||||\n"))
     known = replace(here, accounting=several if answers else None)
     job = make_job(**changes)
     (found,) = check(job, known)
@@ -138,7 +143,7 @@ def test_limits_hold_in_the_case_of_letters_that_the_site_writes() -> None:
 def test_a_job_without_an_account_runs_in_the_default_one(
     account: str | None, default: str, limit: str
 ) -> None:
-    both = parse_associations("aaa||short|short|||\nroot||normal|normal|||\n")
+    both = parse_associations("aaa||short|short||||\nroot||normal|normal||||\n")
     here = site()
     assert here.accounting is not None
     known = replace(here, accounting=replace(here.accounting, associations=both, default_account=default))
@@ -160,8 +165,8 @@ def test_of_several_limits_the_first_in_the_order_of_slurm_counts(
 ) -> None:
     here = site()
     assert here.accounting is not None
-    qualities = parse_qualities(f"short|00:30:00|||{flags}\nfree|01:00:00|||\n")
-    own = parse_associations("physics||short|short|00:01:00||\n")
+    qualities = parse_qualities(f"short|00:30:00||||{flags}\nfree|01:00:00||||\n")
+    own = parse_associations("physics||short|short|00:01:00|||\n")
     known = replace(here.accounting, qualities=qualities, associations=own, default_account="physics")
     job = make_job(account="physics", qos="short", time_limit_min=minutes)
     found = accounting.check(job, known, [partition] if partition else [])

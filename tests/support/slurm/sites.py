@@ -37,10 +37,10 @@ CONFIG = (
     "SelectTypeParameters    = CR_CORE_MEMORY\n"
 )
 QOS = (
-    "normal||||\nshort|00:30:00|cpu=300,gres/gpu=16,node=2||\ntight||node=10|3|\n"
-    "long||||PartitionTimeLimit\nwide||||PartitionMaxNodes,NoReserve\n"
+    "normal|||||\nshort|00:30:00|cpu=300,gres/gpu=16,node=2||cpu=400|\ntight||node=10|3||\n"
+    "long|||||PartitionTimeLimit\nwide||||node=9|PartitionMaxNodes,NoReserve\n"
 )
-ASSOCIATIONS = "physics||normal,short,tight,long,wide|normal|1-00:00:00||\n"
+ASSOCIATIONS = "physics||normal,short,tight,long,wide|normal|1-00:00:00|||\n"
 
 
 def site(config: str = CONFIG, **queued: int) -> Site:
