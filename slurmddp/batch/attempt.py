@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from slurmddp.batch import event_command, requeue_policy
 from slurmddp.batch.event_command import EventCommands
 from slurmddp.batch.progress import Saved, latest_name, progressed, saved
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.runs.folder.late_files import is_there, look_again, names_in, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -71,14 +71,6 @@ def read_settings(folder: RunFolder) -> Settings:
     """Return the settings in `job.json`; keys that this version does not know are ignored."""
     found = json.loads(folder.job_file.read_text(encoding="utf-8"))
     return Settings(**{key: value for key, value in found.items() if key in Settings._fields})
-
-
-def events_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the events of a run; empty if the record is damaged, so that a job can still end."""
-    try:
-        return folder.events()
-    except (SlurmddpError, OSError):
-        return []
 
 
 @contextmanager
@@ -195,7 +187,7 @@ class Attempt:
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of one kind since this attempt started; deleted logs may have had its number."""
-        events = [one for one in events_of(self.folder) if one.get("attempt") == self.number]
+        events = [one for one in self.folder.readable_events() if one.get("attempt") == self.number]
         starts = [at for at, one in enumerate(events) if one.get("event") == "started"]
         return [one for one in events[max(starts, default=0) :] if one.get("event") == kind]
 
@@ -235,7 +227,7 @@ class Attempt:
             failed_at_stop=bool(self._failure().get("asked_to_stop")),
         )
         return requeue_policy.decide(
-            end, requeue_policy.count_all(events_of(self.folder)), self.settings.policy
+            end, requeue_policy.count_all(self.folder.readable_events()), self.settings.policy
         )
 
     def record_end(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from slurmddp.batch.attempt import Attempt, Settings, events_of, read_settings
+from slurmddp.batch.attempt import Attempt, Settings, read_settings
 from slurmddp.batch.exclusions import Exclusions, note_vanished
 from slurmddp.batch.slurm_job import SlurmJob, ask_at_once
 from slurmddp.environments.names import (
@@ -57,7 +57,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
             "started. `slurmddp train -m` submits an array with a run for each element."
         )
         return EXIT_CONFIG
-    settings, events = read_settings(folder), events_of(folder)
+    settings, events = read_settings(folder), folder.readable_events()
     reason = _why_not(folder, job, settings, events, started_as == "resubmitted")
     if reason:
         job.say(reason)

@@ -79,7 +79,7 @@ def _find(job: SlurmJob, queue: str, folder: RunFolder, token: str) -> str | Non
 
 def _recorded(folder: RunFolder) -> set[str]:
     """Return the ids of all jobs that the run folder names."""
-    return {str(event.get("job_id")) for event in folder.events()}
+    return {str(event.get("job_id")) for event in folder.readable_events()}
 
 
 def leave_queue(job: SlurmJob) -> None:

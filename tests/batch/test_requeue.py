@@ -169,6 +169,14 @@ def test_a_submission_that_timed_out_gives_one_job(
     assert [event["job_id"] for event in run.events("submitted")] == ["1"]
 
 
+def test_a_damaged_record_gives_no_second_job(run: Run) -> None:
+    run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
+    run.slurm.shows_arguments = run.slurm.shows_submissions = False
+    run.on_sleep = lambda: run.folder.attempts_file.write_text("damaged\n")
+    run.start(STOP)
+    assert len(run.submissions()) == 1
+
+
 def test_a_queue_that_cannot_be_read_gets_no_second_job(run: Run) -> None:
     run.slurm.job, run.slurm.lost_submissions, run.slurm.queued_anyway = NO_REQUEUE, 1, True
 

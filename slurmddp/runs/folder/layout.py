@@ -208,3 +208,10 @@ class RunFolder:
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_lines(self.attempts_file))
+
+    def readable_events(self) -> list[dict[str, Any]]:
+        """Return the events; none if the record is damaged, so that a job can still decide and end."""
+        try:
+            return self.events()
+        except (SlurmddpError, OSError):
+            return []

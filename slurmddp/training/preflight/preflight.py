@@ -198,7 +198,7 @@ class _Preflight:
         given = [answer for answer in answers if answer is not None]
         found = [finding for answer in given for finding in answer.findings]
         failed = {pair: why for answer in given for pair, why in answer.failed_pairs.items()}
-        events = self._folder.events() if failed else []
+        events = self._folder.readable_events() if failed else []
         found += find_faulty(failed, self.names, suspects(events, self._run.attempt, self.names))
         if part == "sum" and len(given) == len(answers):
             stamps = [answer.at for answer in given[:: self.info.local_world_size]]

@@ -158,6 +158,13 @@ def test_if_two_nodes_fail_with_each_other(
     assert (list(event["unfit"]), event["pairs"]) == ([str(int(excluded[1]) - 1)], [["n1", "n2"]])
 
 
+def test_a_damaged_record_keeps_no_node_from_being_found(run: RunFolder) -> None:
+    run.attempts_file.write_text("damaged\n")
+    for kind, _, said in fly(run, preflight_jobs.with_a_silent_node, 0):
+        assert kind == "UnhealthyNodeError", said
+    assert len(excluded_nodes(run)) == 1
+
+
 @pytest.mark.parametrize(("ahead_s", "kind"), [(-3600.0, ""), (3600.0, ""), (3600.0, "UnhealthyNodeError")])
 def test_a_wrong_clock_is_warned_of_and_a_very_wrong_clock_refused(
     run: RunFolder, ahead_s: float, kind: str
