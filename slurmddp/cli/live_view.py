@@ -159,9 +159,8 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
         which = ", ".join(filter(None, [f"restart {record.get('generation')}", other_places(record)]))
         return f"the ranks restart in place ({which}){reached}", "starting"
     if event == "ended":
-        again = {"requeue": ", requeued", "resubmit": ", resubmitted"}.get(record.get("next", ""), "")
         finished = record.get("outcome") == "finished"
-        return ("" if finished else f"attempt {attempt} ended: {record.get('outcome')}{again}"), ""
+        return ("" if finished else f"attempt {attempt} ended: {record.get('outcome')}"), ""
     return "", "" if event == "first_step" else note
 
 

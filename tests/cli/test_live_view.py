@@ -105,7 +105,7 @@ def test_events_tell_the_story_of_a_run(folder):
         "Checkpoint 30 can't be used.",
         "resuming from step 20",
         "stopping at a checkpoint (SIGTERM)",
-        "attempt 0 ended: stopped, requeued",
+        "attempt 0 ended: stopped",
     ]
 
 

@@ -158,6 +158,8 @@ class LocalRun:
                 decision = self._conclude(code)
                 if decision.next == "none":
                     return self._result(code)
+                if not self._unattended:
+                    on_tick()  # The end of this attempt is shown before the next one is announced.
                 self._say(f"{self._failure_text()} Starting again ({self._counts.failures} of "
                           f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
                 self.start()

@@ -95,10 +95,18 @@ def test_what_follows_a_failure(
     tmp_path: Path, ranks: str, changes: dict[str, Any], following: list[str]
 ) -> None:
     program = f"{CHECKPOINT}def main(run_dir):\n    {ranks}\n"
-    run = local_run(tmp_path, program, ranks_per_node=1, **changes)
+    told: list[str] = []
+    run = local_run(tmp_path, program, ranks_per_node=1, say=told.append, **changes)
     run.start()
+
+    def show_ends() -> None:
+        told.extend(["end"] * (len(events(run.folder, "ended")) - told.count("end")))
+
     if "attempt < 2" in ranks:
-        assert run.wait() == 0
+        assert run.wait(show_ends) == 0
+        shown = [text if text == "end" else text.partition(". ")[2] for text in told]
+        again = "Starting again ({} of 3 restarts)."
+        assert shown[:4] == ["end", again.format(1), "end", again.format(2)]
     else:
         with pytest.raises(RankFailure, match="ended with exit code 3"):
             run.wait()
