@@ -342,7 +342,9 @@ def test_a_shell_that_reads_all_input_is_named_and_not_waited_for(laptop: Path, 
 
 def test_a_profile_may_use_descriptors_of_its_own(node: LoginNode):
     profile = node.home / ".bash_profile"
-    profile.write_text(f"exec 3>&1 4>/dev/null\n{profile.read_text()}exec 3>&- 4>&-\n")
+    used = " ".join(f"{number}>/dev/null" for number in (3, 4, 5, 6, 7, 8, 9, 63))
+    closed = " ".join(f"{number}>&-" for number in (3, 4, 5, 8))
+    profile.write_text(f"exec {used}\nexec {{own}}>/dev/null\n{profile.read_text()}exec {closed}\n")
     assert main(["status", submit()]) == 0
 
 

@@ -314,9 +314,10 @@ def _line(node: LoginNode, nonce: str) -> str:
     single quotes means if it has no quotes, backslashes, exclamation marks or line breaks.
     """
     # The profile gets no input, and its output goes to stderr: the request and the answer stay whole.
-    # Profiles use descriptors 3 and 4 themselves, for example to measure their own time.
-    inner = f"exec <&6 >&7 7>&- 6<&-; exec {node.program} {FLAG} {nonce}"
+    # Profiles use the descriptors 3 to 9 themselves, and bash those from 10 on and from 63 down.
+    inner = f"exec <&198 >&199 199>&- 198<&-; exec {node.program} {FLAG} {nonce}"
     end = f"printf '{_end_of(nonce)}%d}}\\n' $code"
-    script = f"bash -lc {shlex.quote(inner)} 7>&1 6<&0 >&2 </dev/null; code=$?; {end}; exit $code"
+    script = f"bash -lc {shlex.quote(inner)} 199>&1 198<&0 >&2 </dev/null; code=$?; {end}; exit $code"
     encoded = base64.b64encode(script.encode()).decode()
-    return f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
+    # sh has no descriptors of three digits; with -p bash reads no file of its own first.
+    return f"bash -p -c 'eval \"$(echo {encoded} | base64 -d)\"'"

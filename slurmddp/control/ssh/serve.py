@@ -146,7 +146,7 @@ def _read_request(source: IO[bytes]) -> dict[str, Any]:
             raise ValueError(f"{beginning!r} begins no request")
         line = beginning + source.readline()
         request: dict[str, Any] = json.loads(base64.b64decode(line.strip(), validate=True))
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a profile has closed it, or opened it for writing.
         raise LoginNodeError(
             "No request came over ssh.", hint="A profile on this host may read the standard input."
         ) from error

@@ -73,6 +73,14 @@ def test_a_request_that_is_not_whole_is_refused(tmp_path: Path, sent: bytes):
     assert done.returncode != 0 and b"LoginNodeError" in done.stderr
 
 
+def test_an_input_that_can_not_be_read_is_refused() -> None:
+    with Path("/dev/null").open("wb") as written:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stdin=written, capture_output=True, check=False
+        )
+    assert done.returncode != 0 and b"No request came over ssh" in done.stderr
+
+
 def test_an_input_without_an_end_is_refused_at_once() -> None:
     """A profile may put /dev/zero in the place of the standard input."""
     with Path("/dev/zero").open("rb") as source:
