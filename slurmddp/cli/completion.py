@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -43,8 +43,19 @@ def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **optio
     """
     import argcomplete
 
-    chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in commands), "")
+    typed = os.environ.get("COMP_LINE", "")
+    words = typed.split()[1:]
+    chosen = next((word for word in words if word in commands), "")
+    if not typed.endswith(" "):
+        words = words[:-1]  # This word is completed.
+    if chosen in words and _has_program(module_of(chosen), words[words.index(chosen) + 1 :]):
+        raise SystemExit(0)  # The shell completes its own way: the program takes any words.
     argcomplete.autocomplete(parser(commands, module_of, chosen), always_complete_options=False, **options)
+
+
+def _has_program(module: Any, words: Sequence[str]) -> bool:
+    """Return whether a person's program stands among the words of a command that starts one."""
+    return hasattr(module, "split") and bool(module.split(words)[1])
 
 
 def parser(
