@@ -11,10 +11,10 @@ ending    from the last step of an attempt to its end, without the save
 idle      from a final end, or a cancel, to the next submission or start
 unknown   in attempts of a program that writes no `first_step`
 
-An attempt without an `ended` event (its node was lost) ends with its last event or line of metrics. The time
-after it is queued if SLURM requeued the run, although SLURM needed a part of this time to notice. Without a
-queue, or until a person submits again, the time is idle. If a clock was set, a time may contradict the order
-of the file. Such a time is replaced by the time of the line before.
+An attempt without an `ended` event (its node was lost) ends with its last event or line of metrics, or with
+the cancel of its job. The time after it is queued if SLURM requeued the run, although SLURM needed a part of
+this time to notice. Without a queue, or until a person submits again, the time is idle. If a clock was set,
+a time may contradict the order of the file. Such a time is replaced by the time of the line before.
 """
 
 from __future__ import annotations

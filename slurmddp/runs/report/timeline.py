@@ -168,6 +168,8 @@ class Timeline:
                 self._asked = time
         elif kind == "cancelled" and self._open is None:
             self._wait("idle" if self._waiting else "", time)
+        elif kind == "cancelled" and self._open is not None:
+            self._open.seen = max(self._open.seen, time)  # The job ran at least until then.
         elif number is not None:
             self._add_of_attempt(event, number, time)
 

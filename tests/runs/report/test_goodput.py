@@ -98,6 +98,12 @@ RESUBMITTED = [*FAILED[:-1], ended(161, "failed", next_="resubmit"), submitted(1
             id="a cancelled run is idle until it is submitted again",
         ),
         pytest.param(
+            [submitted(0), started(5), event("cancelled", 25, job_id="7"), submitted(60, "8"),
+             started(65, 1, "8")],
+            {"now": 65, "records_steps": False}, {"queued": 10, "idle": 35, "unknown": 20},
+            id="an attempt that SLURM killed after a cancel ran until the cancel",
+        ),
+        pytest.param(
             [started(10), submitted(12), *FINISHED[2:]], {},
             {"starting": 120, "training": 38, "saving": 4, "ending": 3},
             id="a job may be faster than its submitter",
