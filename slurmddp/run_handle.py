@@ -71,7 +71,7 @@ class Run:
 
     def status(self) -> RunStatus:
         """Return what `slurmddp status` shows: `state`, `step`, `loss`, `failure` and more."""
-        from slurmddp.cli.start_run import status_of
+        from slurmddp.control.status import status_of
 
         self._refuse_removed()
         return status_of(self._folder)

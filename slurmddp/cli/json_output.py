@@ -9,7 +9,7 @@ from typing import Any
 from slurmddp.control.contract import to_json
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """Add the flag `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 

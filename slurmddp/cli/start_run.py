@@ -43,14 +43,6 @@ def create(job: Job) -> bool:
     return create.create(job, script_of(job))
 
 
-def status_of(folder: RunFolder) -> RunStatus:
-    """Return the state of a run; SLURM is asked if this machine has one."""
-    from slurmddp.runs.status.run_status import status
-    from slurmddp.slurm import client
-
-    return status(folder, client.SlurmClient() if client.on_path() else None)
-
-
 def already_active(status: RunStatus) -> int:
     """Print the job or process of an active run; return the exit code."""
     from slurmddp.control.refusals import refuse_unclear
@@ -112,6 +104,7 @@ def fits_here(job: Job) -> None:
 
 
 def _submit(job: Job, *, is_new: bool) -> int:
+    from slurmddp.control.status import status_of
     from slurmddp.launchers.submit import sbatch
     from slurmddp.runs.folder.create import prepare
     from slurmddp.runs.folder.history import UNANSWERED

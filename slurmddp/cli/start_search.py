@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.cli import start_run, start_sweep
+from slurmddp.cli import start_sweep
 from slurmddp.config.composition.search_space import Choices, Interval, Search
 from slurmddp.config.script_arguments import as_typed
 from slurmddp.control.refusals import refuse_collisions
@@ -184,8 +184,10 @@ def _is_finished(job: Job) -> bool:
 
 
 def _state(job: Job) -> str:
+    from slurmddp.control.status import status_of
+
     folder = RunFolder(job.run_dir)
-    return start_run.status_of(folder).state if folder.path.exists() else "removed"
+    return status_of(folder).state if folder.path.exists() else "removed"
 
 
 class Results:

@@ -36,8 +36,8 @@ def cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     for found in iter_modules(commands.__path__):  # A first import later would keep the fake for other tests.
         import_module(f"{commands.__name__}.{found.name}")
     monkeypatch.setattr(client, "on_path", lambda: True)
-    for command in ("resume", "status"):
-        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda: fake)
+    for module in ("cli.commands.resume", "control.status"):
+        monkeypatch.setattr(f"slurmddp.{module}.SlurmClient", lambda: fake)
     monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
     return fake
 

@@ -59,7 +59,7 @@ def test_list_tells_runs_of_one_name_apart_by_what_was_typed(make_run, slurm, ca
 def test_list_as_json_is_for_programs(make_run, slurm, capsys):
     submit(make_run())
     assert main(["list", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert (row["name"], row["state"], row["job_id"]) == ("gpt-0a1b2c3d", "cancelled", "7")
 
 
@@ -83,7 +83,7 @@ def test_list_shows_the_runs_of_a_name_or_state_however_old_they_are(make_run, s
 
     def listed(*flags):
         assert main(["list", "--json", *flags]) == 0
-        return sorted(one["name"][-1] for one in json.loads(capsys.readouterr().out))
+        return sorted(one["name"][-1] for one in json.loads(capsys.readouterr().out)["runs"])
 
     assert listed("--state", "failed") == ["0", "2"]
     assert listed("--state", "failed", "--state", "finished", "--name", "gpt") == ["0", "1", "2"]
@@ -102,7 +102,7 @@ def test_list_without_runs_says_how_to_start_one(slurm, capsys):
     assert main(["list"]) == 0
     assert "slurmddp train" in capsys.readouterr().err
     assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert json.loads(capsys.readouterr().out)["runs"] == []
 
 
 @pytest.mark.parametrize("given", ["0", "-3"])

@@ -130,7 +130,7 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert "sweep" in sweep and len(ssh_runs.ssh_runs()) == 3
     capfd.readouterr()
     assert main(["list", sweep, "--json"]) == 0
-    names = {one["name"] for one in json.loads(capfd.readouterr().out)}
+    names = {one["name"] for one in json.loads(capfd.readouterr().out)["runs"]}
     runs = runs_of_sweep(ssh_runs.ssh_runs()[-1])
     assert len(names) == 2 and {run.name for run in runs} == names
     assert main(["report", sweep]) == 0
@@ -162,7 +162,7 @@ def test_list_shows_runs_of_hosts_beside_own_runs_and_unknown_ones_of_a_host_tha
     local = make_run("mlp-0a1b2c3d")
     capfd.readouterr()
     assert main(["list", "--json"]) == 0
-    assert {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)} == {
+    assert {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)["runs"]} == {
         name: "queued",
         local.name: "preparing",
     }
@@ -176,7 +176,7 @@ def test_list_shows_runs_of_hosts_beside_own_runs_and_unknown_ones_of_a_host_tha
     assert "slurmddp: down does not answer: " in printed.err and "refused" in printed.err
     node.slurmddp("echo no JSON")
     assert main(["list", "--json"]) == 0
-    assert {one["state"] for one in json.loads(capfd.readouterr().out)} == {"unknown", "preparing"}
+    assert {one["state"] for one in json.loads(capfd.readouterr().out)["runs"]} == {"unknown", "preparing"}
 
 
 def test_settings_choose_the_host_and_the_folder_and_what_starts_nothing(node: LoginNode, capfd):
@@ -282,7 +282,7 @@ def test_map_array_over_ssh_is_one_sweep_with_a_handle_for_each_call(node: Login
     assert [run.status().state for run in runs] == ["queued", "cancelled", "queued", "queued"]
     capfd.readouterr()
     assert main(["list", "--json"]) == 0
-    assert {one["name"] for one in json.loads(capfd.readouterr().out)} == {run.name for run in runs}
+    assert {one["name"] for one in json.loads(capfd.readouterr().out)["runs"]} == {run.name for run in runs}
     before = node.slurm.calls("sbatch")
     assert slurmddp.map_array("math.isclose", [], cluster="far") == []
     assert node.slurm.calls("sbatch") == before

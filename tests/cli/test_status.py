@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmddp.cli.commands.status import _awaited
 from slurmddp.cli.main import main
+from slurmddp.control.status import _awaited
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.text_format import clock
@@ -319,11 +319,11 @@ def test_the_nodes_for_which_the_others_wait_are_named(tmp_path, state, name, te
     log.write_text(text)
     one = SimpleNamespace(state=state, log=log)
     words = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
-    assert list(_awaited(one)) == ([("waiting", words)] if is_shown else [])
+    assert _awaited(one) == (words if is_shown else "")
 
 
 def test_a_run_without_a_log_waits_for_nobody():
-    assert list(_awaited(SimpleNamespace(state="running", log=None))) == []
+    assert _awaited(SimpleNamespace(state="running", log=None)) == ""
 
 
 @pytest.mark.parametrize(("age_s", "until"), [(5, ""), (200, " until the last heartbeat")])

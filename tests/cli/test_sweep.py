@@ -69,7 +69,7 @@ def test_a_failure_is_told_and_only_a_person_ends_the_sweep(project, here, capsy
 def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     project, cluster, slurm, capsys, monkeypatch
 ):
-    for module in ("cli.commands.list", "control.cancel", "cli.commands.report"):
+    for module in ("control.listing", "control.status", "control.cancel", "cli.commands.report"):
         monkeypatch.setattr(f"slurmddp.{module}.SlurmClient", lambda: cluster)
     assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
     sweep = sweep_of(project)
@@ -88,7 +88,9 @@ def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
         assert len(rows) == 5 and all("queued" in row for row in rows[1:])
         assert "seed=1 nodes=2" in rows[2]
     assert main(["list", sweep.name[:-2], "--json"]) == EXIT_FINISHED
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == [run.name for run in sweep.runs]
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["runs"]] == [
+        run.name for run in sweep.runs
+    ]
     assert main(["cancel", sweep.name]) == EXIT_FINISHED
     assert all(run.cancelled_file.exists() for run in sweep.runs)
     assert {state.state for state in cluster.states.values()} == {"CANCELLED"}

@@ -65,7 +65,7 @@ def test_with_accounting_a_forgotten_job_is_looked_up(accounted: Sandbox, tmp_pa
         told = f"job {one.job_id} was cancelled in SLURM"
         one.wait(told, lambda one=one, told=told: told in command("status", one.folder.name), 30)
     run.wait("verdict from sacct", lambda: state_of(run) == "failed")
-    listed = json.loads(command("list", "--json", cwd=Path("/")))
+    listed = json.loads(command("list", "--json", cwd=Path("/")))["runs"]
     states = {row["name"]: row["state"] for row in listed}
     assert states == {run.folder.name: "failed", **{one.folder.name: "cancelled" for one in points}}
 

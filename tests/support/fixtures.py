@@ -31,9 +31,9 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("list", "status", "logs", "resume", "report"):
+    for command in ("logs", "resume", "report"):
         monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda **options: fake)
-    for action in ("stop", "cancel", "diff", "explain"):
+    for action in ("stop", "cancel", "diff", "explain", "listing", "status"):
         monkeypatch.setattr(f"slurmddp.control.{action}.SlurmClient", lambda **options: fake)
     return fake
 

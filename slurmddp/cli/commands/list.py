@@ -6,26 +6,25 @@ Login nodes to which runs were submitted over ssh are asked as well; HOST: stand
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import print_event
 from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
-from slurmddp.control.contract import json_value
+from slurmddp.control.listing import Listing, find_sweep, list_runs, paths_of
 from slurmddp.control.ssh.runs import runs_of_sweep
 from slurmddp.control.ssh.statuses import PacedHosts, statuses_over_ssh
-from slurmddp.errors import ConfigError, RunNotFoundError, near_matches
-from slurmddp.runs import index, ssh_runs, sweeps
+from slurmddp.errors import EXIT_FINISHED, ConfigError
+from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table, shorter
-from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"only runs in this state ({', '.join(STATE_STYLES)}); may be repeated",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_json(form)
     form.add_argument(
         "--watch",
         action="store_true",
@@ -63,130 +62,95 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per run, after one request to SLURM for all runs."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
-    if args.watch and args.sweep and (remote := ssh_runs.find(args.sweep)) is not None:
-        runs_over_ssh = PacedHosts(runs_of_sweep(remote))
-        return _watch(list, None, runs_over_ssh.statuses, frozenset(args.state or ()))
-    sweep = None if args.sweep is None else _sweep(args.sweep)
     limit = None if args.all or args.sweep else args.limit
     states = frozenset(args.state or ())
-
-    def read() -> list[str]:
-        paths = index.run_paths() if sweep is None else [str(run.path) for run in sweep.started]
-        return [path for path in paths if Path(path).name.startswith(args.name)]
-
-    def named(there: Callable[[], Sequence[RunStatus]]) -> list[RunStatus]:
-        return [one for one in there() if one.name.startswith(args.name)] if sweep is None else []
-
     if args.watch:
-        hosts = PacedHosts()
-        return _watch(read, limit, lambda: named(hosts.statuses), states)
-    there = named(partial(statuses_over_ssh, print_event))
-    return show(
-        [*map(RunFolder, read())], as_json=args.json, limit=limit, states=states, there=there, name=args.name
-    )
+        return _watch(args.sweep, args.name, limit, states)
+    over_ssh = [] if args.sweep else statuses_over_ssh(print_event)
+    result = list_runs(args.sweep, name=args.name, states=states, limit=limit, over_ssh=over_ssh)
+    if args.json:
+        print_json(result)
+    else:
+        print_listing(result, name=args.name, states=states)
+    return EXIT_FINISHED
 
 
-def _watch(
-    runs: Callable[[], list[str]],
-    limit: int | None,
-    there: Callable[[], Sequence[RunStatus]],
-    states: frozenset[str],
-) -> int:
+def _watch(sweep: str | None, name: str, limit: int | None, states: frozenset[str]) -> int:
+    """Show the table of chosen runs until the reader quits."""
     from slurmddp.cli.list_view import ListView
     from slurmddp.slurm.paced_client import PacedClient
 
-    def table(found: Sequence[RunStatus]) -> Table:
-        rows, styles = _rows(found, time.time())
+    def table(runs: Sequence[RunStatus]) -> Table:
+        rows, styles = _rows(runs, time.time())
         return rich_table(HEADERS, rows, right=_NUMBERS, styles=styles)
 
-    return ListView(runs, limit, table, PacedClient(), there, states).watch()
+    remote = ssh_runs.find(sweep) if sweep else None
+    if remote is not None:
+        hosts = PacedHosts(runs_of_sweep(remote))
+        return ListView(list, None, table, PacedClient(), hosts.statuses, states).watch()
+    if sweep is not None:
+        paths = partial(paths_of, find_sweep(sweep), name)
+        return ListView(paths, limit, table, PacedClient(), states=states).watch()
+    hosts = PacedHosts()
+
+    def over_ssh() -> list[RunStatus]:
+        return [run for run in hosts.statuses() if run.name.startswith(name)]
+
+    return ListView(partial(paths_of, None, name), limit, table, PacedClient(), over_ssh, states).watch()
 
 
-def _sweep(name: str) -> sweeps.Sweep:
-    sweep = sweeps.find_to_show(name)
-    if sweep is None:
-        raise RunNotFoundError(
-            f"There is no sweep {name!r}.",
-            hint=near_matches(name, sweeps.names())
-            or f"`slurmddp train -m seed=1,2` starts one. `slurmddp list --name {name}` lists runs.",
-        )
-    if left := len(sweep.runs) - len(sweep.started):
-        print(f"{left} of {len(sweep.runs)} points have no run folder.", file=sys.stderr)
-    return sweep
-
-
-def show(
-    runs: Sequence[RunFolder],
-    *,
-    as_json: bool,
-    limit: int | None = None,
-    states: frozenset[str] = frozenset(),
-    there: Sequence[RunStatus] = (),
-    name: str = "",
-) -> int:
-    """Print a table of runs and of runs over ssh, the newest activity first.
+def print_listing(listing: Listing, *, name: str = "", states: Collection[str] = ()) -> None:
+    """Print a table of runs.
 
     Args:
-        runs: the runs of this machine.
-        as_json: whether to print JSON.
-        limit: shows so many runs, at most; None: all.
-        states: shows only runs in these states; empty: in any.
-        there: the runs over ssh.
+        listing: the runs.
         name: the beginning of the names by which the runs were chosen; empty: all.
+        states: the states by which they were chosen; empty: any.
     """
-    read = runs if states else runs[:limit]
-    found = [*statuses(read, SlurmClient()), *there]
-    found = [one for one in found if not states or one.state in states]
-    if there:
-        found.sort(key=lambda one: one.seen or one.created or 0.0, reverse=True)
-    more = len(found[limit:]) if limit else 0
-    more, found = more + len(runs) - len(read), found[:limit]
-    if as_json:
-        print(json.dumps(json_value(found), indent=2, allow_nan=False))
-        return 0
-    if not found:
+    if listing.missing:
+        print(f"{listing.missing} of {listing.points} points have no run folder.", file=sys.stderr)
+    if not listing.runs:
         none = f"No run's name begins with {name}" if name else "There are no runs yet"
         none = "No run is in this state" if states else none
         print(f"{none}. `slurmddp list --all` shows all runs, `slurmddp train` starts one.", file=sys.stderr)
-        return 0
-    rows, styles = _rows(found, time.time())
+        return
+    rows, styles = _rows(listing.runs, time.time())
     print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
-    for sentence in dict.fromkeys(one.detail for one in found if one.state == "unknown"):
+    for sentence in dict.fromkeys(run.detail for run in listing.runs if run.state == "unknown"):
         print(f"unknown: {sentence}", file=sys.stderr)
-    if more:
-        print(f"{more} more; `slurmddp list --all` shows them.", file=sys.stderr)
-    return 0
+    if listing.more:
+        print(f"{listing.more} more; `slurmddp list --all` shows them.", file=sys.stderr)
 
 
-def _rows(found: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]], list[str]]:
+def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]], list[str]]:
     """Return the cells of the table, and the colour of each row's state."""
-    shown = settings(found)
+    shown = settings(runs)
     rows = [
         (
-            one.name,
-            f"{one.state} ({one.stop_reason})" if one.stop_reason else one.state,
-            steps(one),
-            number(one.loss),
-            one.allocation or one.job_id or "-",
-            "-" if one.created is None else duration(now - one.created),
-            shown[one.path],
-            str(one.path.parent),
+            run.name,
+            f"{run.state} ({run.stop_reason})" if run.stop_reason else run.state,
+            steps(run),
+            number(run.loss),
+            run.allocation or run.job_id or "-",
+            "-" if run.created is None else duration(now - run.created),
+            shown[run.path],
+            str(run.path.parent),
         )
-        for one in found
+        for run in runs
     ]
-    return rows, [STATE_STYLES[one.state] for one in found]
+    return rows, [STATE_STYLES[run.state] for run in runs]
 
 
-def settings(found: Sequence[RunStatus]) -> dict[Path, str]:
+def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
     """Return the typed settings of each run, without settings that all runs of the same `name=` share."""
-    typed = {one.path: _typed(RunFolder(one.path)) for one in found}
-    names = {one.path: one.name.rpartition("-")[0] or one.name for one in found}
+    typed = {run.path: _typed(RunFolder(run.path)) for run in runs}
+    names = {run.path: run.name.rpartition("-")[0] or run.name for run in runs}
     shown = {}
     for path, words in typed.items():
         alike = [typed[other] for other in typed if names[other] == names[path]]
         shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
-        own = [word for word in words if word not in shared or word.startswith("program.script=")]
-        text = shorter(on_one_line(own))
+        distinct = [word for word in words if word not in shared or word.startswith("program.script=")]
+        text = shorter(on_one_line(distinct))
         shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
     return shown
 
@@ -200,7 +164,7 @@ def _typed(folder: RunFolder) -> list[str]:
     return [config_secrets.word_for_readers(word) for word in shown]
 
 
-def steps(one: RunStatus) -> str:
+def steps(run: RunStatus) -> str:
     """Return the progress of a run: `270/400`."""
-    reached = "-" if one.step is None else str(one.step)
-    return f"{reached}/{one.total_steps}" if one.total_steps is not None else reached
+    reached = "-" if run.step is None else str(run.step)
+    return f"{reached}/{run.total_steps}" if run.total_steps is not None else reached

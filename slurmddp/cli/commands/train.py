@@ -179,6 +179,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
     If there is an `array`, the job becomes an element of it, and `array.submit` starts it.
     """
     from slurmddp.control.refusals import refuse_extended, refuse_other_run
+    from slurmddp.control.status import status_of
     from slurmddp.runs.folder.code_changes import changed_since
     from slurmddp.runs.folder.history import is_unanswered
 
@@ -190,7 +191,7 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
         if is_new and lock.fileno >= 0 and folder.is_untouched:
             return start(job, lock, is_new=True)
         refuse_other_run(job)
-        found = start_run.status_of(folder)
+        found = status_of(folder)
         if again and not is_new:
             refuse_put_aside(folder, found, is_held_elsewhere=lock.fileno < 0)
             print(f"The run so far is kept as {put_aside(folder)}.")
@@ -211,12 +212,13 @@ def begin(job: Job, *, again: bool = False, array: ArrayStart | None = None) -> 
 def refuse_put_aside(folder: RunFolder, found: RunStatus, *, is_held_elsewhere: bool = False) -> None:
     """Raise an error if a run that is to be put aside has, or may have, a job or process."""
     from slurmddp.control.refusals import refuse_active
+    from slurmddp.control.status import status_of
     from slurmddp.launchers.submit import sbatch
     from slurmddp.runs.folder.history import is_unanswered
     from slurmddp.slurm import client
 
     if is_unanswered(folder) and sbatch.settle(folder, client.SlurmClient(), print) is not None:
-        found = start_run.status_of(folder)
+        found = status_of(folder)
     is_unreadable = found.state == "unknown" and found.job_id is None
     if is_held_elsewhere or not (is_unreadable or is_unanswered(folder)):
         refuse_active(

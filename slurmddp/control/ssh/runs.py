@@ -6,11 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slurmddp import __version__
 from slurmddp.control.contract import from_json
 from slurmddp.control.events import HostOutput, Report, ignore
+from slurmddp.control.listing import Listing
 from slurmddp.control.ssh.connection import Exchange, HostRefusal, LoginNode, exchange
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import ssh_runs
@@ -143,8 +144,8 @@ def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
         LoginNodeError: the host can't be reached.
         SlurmddpError: the sweep is no longer there.
     """
-    rows: list[dict[str, Any]] = json.loads(answer(sweep, "list", sweep.name, "--json"))
-    return [replace(sweep, name=row["name"], is_sweep=False) for row in rows]
+    listing = result(sweep, Listing, "list", sweep.name)
+    return [replace(sweep, name=run.name, is_sweep=False) for run in listing.runs]
 
 
 def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> list[bytes | None]:

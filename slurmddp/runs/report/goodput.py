@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurmddp.runs.folder.history import Attempt, fold
@@ -41,78 +41,73 @@ Parts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """The time of one attempt and of the wait before it; `attempt` None: the time after the last attempt."""
+    """The time of one attempt and of the wait before it."""
 
     attempt: int | None
+    """Number of the attempt; None: the time after the last one."""
     parts: Parts
+    """Seconds by kind."""
 
     @property
     def whole(self) -> float:
         return math.fsum(self.parts.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The time of a whole run."""
+    """How a run's time splits into training, saving, starting, queueing and lost time; times in seconds."""
 
+    share: float | None = None
+    """Training divided by the whole; None if the program does not record its first step."""
+    share_on_nodes: float | None = None
+    """Training divided by the time in which the run had nodes."""
+    whole: float = 0.0
+    gpu_hours: float | None = None
+    """GPUs of the run times the hours in which it had nodes; None for a run without GPUs."""
+    rank_hours: float | None = None
+    """The same for its ranks, if it has no GPUs."""
+    parts: Parts = field(default_factory=dict)
+    """Seconds by kind, all attempts together, without kinds that never occurred."""
     attempts: tuple[AttemptTime, ...] = ()
-    ranks: int = 0
-    """Ranks of the run, on all nodes."""
-    gpus: int = 0
-    """GPUs of the run, on all nodes."""
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Seconds by kind, all attempts together, without kinds that never occurred."""
-        sums = {kind: math.fsum(one.parts.get(kind, 0.0) for one in self.attempts) for kind in KINDS}
-        return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
-
-    @property
-    def whole(self) -> float:
-        return math.fsum(self.parts.values())
-
-    @property
-    def share(self) -> float | None:
-        """Training divided by the whole; None if the program does not record its first step."""
-        parts = self.parts
-        known = parts and "unknown" not in parts
-        return parts.get("training", 0.0) / math.fsum(parts.values()) if known else None
-
-    @property
-    def on_nodes(self) -> float:
-        """Seconds in which the run had nodes."""
-        return self.whole - self.parts.get("queued", 0.0) - self.parts.get("idle", 0.0)
-
-    @property
-    def share_on_nodes(self) -> float | None:
-        """Training divided by the time in which the run had nodes."""
-        held = self.on_nodes
-        return None if self.share is None or held <= 0 else min(1.0, self.share * self.whole / held)
 
     @property
     def hours(self) -> float:
         """GPU-hours, or rank-hours of a run without GPUs."""
-        return self.on_nodes / 3600 * (self.gpus or self.ranks)
+        return self.gpu_hours or self.rank_hours or 0.0
 
     @property
     def unit(self) -> str:
         """The unit of `hours`."""
-        return "GPU-hours" if self.gpus else "rank-hours"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values, seconds to a millisecond."""
-        return {
-            "share": None if self.share is None else round(self.share, 4),
-            "share_on_nodes": None if self.share_on_nodes is None else round(self.share_on_nodes, 4),
-            "whole": round(self.whole, 3),
-            self.unit.replace("-", "_").lower(): round(self.hours, 4),
-            "parts": _rounded(self.parts),
-            "attempts": [{"attempt": one.attempt, "parts": _rounded(one.parts)} for one in self.attempts],
-        }
+        return "rank-hours" if self.gpu_hours is None else "GPU-hours"
 
 
-def _rounded(parts: Parts) -> dict[str, float]:
-    return {kind: round(seconds, 3) for kind, seconds in parts.items()}
+def goodput_of(attempts: Sequence[AttemptTime], *, ranks: int = 0, gpus: int = 0) -> Goodput:
+    """Return the goodput of a run with these attempts.
+
+    Args:
+        attempts: the times of the attempts.
+        ranks: ranks of the run, on all nodes.
+        gpus: GPUs of the run, on all nodes.
+    """
+    sums = {kind: math.fsum(attempt.parts.get(kind, 0.0) for attempt in attempts) for kind in KINDS}
+    parts = {kind: seconds for kind, seconds in sums.items() if seconds > 0}
+    whole = math.fsum(parts.values())
+    on_nodes = whole - parts.get("queued", 0.0) - parts.get("idle", 0.0)
+
+    share = share_on_nodes = None
+    if parts and "unknown" not in parts:
+        training = parts.get("training", 0.0)
+        share = training / whole
+        share_on_nodes = min(1.0, training / on_nodes) if on_nodes > 0 else None
+    return Goodput(
+        share=share,
+        share_on_nodes=share_on_nodes,
+        whole=whole,
+        gpu_hours=on_nodes / 3600 * gpus if gpus else None,
+        rank_hours=None if gpus else on_nodes / 3600 * ranks,
+        parts=parts,
+        attempts=tuple(attempts),
+    )
 
 
 def measure(
@@ -123,6 +118,8 @@ def measure(
     pending: bool = False,
     records_steps: bool = True,
     logged: Mapping[int, LoggedStep] | None = None,
+    ranks: int = 0,
+    gpus: int = 0,
 ) -> Goodput:
     """Return the goodput of a run.
 
@@ -134,6 +131,8 @@ def measure(
             with its last event or logged step.
         records_steps: whether the program writes `first_step`.
         logged: the last logged step of each attempt; needed only for an attempt without an end.
+        ranks: ranks of the run, on all nodes.
+        gpus: GPUs of the run, on all nodes.
     """
     known = [event for event in events if isinstance(event, Mapping)]
     times = in_order([seconds_or_none(event.get("time")) for event in known])
@@ -142,8 +141,9 @@ def measure(
     for event, time in zip(known, times, strict=True):
         timeline.add(event, time)
     timeline.close(now, running=running, pending=pending)
-    found = [AttemptTime(number, parts) for number, parts in timeline.seconds(records_steps).items()]
-    return Goodput(tuple(sorted(found, key=lambda one: math.inf if one.attempt is None else one.attempt)))
+    attempts = [AttemptTime(number, parts) for number, parts in timeline.seconds(records_steps).items()]
+    attempts.sort(key=lambda time: math.inf if time.attempt is None else time.attempt)
+    return goodput_of(attempts, ranks=ranks, gpus=gpus)
 
 
 def in_order(times: Sequence[float | None]) -> list[float]:
@@ -189,7 +189,7 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     without_end = sum(one.is_open for one in attempts)
     config = folder.config()
     nodes = config.get("nodes") or 0
-    measured = measure(
+    return measure(
         events,
         now=now if visible else latest(folder).time or 0.0,
         running=running,
@@ -197,9 +197,9 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
         records_steps=is_own_trainer(config.get("program"))
         or any(one.first_step is not None for one in attempts),
         logged=read(folder).logged if without_end > running else None,  # The file may be long.
+        ranks=nodes * (config.get("ranks_per_node") or 0),
+        gpus=nodes * (config.get("gpus_per_node") or 0),
     )
-    ranks, gpus = (nodes * (config.get(f"{each}_per_node") or 0) for each in ("ranks", "gpus"))
-    return replace(measured, ranks=ranks, gpus=gpus)
 
 
 def _is_elsewhere(newest: Attempt) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from slurmddp.runs.folder.history import of_newest_attempt
 
@@ -12,22 +13,32 @@ _DOING = {"data": "waiting for data", "step": "in its step", "first_step": "in i
 _WARNINGS = 5
 
 
-def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the newest attempt: a hang that is being ended, slow ranks, nodes, warnings.
+@dataclass(frozen=True)
+class Notice:
+    """What a person should know of the newest attempt."""
+
+    kind: Literal["stalled", "slow", "places", "warned"]
+    """stalled: a rank hangs. slow: a rank lags. places: ranks have restarted on other nodes. warned: a
+    warning."""
+    text: str
+
+
+def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
+    """Yield notices about the newest attempt: a hang that is being ended, slow ranks, nodes, warnings.
 
     After the ranks have ended, a hang is shown as a failure.
     """
     _, own = of_newest_attempt(events)
     ends = [event for event in own if event.get("event") in ("stalled", "rank_failed", "ended")]
     if ends and ends[-1]["event"] == "stalled":
-        yield "stalled", _stall_text(ends[-1])
+        yield Notice("stalled", _stall_text(ends[-1]))
     for event in own:
         if event.get("event") == "straggler":
-            yield "slow", str(event.get("text", ""))
+            yield Notice("slow", str(event.get("text", "")))
         elif event.get("event") == "restarted" and (places := other_places(event)):
-            yield "places", f"restart {event.get('generation')} of the ranks runs {places}"
+            yield Notice("places", f"restart {event.get('generation')} of the ranks runs {places}")
     warnings = dict.fromkeys(str(event.get("text", "")) for event in own if event.get("event") == "warned")
-    yield from (("warned", text) for text in list(warnings)[-_WARNINGS:])
+    yield from (Notice("warned", text) for text in list(warnings)[-_WARNINGS:])
 
 
 def other_places(event: Mapping[str, Any]) -> str:

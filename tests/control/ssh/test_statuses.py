@@ -13,7 +13,7 @@ from slurmddp.cli.commands import list as command
 from slurmddp.cli.list_view import ListView
 from slurmddp.control.ssh import statuses
 from slurmddp.control.ssh.statuses import PacedHosts
-from slurmddp.runs import ssh_runs
+from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import rich_table
 from slurmddp.slurm.paced_client import PacedClient
@@ -86,7 +86,7 @@ def test_a_host_that_does_not_answer_yet_does_not_hold_up_the_table(hosts, make_
             return rich_table(command.HEADERS, command._rows(found, time.time())[0])
 
         console = Console(width=240, color_system=None)
-        view = ListView(lambda: command.index.run_paths(), 20, table, PacedClient(), hosts.paced.statuses)
+        view = ListView(lambda: index.run_paths(), 20, table, PacedClient(), hosts.paced.statuses)
         with console.capture() as captured:
             console.print(view.render(20))
         return " ".join(captured.get().split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.report.goodput import measure, read_goodput
+from slurmddp.runs.report.goodput import AttemptTime, measure, read_goodput
 from slurmddp.runs.status.run_status import RunStatus
 from support.runs.run_events import FAILED, ended, event, make_folder, saved, started, write
 
@@ -71,7 +71,7 @@ def test_a_custom_program_is_known_by_the_configuration(folder, program):
 
 
 def test_the_times_for_programs_add_up():
-    found = measure([*FAILED, started(170, 1)], now=180, running=True).as_json()
-    assert found["whole"] == sum(found["parts"].values()) == 80
-    assert found["share"] == 0.25
-    assert found["attempts"][1] == {"attempt": 1, "parts": {"queued": 9.0, "starting": 10.0}}
+    goodput = measure([*FAILED, started(170, 1)], now=180, running=True)
+    assert goodput.whole == sum(goodput.parts.values()) == 80
+    assert goodput.share == 0.25
+    assert goodput.attempts[1] == AttemptTime(1, {"queued": 9.0, "starting": 10.0})

@@ -8,7 +8,7 @@ import pytest
 
 from slurmddp.cli.live_view import RunView
 from slurmddp.cli.main import main
-from slurmddp.runs.status.notices import notices
+from slurmddp.runs.status.notices import Notice, notices
 from support.runs.cli_runs import start, submit
 from support.runs.run_events import event
 
@@ -49,7 +49,7 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
 )
 def test_ranks_that_restarted_on_other_nodes_are_placed(facts, told):
     restarts = [event("restarted", 1.0, 0, generation=1), event("restarted", 2.0, 0, generation=2, **facts)]
-    assert list(notices(restarts)) == [("places", told)]
+    assert list(notices(restarts)) == [Notice("places", told)]
 
 
 def test_the_live_view_shows_a_notice_once(make_run):
@@ -67,4 +67,4 @@ def test_warnings_of_the_newest_attempt_are_shown_once_each():
     texts = ["torch sees none.", "torch sees none.", *(f"too short by {number} s." for number in range(4))]
     events = [event("warned", 1.0, 0, text="n1: of an earlier attempt.")]
     events += [event("warned", 2.0, 1, text=text) for text in texts]
-    assert list(notices(events)) == [("warned", text) for text in texts[1:]]
+    assert list(notices(events)) == [Notice("warned", text) for text in texts[1:]]

@@ -1,0 +1,156 @@
+"""The state of a run, and what its records hold beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmddp.control.listing import Listing, list_runs
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs import index, sweeps
+from slurmddp.runs.folder.excluded_nodes import excluded_nodes
+from slurmddp.runs.folder.history import Attempt, fold, how_ended
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.report.goodput import Goodput, read_goodput
+from slurmddp.runs.report.start_phases import Phases, newest_phases
+from slurmddp.runs.status import logs, run_status
+from slurmddp.runs.status.best_step import BestStep, best_step
+from slurmddp.runs.status.curves import curve_commands
+from slurmddp.runs.status.notices import Notice, notices
+from slurmddp.runs.status.peak_memory import PeakMemory, newest_peak_memory
+from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.slurm.client import SlurmClient
+
+_LAST_LINES = 6
+"""Lines of each log that tell of an end without a failing rank."""
+_WAITING = "slurmddp agent: waiting for "
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFacts:
+    """One attempt of a run."""
+
+    number: int
+    started: float | None
+    """In seconds since the epoch."""
+    nodes: str | None
+    ended: str
+    """How it ended, in words; empty if it has not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDetails(RunStatus):
+    """The state of a run, and what its records hold beside it."""
+
+    asked: float
+    """When the state was read, in seconds since the epoch."""
+    goodput: Goodput = field(default_factory=Goodput)
+    phases: Phases | None = None
+    """The newest start; None before its first step."""
+    best: BestStep | None = None
+    """The best checkpoint, by `train.best`."""
+    memory: PeakMemory | None = None
+    """The peak memory of the ranks of the newest attempt."""
+    notices: tuple[Notice, ...] = ()
+    """Hangs, slow ranks, other nodes and warnings of the newest attempt."""
+    ends: tuple[AttemptFacts, ...] = ()
+    """All attempts."""
+    awaited: str = ""
+    """The nodes for which the others wait before the ranks start."""
+    avoided_nodes: tuple[str, ...] = ()
+    """Nodes that failed recently."""
+    last_lines: tuple[str, ...] = ()
+    """The last lines of agents and batch script, if the run ended without a failing rank."""
+    curves: tuple[str, ...] = ()
+    """Commands that show the curves which loggers have written."""
+
+
+def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDetails | Listing:
+    """Return the state of a run, or of the runs of a sweep. The report of a run that has ended is written.
+
+    Args:
+        name: name of a run or a sweep, the beginning of one, or a run's folder; None: the newest run.
+        slurm: the SLURM of the runs; None: this machine's.
+
+    Raises:
+        RunNotFoundError: there is no such run or sweep, or there are several.
+    """
+    from slurmddp.runs.report.html import with_report
+
+    slurm = slurm or SlurmClient()
+    if sweeps.find_to_show(name) is not None:
+        return list_runs(name, slurm=slurm)
+    folder = index.find(name)
+    return _details(folder, with_report(folder, run_status.status(folder, slurm)))
+
+
+def status_of(folder: RunFolder) -> RunStatus:
+    """Return the state of a run; SLURM is asked if this machine has one."""
+    from slurmddp.slurm import client
+
+    return run_status.status(folder, client.SlurmClient() if client.on_path() else None)
+
+
+def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
+    now = time.time()
+    has_unexplained_end = run.failure is None and run.state in ("failed", "lost")
+    return RunDetails(
+        **vars(run),
+        **_records(folder, run, now),
+        asked=now,
+        best=_best(folder),
+        awaited=_awaited(run),
+        avoided_nodes=tuple(excluded_nodes(folder, now)),
+        last_lines=_last_lines(folder) if has_unexplained_end else (),
+        curves=tuple(curve_commands(folder)),
+    )
+
+
+def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
+    """Return what the events of a run say; nothing if they can't be read, which the state tells then."""
+    try:
+        events = folder.events()
+        return {
+            "goodput": read_goodput(folder, run, now),
+            "phases": newest_phases(events),
+            "memory": newest_peak_memory(events),
+            "notices": tuple(notices(events)),
+            "ends": _ends(fold(events).attempts),
+        }
+    except (SlurmddpError, OSError):
+        return {}
+
+
+def _ends(attempts: Sequence[Attempt]) -> tuple[AttemptFacts, ...]:
+    return tuple(
+        AttemptFacts(
+            number=attempt.number,
+            started=attempt.started,
+            nodes=attempt.nodes,
+            ended="" if attempt.is_open and attempt is attempts[-1] else how_ended(attempt),
+        )
+        for attempt in attempts
+    )
+
+
+def _best(folder: RunFolder) -> BestStep | None:
+    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
+        return best_step(folder)
+    return None
+
+
+def _awaited(run: RunStatus) -> str:
+    """Return the nodes that have not joined, which node 0's agent names before the ranks start."""
+    if run.state not in ("starting", "running") or run.log is None or run.log.name != "node-0.log":
+        return ""
+    newest = "".join(logs.tail(run.log, 1))
+    return newest.removeprefix(_WAITING) if newest.startswith(_WAITING) else ""
+
+
+def _last_lines(folder: RunFolder) -> tuple[str, ...]:
+    attempts = folder.attempts()
+    paths = logs.chosen(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
+    return tuple(f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _LAST_LINES))
