@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
+from slurmddp.cli.json_output import print_json
 from slurmddp.cli.messages import UsageError, print_event
+from slurmddp.control.report import Reported
 from slurmddp.control.ssh import runs, submit
 from slurmddp.control.ssh.connection import exchange
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -73,7 +75,7 @@ def forward(
         return None
     run, command_line = named
     if name == "report" or (name == "open" and not parsed.folder):
-        return _fetch_report(run, show=name == "open")
+        return _fetch_report(run, show=name == "open", as_json=name == "report" and parsed.json)
 
     changes = name in ("resume", "rerun")
     exit_code = runs.command(run, command_line, changes=changes, terminal=_terminal(), report=print_event)
@@ -140,7 +142,7 @@ def _place(
     return places[0]
 
 
-def _fetch_report(run: SshRun, *, show: bool) -> int:
+def _fetch_report(run: SshRun, *, show: bool, as_json: bool) -> int:
     """Let the host write the report of a run or sweep, copy it here, print its path and open it.
 
     The page of a sweep links to the reports of its runs, so these are copied too.
@@ -157,7 +159,10 @@ def _fetch_report(run: SshRun, *, show: bool) -> int:
         (copy,) = _copies(run, runs_dir, [name])
         if is_sweep:
             _copies(run, runs_dir, _linked_reports(copy.read_text(encoding="utf-8")))
-        print(copy)
+        if as_json:
+            print_json(Reported(name=run.name, is_sweep=is_sweep, path=copy))
+        else:
+            print(copy)
         if show:
             browser.show(copy)
     return exit_code

@@ -50,7 +50,7 @@ class AvoidedNode:
     """When runs may use it again, in seconds since the epoch."""
     reason: str | None = None
     run: str | None = None
-    """Name of the run that it failed."""
+    """Name of the run in which it failed."""
 
 
 @dataclass(frozen=True)

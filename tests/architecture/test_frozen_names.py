@@ -23,7 +23,7 @@ FLAGS = {
     "list": "--all --json --limit --name --state --watch sweep",
     "status": "--json --verbose run",
     "explain": "--json run",
-    "logs": "--all --attempt --follow --lines --node --rank run",
+    "logs": "--all --attempt --follow --json --lines --node --rank run",
     "stop": "--json run",
     "cancel": "--json run",
     "resume": "--check changes run",
@@ -33,7 +33,7 @@ FLAGS = {
     "diff": "--json first second",
     "rm": "--json --yes run",
     "export": "--best --force --json --object --output --step run",
-    "report": "run",
+    "report": "--json run",
     "open": "--folder run",
     "cluster": "action",
     "bench": "--again --batch --cfg --check --config-dir --config-name --config-path --dry-run --info "

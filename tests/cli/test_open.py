@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.cli.commands import open as command
 from slurmddp.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("elsewhere", "slurm")
@@ -43,6 +42,6 @@ def test_the_folder_alone_is_printed(make_run, opened, capsys):
 def test_the_report_of_another_account_is_only_named(make_run, opened, monkeypatch, capsys):
     folder = make_run()
     folder.report_file.write_text("theirs")
-    monkeypatch.setattr(command, "foreign_owner", lambda path: "ada")
+    monkeypatch.setattr("slurmddp.control.report.foreign_owner", lambda path: "ada")
     assert main(["open", "gpt"]) == 0
     assert folder.report_file.read_text() == "theirs"

@@ -69,7 +69,7 @@ def test_a_failure_is_told_and_only_a_person_ends_the_sweep(project, here, capsy
 def test_points_of_the_same_resources_are_one_array_and_one_command_acts_on_all(
     project, cluster, slurm, capsys, monkeypatch
 ):
-    for module in ("control.listing", "control.status", "control.cancel", "cli.commands.report"):
+    for module in ("control.listing", "control.status", "control.cancel", "control.report"):
         monkeypatch.setattr(f"slurmddp.{module}.SlurmClient", lambda: cluster)
     assert main(["train", *BIG, "-m", "seed=1,2", "nodes=1,2"]) == EXIT_FINISHED
     sweep = sweep_of(project)

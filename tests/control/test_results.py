@@ -19,6 +19,8 @@ from slurmddp.control.diff import diff
 from slurmddp.control.explain import explain
 from slurmddp.control.export import export
 from slurmddp.control.listing import list_runs
+from slurmddp.control.logs import logs
+from slurmddp.control.report import report
 from slurmddp.control.status import RunDetails, status
 from slurmddp.runs.folder.jsonl import append_line
 from support.runs.cli_runs import end, start, submit
@@ -29,6 +31,9 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "status one": lambda: status("one"),
     "list": list_runs,
     "list --state failed --name o": lambda: list_runs(states=["failed"], name="o"),
+    "logs one --rank 3": lambda: logs("one", ranks=[3]),
+    "logs two -n all --all": lambda: logs("two", everything=True, lines=None),
+    "report one": lambda: report("one"),
     "explain one": lambda: explain("one"),
     "diff one two": lambda: diff("one", "two"),
     "checkpoints one --verify": lambda: checkpoints("one", verify=True),
@@ -46,6 +51,7 @@ def runs(make_run) -> None:
         )
         submit(folder)
         start(folder)
+        folder.rank_log(0, 3).write_text("boom\n")
         append_line(folder.metrics_file, {"step": 9, "attempt": 0, "time": 1.0, "loss": 2.5, "accuracy": 0.5})
         left = {"rank": 3, "host": "node4", "exit_code": code, "signal": None, "last_lines": ["boom"]}
         if code:

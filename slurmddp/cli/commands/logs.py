@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from slurmddp.errors import ConfigError
+from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.control.logs import logs, selection
+from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status import logs
+from slurmddp.runs.status.logs import Selection, follow
 from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
@@ -26,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
+    add_json(form)
     parser.add_argument(
         "-n",
         "--lines",
@@ -51,42 +54,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the logs of one run."""
-    folder = index.find(args.run)
-    ranks = args.rank or ([] if args.node else [0])
-    selection = logs.Selection(frozenset(ranks), frozenset(args.node or ()), everything=args.all)
+    ranks = args.rank or ()
+    nodes = args.node or ()
     if args.follow and args.attempt is None:
-        return _follow(folder, selection, args.lines)
-    attempts = folder.attempts()
-    unbegun = [] if attempts else [*logs.job_lines(folder, args.lines)]
-    for line in unbegun:
+        chosen = selection(ranks, nodes, everything=args.all)
+        return _follow(index.find(args.run), chosen, args.lines)
+
+    result = logs(
+        args.run, ranks=ranks, nodes=nodes, everything=args.all, attempt=args.attempt, lines=args.lines
+    )
+    if args.json:
+        print_json(result)
+        return EXIT_FINISHED
+    for line in result.lines:
         print(line)
-    if not attempts and not unbegun:
-        found = status(folder, SlurmClient())
-        print(f"{folder.name} has no logs yet. It is {found.state}: {found.detail}.", file=sys.stderr)
-    if not attempts:
-        return 0
-    attempt = _attempt(args.attempt, attempts)
-    _check("rank", args.rank or [], folder, attempt)
-    _check("node", args.node or [], folder, attempt)
-    for line in logs.snapshot(folder, attempt, selection, args.lines):
-        print(line)
-    return 0
+    if result.missing:
+        print(f"{result.name} has no logs yet. It is {result.missing}.", file=sys.stderr)
+    return EXIT_FINISHED
 
 
-def _follow(folder: RunFolder, selection: logs.Selection, count: int | None) -> int:
+def _follow(folder: RunFolder, chosen: Selection, count: int | None) -> int:
     slurm = SlurmClient(say=lambda _text: None)  # A notice of a slow answer would stand among the lines.
     try:
-        for line in logs.follow(folder, selection, count=count, has_ended=end_of(folder, slurm)):
+        for line in follow(folder, chosen, count=count, has_ended=end_of(folder, slurm)):
             print(line, flush=True)
     except KeyboardInterrupt:
         print(
             f"\nThe run is not affected. `slurmddp status {folder.name}` shows how it stands.",
             file=sys.stderr,
         )
-        return 0
-    found = status(folder, slurm)
-    print(f"-- {found.state}: {found.detail}")
-    return 0
+        return EXIT_FINISHED
+    run = status(folder, slurm)
+    print(f"-- {run.state}: {run.detail}")
+    return EXIT_FINISHED
 
 
 def _count(text: str) -> int | None:
@@ -95,25 +95,3 @@ def _count(text: str) -> int | None:
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor `all`")
-
-
-def _attempt(wanted: int | None, attempts: list[int]) -> int:
-    if wanted is None:
-        return attempts[-1]
-    if wanted in attempts:
-        return wanted
-    known = ", ".join(map(str, attempts))
-    raise ConfigError(f"There is no attempt {wanted}.", hint=f"The attempts of this run: {known}.")
-
-
-def _check(kind: str, numbers: Sequence[int], folder: RunFolder, attempt: int) -> None:
-    """Raise ConfigError if a rank or node of the attempt has no log."""
-    known = [logs.label(path) for path in logs.files(folder, attempt)]
-    for label in [f"{kind} {number}" for number in numbers]:
-        if label not in known:
-            listed = (
-                ", ".join(known) if len(known) <= 12 else f"{', '.join(known[:8])} ... {len(known)} in all"
-            )
-            raise ConfigError(
-                f"Attempt {attempt} has no log of {label}.", hint=f"It has: {listed or 'no logs'}."
-            )

@@ -7,14 +7,11 @@ cd "$(slurmddp open first --folder)"
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from slurmddp.cli.commands.report import written, written_sweep
+from slurmddp.control.report import report
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.host import browser
-from slurmddp.runs import index, sweeps
-from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.folder.owner import foreign_owner
+from slurmddp.runs import index
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.folder:
         print(index.find(args.run).path)
         return EXIT_FINISHED
-    sweep = sweeps.find_to_show(args.run)
-    report = _report_of(index.find(args.run)) if sweep is None else written_sweep(sweep)
-    print(report)
-    browser.show(report)
+    path = report(args.run, reuse=True).path
+    print(path)
+    browser.show(path)
     return EXIT_FINISHED
-
-
-def _report_of(folder: RunFolder) -> Path:
-    is_readable = foreign_owner(folder.path) is not None and folder.report_file.exists()
-    return folder.report_file if is_readable else written(folder)

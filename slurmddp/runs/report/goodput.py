@@ -55,7 +55,7 @@ class AttemptTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """How a run's time splits into training, saving, starting, queueing and lost time; times in seconds."""
+    """A run's time, split into training, saving, starting, queueing and lost time; in seconds."""
 
     share: float | None = None
     """Training divided by the whole; None if the program does not record its first step."""

@@ -15,7 +15,7 @@ _WARNINGS = 5
 
 @dataclass(frozen=True)
 class Notice:
-    """What a person should know of the newest attempt."""
+    """A fact about the newest attempt that a person should know."""
 
     kind: Literal["stalled", "slow", "places", "warned"]
     """stalled: a rank hangs. slow: a rank lags. places: ranks have restarted on other nodes. warned: a

@@ -39,16 +39,25 @@ class RunStatus:
     stop_reason: str = ""
     """Why a stopped run stopped: on request, preempted, requeued, time limit; empty if that is not known."""
     job_id: str | None = None
+    """The newest job of SLURM; of a local run a number that begins with "local"."""
     launcher: str | None = None
+    """slurm or local."""
     allocation: str | None = None
     """The job of SLURM on whose nodes a local run is, such as the job of `salloc`."""
     attempts: int = 0
+    """Number of attempts."""
     nodes: str | None = None
+    """The nodes of the newest attempt, as SLURM writes them."""
     step: int | None = None
+    """The last step that was recorded."""
     total_steps: int | None = None
+    """The steps of the whole run; None if only its program knows."""
     loss: float | None = None
+    """The newest training loss."""
     held_out: float | None = None
+    """The newest loss on held-out data."""
     rate: float | None = None
+    """The newest speed, in units of `rate_unit`."""
     rate_unit: str = "tokens/s"
     tflops: float | None = None
     """Model operations per second and rank, in units of 10^12."""
@@ -58,20 +67,29 @@ class RunStatus:
     """The newest values that the program has logged under names of its own."""
     created: float | None = None
     started: float | None = None
+    """Start of the newest attempt."""
     ended: float | None = None
+    """End of the newest attempt."""
     before: str = ""
     """How the attempt before the newest ended, in words."""
     seen: float | None = None
     """Time of the last event or metric."""
     saved: float | None = None
+    """Time of the last save."""
     saved_step: int | None = None
+    """Step of the last save."""
     exit_code: int | None = None
+    """Exit code of the newest attempt, if it has ended."""
     outcome: str | None = None
+    """How the newest attempt ended: finished, stopped, failed and others; None if it has not."""
     failure: Failure | None = None
+    """Why the newest attempt failed."""
     restarted: tuple[Restart, ...] = ()
     """The failures after which the ranks restarted in place, in any attempt."""
     log: Path | None = None
+    """The log that a person should open first, or the folder of logs."""
     report: Path | None = None
+    """The page of the run, if it was written."""
     active: bool = False
     """Whether a job or a process of this run exists, or may exist."""
 

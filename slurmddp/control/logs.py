@@ -1,0 +1,90 @@
+"""The last lines of the logs of a run, merged and labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs import index
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.logs import Selection, files, job_lines, label, snapshot
+from slurmddp.runs.status.run_status import status
+from slurmddp.slurm.client import SlurmClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """The last lines of the chosen logs of a run."""
+
+    name: str
+    """Full name of the run."""
+    attempt: int | None
+    """Number of the attempt; None: no attempt has begun."""
+    lines: tuple[str, ...]
+    """The lines, each behind the label of its log: `[rank 3] ...`. Lines of slurmddp begin with `--`."""
+    missing: str = ""
+    """Why there are no lines, as the state of the run, if no attempt has begun."""
+
+
+def selection(ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False) -> Selection:
+    """Return which logs are chosen: rank 0 if neither ranks nor nodes are named."""
+    if not ranks and not nodes:
+        ranks = (0,)
+    return Selection(frozenset(ranks), frozenset(nodes), everything=everything)
+
+
+def logs(
+    name: str | None = None,
+    *,
+    ranks: Sequence[int] = (),
+    nodes: Sequence[int] = (),
+    everything: bool = False,
+    attempt: int | None = None,
+    lines: int | None = 40,
+    slurm: SlurmClient | None = None,
+) -> Logs:
+    """Return the last lines of logs of a run, and the failures of the attempt.
+
+    Args:
+        name: name of a run, its beginning, or a run's folder; None: the newest run.
+        ranks: the ranks whose logs are chosen; without ranks and nodes rank 0.
+        nodes: the nodes whose agents' logs are chosen.
+        everything: whether to choose the logs of all ranks and nodes, and of the batch script.
+        attempt: number of the attempt; None: the newest.
+        lines: number of last lines of each log; None: all.
+        slurm: the SLURM of the run; None: this machine's.
+
+    Raises:
+        RunNotFoundError: there is no such run, or there are several.
+        ConfigError: there is no such attempt, or it has no log of a rank or node.
+    """
+    folder = index.find(name)
+    attempts = folder.attempts()
+    if not attempts:
+        printed = tuple(job_lines(folder, lines))
+        run = None if printed else status(folder, slurm or SlurmClient())
+        missing = "" if run is None else f"{run.state}: {run.detail}"
+        return Logs(name=folder.name, attempt=None, lines=printed, missing=missing)
+
+    if attempt is None:
+        attempt = attempts[-1]
+    if attempt not in attempts:
+        known = ", ".join(map(str, attempts))
+        raise ConfigError(f"There is no attempt {attempt}.", hint=f"The attempts of this run: {known}.")
+    _require([*(f"rank {rank}" for rank in ranks), *(f"node {node}" for node in nodes)], folder, attempt)
+    chosen = selection(ranks, nodes, everything=everything)
+    return Logs(name=folder.name, attempt=attempt, lines=tuple(snapshot(folder, attempt, chosen, lines)))
+
+
+def _require(labels: Sequence[str], folder: RunFolder, attempt: int) -> None:
+    """Raise ConfigError if a rank or node of the attempt has no log."""
+    known = [label(path) for path in files(folder, attempt)]
+    for wanted in labels:
+        if wanted not in known:
+            listed = ", ".join(known)
+            if len(known) > 12:
+                listed = f"{', '.join(known[:8])} ... {len(known)} in all"
+            raise ConfigError(
+                f"Attempt {attempt} has no log of {wanted}.", hint=f"It has: {listed or 'no logs'}."
+            )

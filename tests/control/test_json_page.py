@@ -1,0 +1,183 @@
+"""`docs/json.md` is written from the dataclasses of the results, and names every command with `--json`.
+
+Run with SLURMDDP_REWRITE_GOLDEN=1 to write the page again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from slurmddp.cli.main import COMMANDS
+from slurmddp.control.cancel import cancel
+from slurmddp.control.check import check_clusters
+from slurmddp.control.checkpoints import checkpoints
+from slurmddp.control.contract import VERSION
+from slurmddp.control.diff import diff
+from slurmddp.control.explain import explain
+from slurmddp.control.export import export
+from slurmddp.control.listing import list_runs
+from slurmddp.control.logs import logs
+from slurmddp.control.remove import remove
+from slurmddp.control.report import report
+from slurmddp.control.status import status
+from slurmddp.control.stop import stop
+from support import ROOT
+
+PAGE = ROOT / "docs" / "json.md"
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "status": status,
+    "list": list_runs,
+    "explain": explain,
+    "logs": logs,
+    "diff": diff,
+    "checkpoints": checkpoints,
+    "export": export,
+    "report": report,
+    "stop": stop,
+    "cancel": cancel,
+    "rm": remove,
+    "cluster check": check_clusters,
+}
+"""The function of each command with `--json`."""
+HEAD = f"""# Results as JSON
+
+Generated from the dataclasses of the results. With `--json` a command prints one JSON document on its
+standard output: the value that a function of `slurmddp.control` returns to Python. Messages go to the
+error output. After an error the exit code says why (`slurmddp --help`).
+
+```bash
+slurmddp status first --json
+slurmddp list --state failed --json
+```
+
+Each document is an object whose first key is `version`, which is {VERSION}. It grows when a key is removed
+or changes its meaning; keys may be added. Times are in seconds since the epoch. NaN and infinity become
+null.
+
+## Commands
+"""
+_PLAIN = {str: "text", Path: "path", int: "integer", float: "number", bool: "true or false", Any: "any value"}
+
+
+def page() -> str:
+    """Return the text of `docs/json.md`."""
+    results = {
+        command: list(leaves(typing.get_type_hints(ACTIONS[command])["return"])) for command in ACTIONS
+    }
+    links = {kinds[0]: f"[{command}](#{command})" for command, kinds in results.items()}
+    sections = [HEAD]
+    for command, action in ACTIONS.items():
+        kind, *others = results[command]
+        function = f"`{action.__module__}.{action.__name__}` returns `{kind.__name__}`."
+        for other in others:
+            function += f" For a sweep it returns the result of {links[other]}."
+        sections += [f"### {command}\n", described(kind), f"{function}\n", table(kind)]
+
+    sections.append("## Parts\n")
+    parts = {part for kinds in results.values() for kind in kinds for part in used(kind)}
+    for kind in sorted(parts, key=lambda part: part.__name__):
+        sections += [f"### {kind.__name__}\n", described(kind), table(kind)]
+    return "\n".join(sections)
+
+
+def described(kind: type) -> str:
+    """Return the first paragraph of a dataclass's docstring, and whose keys it has beside its own."""
+    text = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+    bases = [json_type(base) for base in kind.__bases__ if is_dataclass(base)]
+    return in_json(text) + "".join(f" It has the keys of {base} as well." for base in bases) + "\n"
+
+
+def table(kind: type) -> str:
+    hints = typing.get_type_hints(kind)
+    rows = [f"| `{name}` | {json_type(hints[name])} | {text} |" for name, text in fields_of(kind).items()]
+    return "\n".join(["| key | type | meaning |", "|---|---|---|", *rows, ""])
+
+
+def fields_of(kind: type) -> dict[str, str]:
+    """Return the fields that a dataclass declares itself, each with the text below it."""
+    [node] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(node, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign):
+            texts[ast.unparse(statement.target)] = ""
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and texts:
+            texts[list(texts)[-1]] = in_json(re.sub(r"\s+", " ", str(statement.value.value)))
+    return texts
+
+
+def in_json(text: str) -> str:
+    return re.sub(r"\bNone\b", "null", text).replace("|", "\\|")
+
+
+def json_type(kind: Any) -> str:
+    """Return how JSON has a value of a type, in words."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        return f"[{kind.__name__}](#{kind.__name__.lower()})"
+    origin = typing.get_origin(kind)
+    options = typing.get_args(kind)
+    if origin is typing.Literal:
+        return ", ".join(f'"{value}"' for value in options)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if option is type(None) else json_type(option) for option in options)
+    if origin is tuple:
+        return f"list of {json_type(options[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"object, by name: {json_type(options[1])}"
+    return _PLAIN[kind]
+
+
+def used(kind: type) -> Iterator[type]:
+    """Yield the dataclasses in the fields of a dataclass, and its bases."""
+    parts = [base for base in kind.__bases__ if is_dataclass(base)]
+    for annotation in typing.get_type_hints(kind).values():
+        parts += [part for part in leaves(annotation) if is_dataclass(part)]
+    for part in parts:
+        yield part
+        yield from used(part)
+
+
+def leaves(annotation: Any) -> Iterator[Any]:
+    """Yield the types of which an annotation is made."""
+    options = typing.get_args(annotation)
+    if options and typing.get_origin(annotation) is not typing.Literal:
+        for option in options:
+            yield from leaves(option)
+    else:
+        yield annotation
+
+
+def test_the_page_is_what_the_dataclasses_say() -> None:
+    if os.environ.get("SLURMDDP_REWRITE_GOLDEN"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page(), "run the test with SLURMDDP_REWRITE_GOLDEN=1"
+
+
+def test_the_page_names_every_command_with_json() -> None:
+    with_json = set()
+    for command in COMMANDS:
+        parser = argparse.ArgumentParser()
+        import_module(f"slurmddp.cli.commands.{command}").add_arguments(parser)
+        with_json |= {f"{command} {name}".strip() for name in commands_with_json(parser)}
+    assert with_json == set(ACTIONS)
+
+
+def commands_with_json(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the sub-commands with `--json`; an empty name is the command itself."""
+    for action in parser._actions:
+        if "--json" in action.option_strings:
+            yield ""
+        if isinstance(action, argparse._SubParsersAction):
+            yield from (name for name, inner in action.choices.items() if list(commands_with_json(inner)))
