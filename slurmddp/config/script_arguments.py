@@ -82,17 +82,23 @@ def as_typed(words: Sequence[str]) -> list[str]:
 
 def on_one_line(words: Sequence[str]) -> str:
     """Return settings and their program as one line of a shell; a function as a call, `pow(2.0, 3.0)`."""
-    line = as_typed(words)
-    call = [*FUNCTION_CALL.split(), "{run_dir}"]
-    before, after = line[: -len(call) - 2], line[-len(call) - 2 :]
-    if after[: len(call)] != call:
-        return shlex.join(line)
-    function, arguments = after[len(call) :]
+    line, program = as_typed(words), FUNCTION_CALL.split()
+    before, after = line[: -len(program) - 3], line[-len(program) - 3 :]
+    call = call_of(after[len(program) :]) if after[: len(program)] == program else None
+    return shlex.join(line) if call is None else f"{shlex.join(before)} {call}".lstrip()
+
+
+def call_of(arguments: Sequence[str]) -> str | None:
+    """Return the call that the arguments of a function's program stand for; None if they are damaged.
+
+    Args:
+        arguments: the word for the run folder, the path of the function, its arguments as JSON.
+    """
     try:
-        called = f"{function}({', '.join(map(repr, json.loads(arguments)))})"
+        _, function, values = arguments
+        return f"{function}({', '.join(map(repr, json.loads(values)))})"
     except (ValueError, TypeError):
-        return shlex.join(line)
-    return f"{shlex.join(before)} {called}".lstrip()
+        return None
 
 
 def composed(value: Any) -> list[str]:

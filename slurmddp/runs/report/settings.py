@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.config.identity import relevant
+from slurmddp.config.script_arguments import call_of
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.spec import FUNCTION_CALL
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
@@ -18,6 +20,10 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
         SlurmddpError: the configuration can't be read.
     """
     config = config_secrets.for_readers(relevant(folder.config()))
+    program = config.get("program") or {}
+    if program.get("script") == FUNCTION_CALL and (call := call_of(program.get("args") or ())):
+        others = {key: value for key, value in program.items() if key not in ("script", "args")}
+        config = {**config, "program": {"call": call, **others}}
     return {key: value for key, value in _flat(config) if key != "name"}
 
 
