@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 from slurmddp.bench.settings import BENCHES
 from slurmddp.config.keys import GROUPS, OPEN_NODES, every_key
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs import index
+from slurmddp.runs import index, sweeps
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import ssh_runs
 
 SHELLS = ("bash", "zsh", "fish")
@@ -92,17 +93,36 @@ def runs(prefix: str, **_facts: Any) -> list[str]:
     return [name for name in names if name.startswith(prefix)]
 
 
+def sweep_names(prefix: str, **_facts: Any) -> list[str]:
+    """Return the names of sweeps."""
+    return [name for name in sweeps.names() if name.startswith(prefix)]
+
+
+def runs_and_sweeps(prefix: str, **_facts: Any) -> list[str]:
+    """Return the names of runs and of sweeps."""
+    return [*runs(prefix), *sweep_names(prefix)]
+
+
 def active_runs(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of runs that may have a job or process, by their records alone."""
+    """Return the names of runs, and of sweeps, that may have a job or process, by their records alone."""
+    named = [
+        folder.name for folder in index.all_runs() if folder.name.startswith(prefix) and _may_live(folder)
+    ]
+    far = [run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix)]
+    found = {name: sweeps.find(name) for name in sweep_names(prefix)}
+    groups = [
+        name for name, sweep in found.items() if sweep is not None and any(map(_may_live, sweep.started))
+    ]
+    return [*named, *far, *groups]
+
+
+def _may_live(folder: RunFolder) -> bool:
     from slurmddp.runs.folder.history import read_history
 
-    named = [folder for folder in index.all_runs() if folder.name.startswith(prefix)]
-    active = []
-    for folder in named:
-        with suppress(SlurmddpError, OSError):  # A damaged record hides only its run.
-            if read_history(folder).may_live:
-                active.append(folder.name)
-    return [*active, *(run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix))]
+    try:
+        return read_history(folder).may_live
+    except (SlurmddpError, OSError):  # A damaged record hides only its run.
+        return False
 
 
 def scripts(prefix: str) -> list[str]:
@@ -189,12 +209,13 @@ def _arguments(node: str) -> list[str]:
 
 _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "run": runs, "first": runs, "second": runs, "names": clusters, "overrides": settings, "changes": settings,
-    "words": settings, "action": benchmarks,
+    "words": settings, "action": benchmarks, "sweep": sweep_names,
 }  # fmt: skip
 """The functions that complete an argument, by its name in the parser."""
 _OF_COMMAND = {
     ("run", "overrides"): settings_and_scripts,
     ("controller", "overrides"): settings_and_scripts,
+    **{(name, "run"): runs_and_sweeps for name in ("status", "report", "open", "resume")},
     ("stop", "run"): active_runs,
     ("cancel", "run"): active_runs,
 }

@@ -17,12 +17,14 @@ from slurmddp.cli.completion import (
     clusters,
     parser,
     runs,
+    runs_and_sweeps,
     script,
     settings,
     settings_and_scripts,
+    sweep_names,
 )
 from slurmddp.cli.main import COMMANDS, _module, main
-from slurmddp.runs import index
+from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.cli_runs import end, start
 
@@ -87,6 +89,20 @@ def test_stop_and_cancel_complete_runs_that_may_live(make_run) -> None:
     chosen = parser(COMMANDS, _module, "stop")._actions[-1].choices
     assert chosen is not None
     assert any(getattr(one, "completer", None) is active_runs for one in chosen["stop"]._actions)  # type: ignore[call-overload]
+
+
+def test_sweeps_are_completed_where_they_are_taken(make_run) -> None:
+    folders = [make_run("fit-00000001"), make_run("fit-00000002")]
+    for name, folder in zip(("fit-sweep-1a", "fit-sweep-2b"), folders, strict=True):
+        sweeps.write(folder.path.parent, name, [(folder.name, ["seed=1"])])
+        start(folder)
+    end(folders[0], "finished")
+    assert sweep_names("fi") == ["fit-sweep-1a", "fit-sweep-2b"]
+    assert set(runs_and_sweeps("fit")) == {"fit-00000001", "fit-00000002", "fit-sweep-1a", "fit-sweep-2b"}
+    assert active_runs("fit-s") == ["fit-sweep-2b"]
+    for command, completer in {"list": sweep_names, "status": runs_and_sweeps, "cancel": active_runs}.items():
+        chosen = parser(COMMANDS, _module, command)._actions[-1].choices
+        assert any(getattr(one, "completer", None) is completer for one in chosen[command]._actions), command
 
 
 def test_runs_and_clusters_are_completed(make_run, project: Path) -> None:
