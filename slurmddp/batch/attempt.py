@@ -69,6 +69,7 @@ class Settings(NamedTuple):
 
 def read_settings(folder: RunFolder) -> Settings:
     """Return the settings in `job.json`; keys that this version does not know are ignored."""
+    names_in(folder.path)  # This host may remember the file of an earlier submission, which is gone.
     found = json.loads(folder.job_file.read_text(encoding="utf-8"))
     return Settings(**{key: value for key, value in found.items() if key in Settings._fields})
 

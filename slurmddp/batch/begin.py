@@ -57,6 +57,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
             "started. `slurmddp train -m` submits an array with a run for each element."
         )
         return EXIT_CONFIG
+    look_again(folder.path)  # The command that submitted this job has just changed the folder.
     settings, events = read_settings(folder), folder.readable_events()
     reason = _why_not(folder, job, settings, events, started_as == "resubmitted")
     if reason:
@@ -81,7 +82,6 @@ def _why_not(
 ) -> str:
     """Return the reason why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
-    look_again(folder.path)  # `slurmddp resume` has just removed the marks of a cancel and a stop.
     if folder.is_cancelled:
         return "This run was cancelled."
     if folder.is_stopped:

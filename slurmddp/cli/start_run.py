@@ -18,6 +18,7 @@ from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, SlurmError
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder.code_snapshot import NOT_IN_GIT
+from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
@@ -236,12 +237,13 @@ def _train_here(job: Job, lock: RunLock, *, is_new: bool) -> int:
 
 def _conclude(job: Job, code: int) -> int:
     """Print the end of a local run and the paths of its results."""
+    from slurmddp.batch.progress import latest_name
     from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 
     folder = RunFolder(job.run_dir)
     stands = with_report(folder, status(folder, None))
-    saved = (folder.checkpoints_dir / "latest").exists() or not job.program.config["program"].get("script")
+    saved = bool(latest_name(folder)) or not job.program.config["program"].get("script")
     if code == EXIT_FINISHED:
         print("\n".join(_results(folder, stands)))
     elif not saved:
@@ -271,19 +273,18 @@ def _next_start(job: Job, folder: RunFolder) -> str:
 
 
 def _results(folder: RunFolder, stands: RunStatus) -> Sequence[str]:
+    from slurmddp.batch.progress import latest_name
     from slurmddp.runs.status.curves import curve_commands
     from slurmddp.runs.status.metrics import read
 
     losses = read(folder).held_out.values
     change = f", held-out loss {losses[0]:.3f} -> {losses[-1]:.3f}" if len(losses) > 1 else ""
     lines = ["Finished." if stands.step is None else f"Finished: {stands.step} steps{change}."]
-    if folder.sample_file.exists():
-        sample = folder.sample_file.read_text(encoding="utf-8", errors="replace").strip()
-        lines += ["", "What the model writes:", *(f"    {line}" for line in sample.splitlines()), ""]
+    if sample := read_text(folder.sample_file):
+        lines += ["", "What the model writes:", *(f"    {line}" for line in sample.strip().splitlines()), ""]
     if stands.report is not None:
         lines.append(f"report      {stands.report}")
     lines += [f"curves      {command}" for command in curve_commands(folder)]
-    latest = folder.checkpoints_dir / "latest"
-    if latest.exists():
-        lines.append(f"checkpoint  {folder.checkpoints_dir / latest.read_text(encoding='utf-8').strip()}")
+    if latest := latest_name(folder):
+        lines.append(f"checkpoint  {folder.checkpoints_dir / latest}")
     return lines

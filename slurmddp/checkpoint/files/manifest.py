@@ -16,6 +16,7 @@ from typing import Any
 from slurmddp.checkpoint.files.durable import ALGORITHM, FileRecord, record_of
 from slurmddp.errors import CheckpointError
 from slurmddp.host.regular_file import read_regular
+from slurmddp.runs.folder.late_files import is_there
 
 FORMAT = 2
 MANIFEST_FILE = "manifest.json"
@@ -79,7 +80,7 @@ def step_of(folder: Path) -> int | None:
 
 def checkpoint_folders(root: Path) -> list[Path]:
     """Return the checkpoint folders under `root`, newest step first, verified or not."""
-    if not root.is_dir():
+    if not (is_there(root) and root.is_dir()):
         return []
     steps = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None]
     return [path for _, path in sorted(steps, reverse=True)]

@@ -43,6 +43,7 @@ from slurmddp.checkpoint.files.retention import (
 )
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.owner import refuse_foreign
 from slurmddp.runs.folder.run_context import RunContext
 
@@ -178,9 +179,9 @@ def _move_in(temporary: Path, target: Path) -> None:
     """
     root = target.parent
     aside = root / f"{REPLACED}{target.name}"
-    if target.exists() and not are_of_one_program(temporary, target):
+    if is_there(target) and not are_of_one_program(temporary, target):
         set_aside(target, ABANDONED)
-    if target.exists():
+    if is_there(target):
         if _same(temporary, target):
             sync_folder(root)  # An earlier try may have failed at this flush.
             return

@@ -27,6 +27,7 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.errors import CheckpointError
+from slurmddp.runs.folder.late_files import is_there
 
 NEVER_BELOW = 2
 """Number of verified checkpoints that always stay."""
@@ -120,7 +121,7 @@ def restore_replaced(root: Path) -> None:
     """Restore a checkpoint whose writer was killed between the two renames of a replacement."""
     for path in root.glob(f"{REPLACED}step-*"):
         target = root / path.name.removeprefix(REPLACED)
-        if not target.exists():
+        if not is_there(target):
             path.rename(target)
 
 
@@ -128,7 +129,7 @@ def set_aside(folder: Path, prefix: str) -> Path | None:
     """Rename a checkpoint to `<prefix><name>`; return the new path, or None if the rename fails."""
     for number in range(1, 1000):
         target = folder.with_name(f"{prefix}{folder.name}" + (f"-{number}" if number > 1 else ""))
-        if target.exists():
+        if is_there(target):
             continue
         try:
             return folder.rename(target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import socket
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from slurmddp.checkpoint.files.manifest import MANIFEST_FILE
 from slurmddp.checkpoint.files.retry import TRANSIENT
 from slurmddp.errors import CheckpointError
+from slurmddp.runs.folder.late_files import is_there
 
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each retry: a minute in all, the longest time for which NFS caches a folder by default."""
@@ -42,8 +42,8 @@ def wait_until_visible(folder: Path, expected: str) -> None:
 def _problem(folder: Path, expected: str) -> str:
     """Return "" if the checkpoint is visible, else the reason why not."""
     try:
-        # A look-up of a name that is not there yet would hide it; a listing asks the server again.
-        if folder.name not in os.listdir(folder.parent):  # noqa: PTH208
+        # The folder of all checkpoints may be as new as the checkpoint.
+        if not (is_there(folder.parent) and is_there(folder)):
             return "does not exist"
         return "" if fingerprint(folder) == expected else "is an older one of that step"
     except FileNotFoundError:

@@ -42,6 +42,7 @@ from slurmddp.checkpoint.state.safetensors_stream import decode
 from slurmddp.checkpoint.state.shards import joined
 from slurmddp.checkpoint.state.state_tree import unflatten
 from slurmddp.errors import CheckpointError
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.owner import foreign_owner, refuse_foreign, warn_if_exposed
 from slurmddp.runs.folder.run_context import RunContext
 
@@ -115,7 +116,7 @@ def find(root: Path, *, step: int | None, best: Best | None) -> Path:
             retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
             return folder
         except CheckpointError as error:
-            problem = f"{folder.name} is damaged ({error.message})" if folder.is_dir() else ""
+            problem = f"{folder.name} is damaged ({error.message})" if is_there(folder) else ""
         except OSError as error:
             problem = f"{folder.name} can't be read ({error.strerror or error})"
         if problem:
@@ -244,7 +245,7 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
 
 def _folders(root: Path) -> list[Path]:
     """Restore interrupted replacements, warn about foreign writers, and return the folders, newest first."""
-    if not root.is_dir():
+    if not (is_there(root) and root.is_dir()):
         return []
     warn_if_exposed(root)
     if foreign_owner(root) is None:

@@ -49,6 +49,7 @@ from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
+from slurmddp.runs.folder.late_files import look_again
 from slurmddp.runs.folder.layout import RunFolder
 
 WORKER = "slurmddp.training.rank_main:main"
@@ -127,6 +128,8 @@ class Agent:
         return self._loop is not None and self._loop.lost_coordinator
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
+        # This host may have run an earlier attempt, and remember files that have been replaced since.
+        look_again(self.folder.path)
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.agent.startup.sitecustomize import import_from_copy, in_copy
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 
 PRELOAD = (
@@ -50,8 +51,9 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
             hint="It must be on a filesystem that the compute nodes share.",
         ) from error
     # `python -m` has put its working folder first.
-    sys.path[0] = str(folder.code_dir if folder.code_dir.is_dir() else project)
-    if folder.code_dir.is_dir():
+    has_copy = is_there(folder.code_dir)
+    sys.path[0] = str(folder.code_dir if has_copy else project)
+    if has_copy:
         names = str(project.resolve()), str(folder.code_dir)
         import_from_copy(*names)
         if "PYTHONPATH" in os.environ:  # for programs that a rank starts

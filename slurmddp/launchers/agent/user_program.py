@@ -24,6 +24,7 @@ from slurmddp.environments.detect import detect
 from slurmddp.environments.names import SIGNALS_ALL_VARIABLE, THREADS_BY_AGENT_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.agent.worker import descriptors_in
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_words import words_of
 from slurmddp.spec import MODULE, is_command
@@ -80,7 +81,7 @@ def _file(folder: RunFolder, script: str) -> str:
     for place in (os.path.normpath(path.absolute()), os.path.realpath(path)):
         relative = Path(os.path.relpath(place, Path.cwd()))
         copy = folder.code_dir / relative
-        if os.pardir not in relative.parts and copy.is_file():
+        if os.pardir not in relative.parts and is_there(copy) and copy.is_file():
             return str(copy)
     if not path.is_file():
         raise ConfigError(

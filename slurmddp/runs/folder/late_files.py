@@ -4,6 +4,9 @@ A client of a network file system remembers for up to a minute that a name did n
 of a file that is to appear hides the file: from the next look-up, and from SLURM, which then can't open a log
 in a folder that exists. A listing of the folder leaves no such entry. The client opens the folder for it, and
 asks its server on that occasion (NFS: close-to-open consistency).
+
+Some clients (GlusterFS) also remember to which file a name led. They then show the old size of a file that
+has grown, and answer "Stale file handle" for a file that was replaced. A listing corrects that as well.
 """
 
 from __future__ import annotations
@@ -18,15 +21,19 @@ from slurmddp.host.regular_file import read_regular
 def names_in(folder: Path) -> frozenset[str]:
     """Return the names in a folder; none if it does not exist or can't be read."""
     try:
-        with os.scandir(folder) as entries:
-            return frozenset(entry.name for entry in entries)
+        return _listed(folder)
     except OSError:
         return frozenset()
 
 
 def is_there(path: Path) -> bool:
     """Return whether `path` exists, by a listing of its folder; False if that can't be read."""
-    return path.name in names_in(path.parent)
+    try:
+        return path.name in _listed(path.parent)
+    except PermissionError:  # An account may enter a folder that it can't list.
+        return os.path.lexists(path)
+    except OSError:
+        return False
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -45,11 +52,18 @@ def read_text(path: Path) -> str | None:
     return None if content is None else content.decode("utf-8", errors="replace")
 
 
-def look_again(folder: Path) -> None:
-    """Make the next listing of a folder a fresh one, where a mount keeps listings (sshfs, long `actimeo`).
+def _listed(folder: Path) -> frozenset[str]:
+    with os.scandir(folder) as entries:
+        return frozenset(entry.name for entry in entries)
 
-    A client drops what it remembers of a folder when it changes the folder itself, so this sets its times.
+
+def look_again(folder: Path) -> None:
+    """Make this host forget what it remembers of a folder and of the files in it.
+
+    A client that keeps listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder
+    itself, so this sets its times. A client that keeps files (GlusterFS) renews them at a listing.
     Call it before a decision that can't be repeated, not in a poll: it writes.
     """
     with suppress(OSError):
         os.utime(folder)
+    names_in(folder)

@@ -17,6 +17,7 @@ REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
 LATE = frozenset(
     {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "plain_result_file"}
+    | {"checkpoints_dir", "code_dir", "sample_file"}
     | {"log_dir", "rank_log", "job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
 )
 """Files that one host writes while another may already ask for them; only `late_files` reads these."""
@@ -207,6 +208,8 @@ class RunFolder:
         return shlex.split(read_regular(self.overrides_file).decode())
 
     def events(self) -> list[dict[str, Any]]:
+        """Return the events of all attempts, in the order in which they were recorded."""
+        names_in(self.path)  # This host may remember how long the file was.
         return list(read_lines(self.attempts_file))
 
     def readable_events(self) -> list[dict[str, Any]]:

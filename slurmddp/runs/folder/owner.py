@@ -45,7 +45,7 @@ def foreign_owner(path: Path) -> str | None:
 
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
-    is_run = not root.exists() and (root.parent / "config.yaml").exists()
+    is_run = not is_there(root) and (root.parent / "config.yaml").exists()
     folder = root.parent if is_run else root
     owner = foreign_owner(folder)
     if owner is not None:

@@ -21,6 +21,7 @@ from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
+from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing import restore
@@ -163,7 +164,7 @@ class Training:
         self._utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._budget = TimeBudget(components.settings.max_time)
-        self._sampled = folder.sample_file.exists()
+        self._sampled = is_there(folder.sample_file)
 
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from slurmddp.batch.attempt import Attempt, Settings
+from slurmddp.batch.attempt import Attempt, Settings, read_settings
 from slurmddp.batch.exclusions import lost_nodes
 from slurmddp.batch.progress import latest_name
 from slurmddp.checkpoint.files import visibility
+from slurmddp.checkpoint.files.manifest import newest_step
+from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.late_files import is_there, look_again, read_text
@@ -110,18 +112,49 @@ def test_the_newest_checkpoint_of_another_host_is_seen_at_once(
     assert latest_name(folder) == "step-7"
 
 
+def test_the_first_checkpoint_of_another_host_is_the_one_to_resume_from(
+    tmp_path: Path, remembered: RememberedNames
+) -> None:
+    """A host that has seen a run without checkpoints does not start it from step 0 again."""
+    root = RunFolder(tmp_path).checkpoints_dir
+    assert newest_step(root) is None
+    with remembered.other_host():
+        (root / "step-0000000005").mkdir(parents=True)
+    assert newest_step(root) == 5
+
+
 def test_a_checkpoint_that_a_rank_waits_for_is_seen_when_another_host_has_written_it(
     tmp_path: Path, remembered: RememberedNames, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = tmp_path / "step-0000000005"
+    checkpoint = tmp_path / "checkpoints" / "step-0000000005"
 
     def write(_seconds: float) -> None:
         with remembered.other_host():
-            checkpoint.mkdir()
+            checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / "manifest.json").write_text("{}")
 
     monkeypatch.setattr(visibility.time, "sleep", write)
     visibility.wait_until_visible(checkpoint, hashlib.sha256(b"{}").hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("job.json", lambda run: read_settings(run).nodes),
+        ("stop", lambda run: int(read_text(run.stop_file) or 0)),
+        ("config.yaml", lambda run: (look_again(run.path), run.config()["nodes"])[1]),
+    ],
+)
+def test_a_file_that_another_host_has_replaced_is_read_anew(
+    tmp_path: Path, remembered: RememberedNames, name: str, read: Callable[[RunFolder], int]
+) -> None:
+    """Some hosts keep the handle of the old file for as long as they remember its name."""
+    folder = RunFolder(tmp_path)
+    texts = {"job.json": '{{"nodes": {}}}', "stop": "{}", "config.yaml": "nodes: {}"}
+    for nodes in (2, 4):
+        with remembered.other_host():
+            write_atomic(tmp_path / name, texts[name].format(nodes))
+        assert read(folder) == nodes
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS.keys())

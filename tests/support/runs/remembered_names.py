@@ -1,29 +1,45 @@
-"""A file system whose client remembers names that did not exist, as one of NFS does for up to a minute."""
+"""A file system whose client remembers names: that they did not exist (NFS), and to which file they led.
+
+A program that opens a file by a remembered name gets the error ESTALE once another host has replaced it, as
+on GlusterFS with long times.
+"""
 
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LOOK_UPS = ((os, "scandir"), (os, "stat"), (os, "lstat"), (os, "open"), (io, "open"), (builtins, "open"))
+LOOK_UPS = (
+    (os, "scandir"),
+    (os, "listdir"),
+    (os, "stat"),
+    (os, "lstat"),
+    (os, "open"),
+    (io, "open"),
+    (builtins, "open"),
+)
 
 
 class RememberedNames:
     """The look-ups of this process below a folder: a name that was once absent stays absent.
 
-    Listings ask the server, and a file that this process creates is known to it.
+    Listings ask the server, and so correct what is remembered of the files in a folder. A file that this
+    process creates is known to it.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._absent: set[str] = set()
+        self._inodes: dict[str, int] = {}
+        """The inode of each file that this process has opened."""
         self._is_other_host = False
 
     def remember(self, look_up: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,19 +47,33 @@ class RememberedNames:
 
         def ask(path: Any, *args: Any, **options: Any) -> Any:
             name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
-            if self._is_other_host or not str(name).startswith(f"{self._root}/"):
+            if self._is_other_host or not f"{name}/".startswith(f"{self._root}/"):
                 return look_up(path, *args, **options)
             if name in self._absent and not _creates(args):
                 raise FileNotFoundError(2, "No such file or directory", name)
+            if look_up.__name__ == "open":
+                self._refuse_replaced(str(name))
             try:
                 answer = look_up(path, *args, **options)
             except FileNotFoundError:
                 self._absent.add(str(name))
                 raise
             self._absent.discard(str(name))
+            if look_up.__name__ in ("scandir", "listdir"):
+                self._forget_files_in(Path(name))
             return answer
 
         return ask
+
+    def _refuse_replaced(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            inode = os.stat(name).st_ino  # noqa: PTH116 - the look-up by name
+            if self._inodes.setdefault(name, inode) != inode:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)
+
+    def _forget_files_in(self, folder: Path) -> None:
+        for name in [name for name in self._inodes if Path(name).parent == folder]:
+            del self._inodes[name]
 
     @contextmanager
     def other_host(self) -> Iterator[None]:
