@@ -82,16 +82,6 @@ def test_every_argument_reaches_each_rank_as_typed(project, program, file):
         assert path.endswith(file)
 
 
-def test_a_flag_behind_the_program_that_would_have_started_nothing_is_named(project: Path, capsys) -> None:
-    assert main(["run", "-n", "1", "show.py", "--dry-run", "--again"]) == 0
-    note = "--dry-run stands after the program, so it is an argument of the program, and the run starts."
-    assert [line for line in capsys.readouterr().err.splitlines() if "note" in line] == [
-        f"slurmddp: note: {note} slurmddp's own --dry-run stands before it."
-    ]
-    (shown,) = (project / "runs").glob("*/0.json")
-    assert json.loads(shown.read_text())[2][1:] == ["--dry-run", "--again"]
-
-
 def test_arguments_take_the_values_of_own_keys_alone(project: Path) -> None:
     typed = ["--i", "${i}", "${j}", "${seed}", "${oc.env:HOME}", "a\\${i}", "${c.d}"]
     command = ["run", "--multirun", "-n", "1", "+i=range(1,3)", "+c.d=x", "seed=7", "show.py", *typed]

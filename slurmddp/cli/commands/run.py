@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 _OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 """A flag or a setting."""
-_NOT_STARTING = {"--dry-run", "--check"}
-"""Flags of slurmddp which start nothing; behind the program a person may have meant them all the same."""
 _WITH_VALUE = {**hydra_flags.WITH_VALUE, "--launcher": ()}
 
 
@@ -72,9 +69,6 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     ]:
         raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
     args.overrides += program
-    for flag in _NOT_STARTING & set(args.program[1:]):
-        note = f"{flag} stands after the program, so it is an argument of the program, and the run starts."
-        print(f"slurmddp: note: {note} slurmddp's own {flag} stands before it.", file=sys.stderr)
     if args.launcher:
         args.overrides.append("program.torchrun=true")
     if args.ranks is None:

@@ -175,16 +175,21 @@ def _literal_variables(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
+_STARTS_NOTHING = ("--dry-run", "--check")
+"""Flags of `slurmddp run` after which nobody expects a job."""
+
+
 def _after_script(config: Mapping[str, Any]) -> list[str]:
-    """Return a note about words that look like settings and are arguments of the script.
+    """Return a note about words that look meant for slurmddp and are arguments of the script.
 
     A script with a Hydra of its own may have `model` or `seed`, but hardly the keys that ask for nodes.
     """
-    found = [word for word in config["program"].get("args") or () if _asks_for_job(word)]
+    arguments = config["program"].get("args") or ()
+    found = [word for word in arguments if word in _STARTS_NOTHING or _asks_for_job(word)]
     script = own_script(config["program"])
     words = " ".join(found)
     return found and [
-        f"{script} gets {words} as its own arguments: settings of the run stand before {script}."
+        f"{script} gets {words} as its own arguments: settings and flags of slurmddp stand before {script}."
     ]
 
 

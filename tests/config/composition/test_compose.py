@@ -103,8 +103,9 @@ def test_settings_that_stand_after_the_script_are_named(tmp_path: Path) -> None:
         config = compose([*settings_of(["fit.py", *words]), "+cluster=cpu"], project)
         return unread(config, project)
 
-    assert notes("--lr", "1", "nodes=2", "+cluster=a100x8") == [
-        "fit.py gets nodes=2 +cluster=a100x8 as its own arguments: settings of the run stand before fit.py."
+    assert notes("--lr", "1", "nodes=2", "+cluster=a100x8", "--dry-run") == [
+        "fit.py gets nodes=2 +cluster=a100x8 --dry-run as its own arguments: settings and flags of slurmddp "
+        "stand before fit.py."
     ]
     assert notes("optimizer=adam", "seed=3", "--nodes=2", "nodes", "width=4") == []
 
