@@ -1,20 +1,19 @@
 """Errors that a person reads, each with its exit code and a hint.
 
-    SlurmddpError             1   the job failed
-    +-- ConfigError          78   a wrong value; the batch step does not run the job again
-    |   +-- MismatchError    78   the job asks for other tasks, GPUs or hosts than this process finds
-    +-- RunNotFoundError     66   no run of that name
-    +-- RunStateError        73   the run has finished, is ending, or is active: nothing was changed
-    +-- LoginNodeError       68   the login node can't be reached by ssh, or can't run slurmddp
-    +-- SlurmError           69   SLURM is missing, does not answer, or refused
-    +-- CheckpointError       1   a checkpoint can't be written or read
-    +-- RankFailure           1   a rank failed
-    +-- UnhealthyNodeError   76   a node failed the preflight, or its agent did not start; the job runs again
-    +-- StoppedAtCheckpoint  75   stopped on request; the same command resumes
-    +-- NoProgressError      79   two attempts made no progress; the job does not run again
-    +-- SupersededError      79   a later attempt owns the run; this attempt does not run again
-
-The command line exits with 2 for an unknown command or flag, as argparse does.
+SlurmddpError             1   the job failed
++-- ConfigError          78   a wrong value; the batch step does not run the job again
+|   +-- MismatchError    78   the job asks for other tasks, GPUs or hosts than this process finds
++-- UsageError            2   an unknown command or flag, or a missing or wrong argument
++-- RunNotFoundError     66   no run of that name
++-- RunStateError        73   the run has finished, is ending, or is active: nothing was changed
++-- LoginNodeError       68   the login node can't be reached by ssh, or can't run slurmddp
++-- SlurmError           69   SLURM is missing, does not answer, or refused
++-- CheckpointError       1   a checkpoint can't be written or read
++-- RankFailure           1   a rank failed
++-- UnhealthyNodeError   76   a node failed the preflight, or its agent did not start; the job runs again
++-- StoppedAtCheckpoint  75   stopped on request; the same command resumes
++-- NoProgressError      79   two attempts made no progress; the job does not run again
++-- SupersededError      79   a later attempt owns the run; this attempt does not run again
 """
 
 from __future__ import annotations
@@ -64,6 +63,12 @@ class ConfigError(SlurmddpError):
 
 class MismatchError(ConfigError):
     """The job asks for other tasks, GPUs or hosts than this process finds."""
+
+
+class UsageError(SlurmddpError):
+    """An unknown command or flag, or a missing or wrong argument."""
+
+    exit_code = EXIT_USAGE
 
 
 class RunNotFoundError(SlurmddpError):

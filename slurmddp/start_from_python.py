@@ -15,28 +15,21 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import os
+import logging
 import re
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.environments.names import DETACHED_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmddpError
-from slurmddp.run_handle import POLL_S, Run, RunOverSsh
-from slurmddp.runs.folder.code_changes import changed_since
-from slurmddp.runs.folder.history import read_history
-from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.run_handle import Run, RunOverSsh
 from slurmddp.runs.text_format import counted
 from slurmddp.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.control.start import Started
+
+log = logging.getLogger(__name__)
 
 
 def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
@@ -58,17 +51,19 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     Example:
         slurmddp.train("train.steps=1000", cluster="a100x8", nodes=3).wait()
     """
-    from slurmddp.cli.commands import train as command
+    from slurmddp.control.detached_training import start_detached
+    from slurmddp.control.jobs import jobs_of
     from slurmddp.control.ssh import submit
+    from slurmddp.control.start import start
 
     words = [*overrides, *_words(settings)]
     if there := submit.train(words, *_flags(again=again), report=_print_output):
         return RunOverSsh(there[0])
-    (job,) = command.jobs_of([words])
+    (job,) = jobs_of([words], report=_log)
     if job.launcher == "slurm":
-        command.begin(job, again=again)
+        start(job, again=again, report=_log)
     else:
-        _start_here(job, again=again)
+        start_detached(job, again=again, report=_log)
     return Run(job.run_dir)
 
 
@@ -111,7 +106,7 @@ def map_array(
 
     On a cluster the calls are the elements of a job array, and the prompt comes back at once. Without a
     cluster they run on this machine one after another, and `map_array` returns when all have ended. The runs
-    are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which is printed.
+    are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which begins with `name=`.
 
     Args:
         function: a function of a module, or its import path, as for `submit`.
@@ -133,10 +128,11 @@ def map_array(
         runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
         scores = [run.result() for run in runs]
     """
-    from slurmddp.cli import start_sweep
-    from slurmddp.cli.commands import train as command
+    from slurmddp.control.detached_training import finish_detached
+    from slurmddp.control.jobs import jobs_of
     from slurmddp.control.refusals import refuse_collisions
     from slurmddp.control.ssh import submit
+    from slurmddp.control.sweep import start_sweep
 
     path = _import_path(function)
     rows = _rows(iterable, *iterables)
@@ -150,15 +146,22 @@ def map_array(
     flags = ["--multirun", *_flags(again=again)]
     if there := submit.train([*_sweep(distinct), *words], *flags, report=_print_output):
         return [RunOverSsh(there[distinct.index(call)]) for call in calls]
-    jobs = command.jobs_of([*call, *words] for call in calls)
-    points = refuse_collisions(jobs)
-    on_slurm = any(job.launcher == "slurm" for job in points)
-    begin = partial(command.begin if on_slurm else _finish_here, again=again)
-    if start_sweep.start(points, begin) != EXIT_FINISHED:
-        raise SlurmddpError(
-            "Not all calls were started.", hint="The messages say why; the same call starts them."
-        )
+    jobs = jobs_of(([*call, *words] for call in calls), report=_log)
+    start_here = partial(finish_detached, again=again, report=_log)
+    started = start_sweep(refuse_collisions(jobs), again=again, start_here=start_here, report=_log)
+    _refuse_failed(started)
     return [Run(job.run_dir) for job in jobs]
+
+
+def _refuse_failed(started: Started) -> None:
+    """Raise SlurmddpError if calls on this machine were not started."""
+    failed = [run for run in started.runs if run.outcome == "failed"]
+    if failed:
+        raise SlurmddpError(
+            f"{failed[0].name} was not started: {failed[0].reason}",
+            hint=f"{counted(len(failed), 'call')} of {len(started.runs)} failed so; the same call of "
+            "map_array starts them.",
+        )
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
@@ -211,7 +214,7 @@ def _refuse_misfit(
 
 def _call(path: str, arguments: Sequence[Any]) -> list[str]:
     """Return the settings of a program that calls a function; raises ConfigError if it can't."""
-    from slurmddp.cli.commands import run
+    from slurmddp.control.jobs import settings_of_program
 
     try:
         _refuse_keys(arguments)
@@ -221,7 +224,7 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
             f"An argument of {path} can't be kept as text: {error}.",
             hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
         ) from error
-    return run.settings_of([*FUNCTION_CALL.split(), "{run_dir}", path, text])
+    return settings_of_program([*FUNCTION_CALL.split(), "{run_dir}", path, text])
 
 
 def _refuse_keys(value: Any) -> None:
@@ -268,40 +271,21 @@ def _import_path(function: Callable[..., Any] | str) -> str:
     return f"{module}.{name}"
 
 
-def _finish_here(job: Job, *, again: bool, array: object = None) -> int:
-    """Train a run on this machine to its end; return 0, whatever the end was."""
-    _start_here(job, again=again)
-    Run(job.run_dir).wait()
-    return EXIT_FINISHED
+def _log(event: object) -> None:
+    """Log what a start reports: what needs attention as a warning, the rest as information."""
+    from slurmddp.control.events import Message, Note, Waiting
+    from slurmddp.control.start import PointFailed
+    from slurmddp.control.sweep import SweepBegins
 
-
-def _start_here(job: Job, *, again: bool) -> None:
-    """Start `slurmddp train` in a session of its own; return when the run has begun, or needs no start."""
-    folder, words = RunFolder(job.run_dir), [*job.overrides, *_flags(again=again)]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp", "train", *words],
-            env={**os.environ, DETACHED_VARIABLE: "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
-        while process.poll() is None and not _has_begun(folder, process.pid):
-            time.sleep(POLL_S / 4)
-        if _has_begun(folder, process.pid):
-            return
-        if process.returncode:
-            said.seek(0)
-            raise SlurmddpError(f"The run did not start: {said.read().strip()}")
-    if changed := changed_since(folder, job):
-        print(f"slurmddp: note: {folder.name}: {changed} again=True runs the new code.", file=sys.stderr)
-
-
-def _has_begun(folder: RunFolder, pid: int) -> bool:
-    newest = read_history(folder).newest if folder.config_file.is_file() else None
-    return newest is not None and newest.pid == pid
+    match event:
+        case Waiting(_, text) | Note(text):
+            log.warning("%s", text)
+        case PointFailed(run, error):
+            log.warning("%s: %s", run, error)
+        case Message(text):
+            log.info("%s", text)
+        case SweepBegins(sweep=sweep):
+            log.info("The runs are the sweep %s.", sweep)
 
 
 def _print_output(event: object) -> None:

@@ -69,9 +69,11 @@ class SlurmddpLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Start each job and return at once if they are submitted; the results hold the names of the runs."""
-        from slurmddp.cli import messages, start_sweep
-        from slurmddp.cli.commands import train
+        from slurmddp.cli import messages
+        from slurmddp.cli.start_view import StartView
         from slurmddp.config.checks.spelling import refuse_respelled
+        from slurmddp.control.jobs import jobs_of
+        from slurmddp.control.sweep import start_sweep
         from slurmddp.errors import EXIT_FINISHED, SlurmddpError
 
         try:
@@ -84,9 +86,10 @@ class SlurmddpLauncher(Launcher):
             ]
             with _without_the_application():
                 _refuse_ssh(self._settings)
-                jobs = train.jobs_of([*self._settings, *line] for line in lines)
+                points = ([*self._settings, *line] for line in lines)
+                jobs = jobs_of(points, report=messages.print_event)
                 _refuse_batches(self._config, jobs)
-                code = start_sweep.start(jobs, train.begin)
+                code = start_sweep(jobs, report=StartView()).exit_code
         except SlurmddpError as error:
             code = messages.report(error)
         if code != EXIT_FINISHED:
@@ -102,15 +105,15 @@ class SlurmddpLauncher(Launcher):
         The number tells runs apart only if the configuration of the job refers to it. Otherwise the same
         job is the same run, wherever it stands in a sweep.
         """
-        from slurmddp.cli.commands import run
         from slurmddp.config.script_arguments import FREE_ARGUMENTS, spelled
+        from slurmddp.control.jobs import settings_of_program
 
         program = _program(self._config, overrides)
         # Hydra's basic launcher gives the same number to both.
         numbers = [f"hydra.job.num={number}", f"hydra.job.id={number}"]
         if self._reads_number(overrides):
-            return run.settings_of([*program, *numbers])
-        return [*run.settings_of(program), f"{FREE_ARGUMENTS}={spelled(numbers)}"]
+            return settings_of_program([*program, *numbers])
+        return [*settings_of_program(program), f"{FREE_ARGUMENTS}={spelled(numbers)}"]
 
     def _reads_number(self, overrides: Sequence[str]) -> bool:
         """Return whether the configuration of a job refers to the number of the job."""

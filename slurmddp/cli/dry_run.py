@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_FINISHED, SlurmError
-from slurmddp.runs.text_format import counted
+from slurmddp.runs.text_format import counted, print_table
 from slurmddp.spec import GlobalBatch
 
 if TYPE_CHECKING:
@@ -31,6 +32,40 @@ def show(job: Job) -> int:
     for note in filter(None, [*_sent_by_submitit(job), *_left_idle(job), note_on_cpus(job), *_limits(job)]):
         print(f"slurmddp: note: {note}", file=sys.stderr)
     return EXIT_FINISHED
+
+
+def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
+    """Print the points of a sweep, its arrays, and the script of the first point; start nothing."""
+    from slurmddp.control.sweep import points_of, runs_dir_of
+    from slurmddp.launchers.submit import array
+    from slurmddp.slurm.script import render_array
+
+    runs_dir = runs_dir_of(jobs)
+    rows = [(f"# {point.number}", point.run, point.settings) for point in points_of(jobs).values()]
+    print_table(("# POINT", "RUN", "SETTINGS"), rows, sys.stdout, whole=True)
+    for group in _groups(jobs):
+        if len(group) > 1:
+            print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
+    print()
+    show_one(jobs[0])
+    return EXIT_FINISHED
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs of each array; if SLURM does not say how long an array may be, arrays are whole."""
+    from slurmddp.control.start import groups
+    from slurmddp.launchers.submit import array
+    from slurmddp.slurm import client
+
+    if client.on_path() and any(job.launcher == "slurm" for job in jobs):
+        try:
+            client.SlurmClient().cluster_name()  # Where it has no answer, the size of an array would be 0.
+            return groups(jobs)
+        except SlurmError as error:
+            print(
+                f"slurmddp: note: The arrays of this SLURM may be shorter: {error.message}", file=sys.stderr
+            )
+    return array.groups(jobs, len(jobs))
 
 
 def _sent_by_submitit(job: Job) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.cli.messages import UsageError
-from slurmddp.errors import EXIT_FINISHED, ConfigError, near_matches
+from slurmddp.errors import EXIT_FINISHED, ConfigError, UsageError, near_matches
 
 if TYPE_CHECKING:
     from slurmddp.config.composition.sources import Sources

@@ -20,14 +20,20 @@ from slurmddp.cli.messages import (
     EXIT_BROKEN_PIPE,
     EXIT_CODES,
     OF_THE_MACHINE,
-    UsageError,
     print_event,
     report,
     report_bug,
     report_machine,
 )
 from slurmddp.environments.names import DEBUG_VARIABLE
-from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, EXIT_INTERRUPTED, SlurmddpError, near_matches
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    SlurmddpError,
+    UsageError,
+    near_matches,
+)
 
 # A command's module has `add_arguments(parser)`, `run(args) -> int`, and a docstring that begins so.
 # The module of a command that starts a user's program also has `split(arguments)`.

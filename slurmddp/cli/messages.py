@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from slurmddp.errors import EXIT_USAGE, SlurmddpError, plain
+from slurmddp.errors import SlurmddpError, plain
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_BROKEN_PIPE = 141
@@ -29,12 +29,6 @@ EXIT_CODES = """exit codes:
 """
 
 
-class UsageError(SlurmddpError):
-    """An unknown command or flag, or a wrong argument."""
-
-    exit_code = EXIT_USAGE
-
-
 def print_event(event: object) -> None:
     """Print what an action of `slurmddp.control` reports while it runs."""
     from slurmddp.control import events
@@ -46,6 +40,10 @@ def print_event(event: object) -> None:
             print(text, end="", file=sys.stderr, flush=True)
         case events.Waiting(reason=text):
             print(text, file=sys.stderr, flush=True)
+        case events.Note(text):
+            print(f"slurmddp: note: {text}", file=sys.stderr, flush=True)
+        case events.Message(text):
+            print(text, flush=True)
         case _:
             _print_event_over_ssh(event)
 

@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from slurmddp.cli.json_output import print_json
-from slurmddp.cli.messages import UsageError, print_event
+from slurmddp.cli.messages import print_event
 from slurmddp.control.report import Reported
 from slurmddp.control.ssh import runs, submit
 from slurmddp.control.ssh.connection import exchange
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, SlurmddpError
+from slurmddp.errors import EXIT_FINISHED, SlurmddpError, UsageError
 from slurmddp.host import browser
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder.layout import REPORT_FILE

@@ -1,4 +1,7 @@
-"""Events that an action reports while it runs; the command line prints them."""
+"""Events that actions report while they run; the command line prints them.
+
+An event of one action alone stands beside that action.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,20 @@ class PutAside:
     path: str
     kept_as: str
     """Its new name in the same folder."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark about something that is not done, or that may not have the effect that is meant."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A sentence about what the action has found or done."""
+
+    text: str
 
 
 Report = Callable[[object], None]

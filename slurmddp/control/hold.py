@@ -44,3 +44,17 @@ def hold(folder: RunFolder, report: Report) -> RunLock:
     lock = RunLock(folder)
     lock.wait(is_taken, waiting=waiting)
     return lock
+
+
+def keep(lock: RunLock, name: str) -> RunLock:
+    """Return the lock of a run that is to start, for a holder that outlives the context of `lock`.
+
+    Raises:
+        ConfigError: another process of this machine trains the run `name`, and holds the lock.
+    """
+    if lock.fileno < 0 and not lock.acquire():
+        raise ConfigError(
+            f"{name} is being trained by another process of this machine.",
+            hint=f"Follow it with `slurmddp logs -f {name}`, or give this run another name=.",
+        )
+    return lock.hand_over()

@@ -13,10 +13,10 @@ from support import ROOT
 
 FLAGS = {
     "init": "folder",
-    "train": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --multirun "
-    "--package --resolve overrides",
-    "run": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --launcher "
-    "--multirun --package --ranks --resolve -m overrides",
+    "train": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --json "
+    "--multirun --package --resolve overrides",
+    "run": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --json "
+    "--launcher --multirun --package --ranks --resolve -m overrides",
     "exec": "--nodes --ranks",
     "controller": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --package "
     "--ranks --resolve overrides",
@@ -26,10 +26,10 @@ FLAGS = {
     "logs": "--all --attempt --follow --json --lines --node --rank run",
     "stop": "--json run",
     "cancel": "--json run",
-    "resume": "--check changes run",
+    "resume": "--check --json changes run",
     "checkpoints": "--json --verify run",
-    "rerun": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --package "
-    "--resolve changes run",
+    "rerun": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --json "
+    "--package --resolve changes run",
     "diff": "--json first second",
     "rm": "--json --yes run",
     "export": "--best --force --json --object --output --step run",

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.cli import commands, start_run
+from slurmddp.cli import commands
+from slurmddp.control import jobs
 from slurmddp.errors import EXIT_FAILED, RankFailure
 from slurmddp.launchers.local import run as local
 from slurmddp.runs.folder.jsonl import append_line
@@ -25,7 +26,7 @@ from support.slurm.slurm_in_memory import FakeSlurm
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project = make_project(tmp_path / "project")
     monkeypatch.chdir(project)
-    monkeypatch.setattr(start_run, "gpus_here", lambda environ: 0)
+    monkeypatch.setattr(jobs, "visible_gpus", lambda environ: 0)
     monkeypatch.setattr(client, "on_path", lambda: False)
     return project
 
@@ -36,7 +37,7 @@ def cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     for found in iter_modules(commands.__path__):  # A first import later would keep the fake for other tests.
         import_module(f"{commands.__name__}.{found.name}")
     monkeypatch.setattr(client, "on_path", lambda: True)
-    for module in ("cli.commands.resume", "control.status"):
+    for module in ("control.resume", "control.status"):
         monkeypatch.setattr(f"slurmddp.{module}.SlurmClient", lambda: fake)
     monkeypatch.setattr(client, "SlurmClient", lambda **options: fake)
     return fake

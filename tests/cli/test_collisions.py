@@ -7,9 +7,9 @@ import json
 import pytest
 
 import slurmddp
-from slurmddp.cli.commands.train import jobs_of
 from slurmddp.cli.main import main
 from slurmddp.config import identity
+from slurmddp.control.jobs import jobs_of
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.create import prepare

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmddp.cli.commands.rerun import words_of
 from slurmddp.cli.main import main
+from slurmddp.control.rerun import command_again
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -37,7 +37,7 @@ def test_a_rerun_of_a_script_keeps_its_arguments(project, cluster, capsys):
     assert main(["rerun", "first"]) == 0
     runs = runs_of(project)
     assert runs["first-rerun"].config()["program"]["args"] == arguments
-    assert words_of(runs["first-rerun"]) == words_of(runs["first"])
+    assert command_again("first-rerun") == command_again(str(runs["first"].path))
 
 
 def test_a_project_that_is_gone_is_told(project, cluster, tmp_path, monkeypatch, capsys):

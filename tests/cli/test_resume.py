@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.control.start import StartedRun
 from slurmddp.errors import EXIT_CONFIG, EXIT_RUN_STATE, EXIT_SLURM
 from support.runs.cli_runs import end, start, submit
 
@@ -30,11 +31,19 @@ def resumed(monkeypatch):
     jobs = []
 
     def job_of_run(folder, changes):
-        return SimpleNamespace(resumed=(folder, list(changes)), program=SimpleNamespace(config={}))
+        program = SimpleNamespace(config={})
+        return SimpleNamespace(run_name=folder.name, resumed=(folder, list(changes)), program=program)
 
-    monkeypatch.setattr("slurmddp.config.resume.job_of_run", job_of_run)
-    monkeypatch.setattr("slurmddp.config.checks.sbatch_environment.unused", lambda config, environ: [])
-    monkeypatch.setattr("slurmddp.cli.start_run.start_job", lambda job, lock: jobs.append(job.resumed) or 0)
+    monkeypatch.setattr("slurmddp.control.resume.job_of_run", job_of_run)
+
+    def start_claimed(job, claim, report):
+        claimed = claim(job[0], None)
+        claimed.lock.release()
+        jobs.append(claimed.job.resumed)
+        return [StartedRun(name="", path=claimed.job.resumed[0].path, outcome="submitted")]
+
+    monkeypatch.setattr("slurmddp.control.resume.unused", lambda config, environ: [])
+    monkeypatch.setattr("slurmddp.control.resume.start_claimed", start_claimed)
     return jobs
 
 

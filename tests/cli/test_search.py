@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from slurmddp.cli import start_search
 from slurmddp.cli.main import main
-from slurmddp.cli.start_search import Sampler
 from slurmddp.config.composition import search_space
 from slurmddp.config.composition.sources import DEFAULT
+from slurmddp.control import search as trials_of
+from slurmddp.control.search import Sampler
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_STOPPED
 from slurmddp.launchers.local import run as local
 from slurmddp.runs import sweeps
@@ -104,9 +104,9 @@ def test_the_same_command_runs_no_trial_twice(project, trials, capsys):
 
     (project / "my_data.py").touch()
     assert search() == EXIT_FINISHED
-    again = capsys.readouterr().out
-    assert again.count("my_data.py has changed since this run. --again runs all trials") == 5
-    assert trials.started == 5 and again.rpartition("best ")[2] == shown.rpartition("best ")[2]
+    again = capsys.readouterr()
+    assert again.err.count("my_data.py has changed since this run. --again runs all trials") == 5
+    assert trials.started == 5 and again.out.rpartition("best ")[2] == shown.rpartition("best ")[2]
     assert search(jobs=7) == EXIT_FINISHED
     assert trials.started == 7 and [run.name for run in sweep_of(project).runs][:5] == names
     assert search("hydra.sweeper.sampler.seed=1", jobs=1) == EXIT_FINISHED
@@ -205,7 +205,7 @@ def test_a_trial_whose_folder_is_removed_has_ended(project, trials, monkeypatch,
             folder.path.rename(project / "removed")
         return lambda: folder.path.exists()
 
-    monkeypatch.setattr(start_search, "end_of", removed)
+    monkeypatch.setattr(trials_of, "end_of", removed)
     assert search(jobs=2) == EXIT_FINISHED
     assert re.search(r"^result  gpt-\w+  removed$", capsys.readouterr().out, flags=re.M)
 
@@ -228,7 +228,7 @@ def test_a_search_ends_when_a_person_cancels_all_runs_that_it_waits_for(
         assert main(["cancel", folder.name if is_one else sweep_of(project).name]) == EXIT_FINISHED
         return lambda: True
 
-    monkeypatch.setattr(start_search, "end_of", cancelled)
+    monkeypatch.setattr(trials_of, "end_of", cancelled)
     words = [*BIG, "hydra.sweeper.n_jobs=2"]
     is_one = False
     assert search(*words) == EXIT_STOPPED
@@ -247,7 +247,7 @@ def test_the_script_that_is_shown_has_the_name_of_the_sweep_and_a_note_is_printe
     assert search("--dry-run", *words) == EXIT_FINISHED
     shown = capsys.readouterr()
     assert shown.err.count("note: NCCL_DEBGU") == 1
-    monkeypatch.setattr(start_search, "end_of", lambda folder, slurm: lambda: True)
+    monkeypatch.setattr(trials_of, "end_of", lambda folder, slurm: lambda: True)
     search(*words)
     assert f"--job-name={sweep_of(project).name}.1\n" in shown.out
 

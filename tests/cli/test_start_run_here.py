@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from slurmddp.cli import start_run
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
+from slurmddp.control import jobs
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, RankFailure
 from support.runs.train_runs import only_run
 
@@ -108,10 +108,10 @@ def test_a_folder_in_the_way_is_not_touched(project, here, capsys):
 def test_gpus_are_counted_without_torch(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert start_run.gpus_here({}, tmp_path) == 2
-    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
-    assert start_run.gpus_here({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
-    assert start_run.gpus_here({}, tmp_path / "none") == 0
+    assert jobs.visible_gpus({}, tmp_path) == 2
+    assert jobs.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert jobs.visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert jobs.visible_gpus({}, tmp_path / "none") == 0
 
 
 def test_a_project_outside_of_git_gets_one_tip(project, here, capsys):

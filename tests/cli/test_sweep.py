@@ -192,9 +192,7 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     runs = slurmddp.map_array("math.pow", [3, 2, 3], iter([1.5, 2.5, 1.5]), **settings)
     sweep = sweep_of(project)
     assert [run.name for run in runs] == [sweep.runs[place].name for place in (0, 1, 0)]
-    shown = capsys.readouterr().out
-    assert f"slurmddp list {sweep.name}" in shown and sweep.name.startswith("power-sweep-")
-    assert f"{runs[1].name}  math.pow(2, 2.5)\n" in shown
+    assert capsys.readouterr().out == "" and sweep.name.startswith("power-sweep-")
     assert "#SBATCH --array=0-1%2\n" in cluster.submissions[0].script
     assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1"]
     assert [run.config()["program"]["args"][1:] for run in sweep.runs] == [

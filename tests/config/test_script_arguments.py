@@ -11,10 +11,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurmddp.cli.commands.run import settings_of
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.script_arguments import as_typed, spelled
+from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import EXIT_CONFIG, ConfigError
 from slurmddp.runs.folder.create import prepare
 from slurmddp.spec import CONTROLLER
@@ -170,7 +170,7 @@ WORDS = st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(
 @example(words=[*PIECES, "\\${x}", "\\\\${x}", "a\\\n", '"\\'])
 @given(words=st.lists(WORDS.filter(lambda word: word != "???"), max_size=40))
 def test_words_after_the_program_are_the_same_in_the_run_folder(project: Path, words: list[str]) -> None:
-    typed = settings_of(["train.py", *words])
+    typed = settings_of_program(["train.py", *words])
     folder = prepare(job_of(project, *typed), None)
     assert folder.config()["program"]["args"] == words
     assert folder.typed() == typed

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.cli.commands.train import jobs_of
 from slurmddp.config.composition import compose as composition
+from slurmddp.control.jobs import jobs_of
 from slurmddp.errors import ConfigError
 from support.runs.projects import make_project
 

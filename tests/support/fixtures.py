@@ -31,9 +31,8 @@ train:
 @pytest.fixture
 def slurm(monkeypatch):
     fake = FakeSlurm()
-    for command in ("logs", "resume"):
-        monkeypatch.setattr(f"slurmddp.cli.commands.{command}.SlurmClient", lambda **options: fake)
-    for action in ("stop", "cancel", "diff", "explain", "listing", "status", "logs", "report"):
+    monkeypatch.setattr("slurmddp.cli.commands.logs.SlurmClient", lambda **options: fake)
+    for action in ("stop", "cancel", "resume", "diff", "explain", "listing", "status", "logs", "report"):
         monkeypatch.setattr(f"slurmddp.control.{action}.SlurmClient", lambda **options: fake)
     return fake
 

@@ -20,8 +20,8 @@ from slurmddp.bench.settings import BENCHES, SIZES, Settings, parse_sizes
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
-from slurmddp.cli.messages import EXIT_CODES, UsageError
-from slurmddp.errors import EXIT_FINISHED, near_matches
+from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.errors import EXIT_FINISHED, UsageError, near_matches
 
 _READERS = {
     "show": "print the result of a run and write its page",
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, purpose in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
     train.add_flags(parser)
+    parser.set_defaults(json=False)
     parser.epilog = f"{lines}\n\n{EXIT_CODES}"
 
 

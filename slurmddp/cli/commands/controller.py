@@ -20,8 +20,9 @@ from pathlib import Path
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
-from slurmddp.cli.messages import EXIT_CODES, UsageError
+from slurmddp.cli.messages import EXIT_CODES
 from slurmddp.environments.names import SECRET_VARIABLE
+from slurmddp.errors import UsageError
 
 split = run_command.split
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="workers in all; with settings: workers on each node")
     train.add_flags(parser)
-    parser.set_defaults(launcher=None)
+    parser.set_defaults(launcher=None, json=False)
     parser.epilog = EXIT_CODES
 
 

@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from slurmddp.cli.messages import UsageError
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, UsageError
 
 _WITH_VALUE = ("-n", "-np", "--ranks", "--nodes")
 

@@ -12,11 +12,11 @@ import sys
 
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
-from slurmddp.cli.messages import UsageError, print_event
+from slurmddp.cli.messages import print_event
 from slurmddp.control.events import ignore
 from slurmddp.control.remove import KeptRun, RemovedRun, remove
 from slurmddp.control.selection import select
-from slurmddp.errors import EXIT_FINISHED, RunStateError
+from slurmddp.errors import EXIT_FINISHED, RunStateError, UsageError
 from slurmddp.runs.text_format import counted
 
 _NAMED = 5

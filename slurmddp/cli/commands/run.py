@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import hydra_flags
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.commands.exec import split as split_before
-from slurmddp.cli.messages import EXIT_CODES, UsageError
-from slurmddp.errors import ConfigError
+from slurmddp.cli.json_output import add_json
+from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.control.jobs import settings_of_program
+from slurmddp.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from slurmddp.spec import Job
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
+    add_json(parser)
     parser.epilog = EXIT_CODES
 
 
@@ -63,11 +66,10 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line, and the program.
         check: raises ConfigError if the job can't be started.
     """
-    program = settings_of(args.program, _own_keys(args.overrides))
-    if taken := [
-        one for one in args.overrides if one.lstrip("+").startswith(("program.script=", "program.args="))
-    ]:
-        raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {taken[0]!r}.")
+    program = settings_of_program(args.program, _own_keys(args.overrides))
+    for word in args.overrides:
+        if word.lstrip("+").startswith(("program.script=", "program.args=")):
+            raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {word!r}.")
     args.overrides += program
     if args.launcher:
         args.overrides.append("program.torchrun=true")
@@ -89,29 +91,3 @@ def _own_keys(overrides: Sequence[str]) -> set[str]:
     from slurmddp.config.script_arguments import key_of
 
     return {key for key in map(key_of, overrides) if key.partition(".")[0] not in TOP}
-
-
-def settings_of(program: Sequence[str], keys: Collection[str] = ()) -> list[str]:
-    """Return the settings of a program; raises UsageError without one, ConfigError for an argument `???`.
-
-    Args:
-        program: its words, `[-m] PROGRAM ARGUMENT...`.
-        keys: keys to which an argument may refer, as `${KEY}`.
-    """
-    # Hydra and its grammar are imported on use.
-    from slurmddp.config.script_arguments import literal
-    from slurmddp.spec import MODULE
-
-    if program[:1] == ["-m"]:
-        program = [MODULE + program[1], *program[2:]] if program[1:] else []
-    if not program:
-        raise UsageError(
-            "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
-        )
-    if "???" in program[1:]:
-        raise ConfigError(
-            "The program has an argument ???, which a configuration reads as a missing value.",
-            hint="Give it from within the program, or from a shell script that starts the program.",
-        )
-    items = ",".join(literal(word, keys) for word in program[1:])
-    return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]

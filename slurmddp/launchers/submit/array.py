@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +103,13 @@ def free_folder(runs_dir: Path, name: str) -> Path:
 
 
 def submit(
-    jobs: Sequence[Job], folder: Path, slurm: SlurmClient, *, new: Collection[Path], common: Common
+    jobs: Sequence[Job],
+    folder: Path,
+    slurm: SlurmClient,
+    *,
+    new: Collection[Path],
+    common: Common,
+    say: Callable[[str], object],
 ) -> list[str]:
     """Write the folder of an array, submit the array, record each element in its run; return the ids.
 
@@ -114,6 +120,7 @@ def submit(
         new: the run folders that `create_element` has just written. All others get the files of this
             submission.
         common: what the runs have in common.
+        say: called with a sentence about each run whose code has changed.
 
     Raises:
         SlurmError: SLURM refused the array, and nothing is left of it; or SLURM did not answer
@@ -129,7 +136,7 @@ def submit(
         for job in jobs:
             fits = own.fits(job)
             if not fits or job.run_dir not in new:
-                prepare(job, own.render(job) if fits else render(job), common=common)
+                prepare(job, own.render(job) if fits else render(job), say, common)
         script = folder / SCRIPT
         script.write_text(render_array(jobs, folder), encoding="utf-8")
         array = slurm.submit(script, token=_new_token(), options=site_options(jobs, script, slurm))

@@ -53,7 +53,9 @@ class Common:
         return "".join(self.texts[key][1] for key in config)
 
 
-def prepare(job: Job, script: str | None, say: Say = print, common: Common | None = None) -> RunFolder:
+def prepare(
+    job: Job, script: str | None, say: Say = lambda text: None, common: Common | None = None
+) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
     Removes the marks of an earlier `cancel` or `stop`. `say` gets a sentence if the code has changed.

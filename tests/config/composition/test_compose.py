@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from slurmddp.cli.commands.run import settings_of
 from slurmddp.cli.main import main
 from slurmddp.config.composition import compose as module
 from slurmddp.config.composition.compose import compose, login_node, unread
 from slurmddp.config.composition.overrides import options
 from slurmddp.config.keys import TOP, keys
 from slurmddp.config.resume import job_of_run
+from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets, create
 from support import ROOT
@@ -100,7 +100,7 @@ def test_settings_that_stand_after_the_script_are_named(tmp_path: Path) -> None:
     (project / "fit.py").write_text("")
 
     def notes(*words: str) -> list[str]:
-        config = compose([*settings_of(["fit.py", *words]), "+cluster=cpu"], project)
+        config = compose([*settings_of_program(["fit.py", *words]), "+cluster=cpu"], project)
         return unread(config, project)
 
     assert notes("--lr", "1", "nodes=2", "+cluster=a100x8", "--dry-run") == [

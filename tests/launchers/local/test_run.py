@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.cli.start_run import start_job
 from slurmddp.config.schema import Policy
+from slurmddp.control.hold import keep
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.launchers.local.run import check_size
 from slurmddp.runs.failures import capture
@@ -27,7 +27,7 @@ from support.runs.agent_runs import (
     wait_for_lines,
     wait_until,
 )
-from support.runs.local_runs import job_of, local_run, terminal
+from support.runs.local_runs import local_run, terminal
 
 CHECKPOINT = """
 import os, pathlib, sys
@@ -157,7 +157,7 @@ def test_an_error_while_watching_leaves_nothing(tmp_path: Path) -> None:
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with terminal(tmp_path) as (person, folder):
         with pytest.raises(ConfigError, match="is being trained by another process"):
-            start_job(job_of(folder), RunLock(folder))
+            keep(RunLock(folder), folder.name)
         assert folder.attempts() == [0]
         person.send_signal(signal.SIGINT)
         assert person.wait(timeout=120) == 75

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from slurmddp.batch.element import fill
-from slurmddp.cli.commands.train import put_aside
+from slurmddp.control.start import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.create import Common, check_syntax, create_element, prepare, write_element

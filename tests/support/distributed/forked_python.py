@@ -31,7 +31,7 @@ from support.distributed.ranks import CONTEXT, as_program
 
 PRELOAD = [
     "slurmddp.cli.main",
-    "slurmddp.cli.start_sweep",
+    "slurmddp.cli.start_view",
     "slurmddp.config.composition.compose",
     "slurmddp.config.job",
     "slurmddp.launchers.submit.sbatch",

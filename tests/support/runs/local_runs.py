@@ -71,10 +71,10 @@ def terminal(
     command = [*agent_command(tmp_path), str(folder.path)]
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
-        "from slurmddp.cli.start_run import hold\n"
+        "from slurmddp.control.hold import hold\n"
         "from support.runs.local_runs import LocalRun, RunFolder, job_of\n"
         f"folder = RunFolder({str(folder.path)!r})\n{first}\n"
-        "with hold(folder) as lock:\n"
+        "with hold(folder, print) as lock:\n"
         "    say = lambda text: print(text, file=sys.stderr, flush=True)\n"
         f"    run = LocalRun(job_of(folder), folder, lock, say, command={command!r})\n"
         "    run.start()\n    sys.exit(run.wait())\n"

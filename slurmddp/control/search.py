@@ -8,18 +8,25 @@ Source of the sampler: Bergstra et al., Algorithms for Hyper-Parameter Optimizat
 from __future__ import annotations
 
 import random
-import shlex
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.cli import start_sweep
 from slurmddp.config.composition.search_space import Choices, Interval, Search
-from slurmddp.config.script_arguments import as_typed
+from slurmddp.config.script_arguments import on_one_line
+from slurmddp.control.admission import refuse_misfits
+from slurmddp.control.events import Note, Report, ignore
 from slurmddp.control.refusals import refuse_collisions
+from slurmddp.control.start import (
+    ENDED_BY_PERSON,
+    PointBegins,
+    claim_for_start,
+    start_claimed,
+)
+from slurmddp.control.status import status_of
+from slurmddp.control.sweep import SweepBegins, common_name
 from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_STOPPED,
@@ -34,7 +41,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_end import end_of
-from slurmddp.runs.text_format import counted, number, shorter
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm import client
 
 if TYPE_CHECKING:
@@ -115,6 +122,59 @@ def _value(setting: str, values: Choices | Interval) -> Any:
     return values.settings.index(setting) if values.is_ordered else setting
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """The run of a trial has ended."""
+
+    run: str
+    state: str
+    """Its state, as `RunStatus.state`."""
+    metric: str | None = None
+    """Name of the compared metric; None if the trial has no result."""
+    value: float | None = None
+    """Value of the metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitsForTrials:
+    """The search waits for runs that are queued."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchLeft:
+    """The search ends before its last trial, because a person has ended its runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestTrial:
+    """The trial with the best value."""
+
+    run: str
+    settings: str
+    """The settings that the search has chosen, as typed on one line."""
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class SearchEnded:
+    """All trials have ended."""
+
+    sweep: str
+    best: BestTrial | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """The outcome of a search."""
+
+    sweep: str
+    """Name of the sweep that lists the trials."""
+    best: BestTrial | None = None
+    """None if the search was left, or no trial has a result."""
+    exit_code: int = EXIT_FINISHED
+
+
 def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
     """Return the jobs of the first trials, which start together, and the name of their sweep."""
     edges = jobs_of(search.edges())
@@ -123,68 +183,68 @@ def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
 
 
 def _name(search: Search, edges: Sequence[Job]) -> str:
-    return sweeps.name_of(start_sweep.common_name(edges), [*search.words, f"seed {search.seed}"])
+    return sweeps.name_of(common_name(edges), [*search.words, f"seed {search.seed}"])
 
 
-def start(search: Search, jobs_of: JobsOf, begin: start_sweep.Begin, *, again: bool = False) -> int:
-    """Run all trials, print the best one, and return the exit code.
+def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report: Report = ignore) -> Searched:
+    """Run all trials, and return the best one.
 
     Args:
         search: what is searched.
         jobs_of: makes the job of each command line.
-        begin: starts one run, or submits it.
         again: whether finished runs are started once more.
+        report: called with each event.
 
     Raises:
         ConfigError: Optuna is missing, a trial can't be started, or nothing says which value is best.
         SlurmddpError: the first trials have failed, or have not logged the metric.
     """
-    sampler, tried = Sampler(search), 0
+    sampler = Sampler(search)
     edges = jobs_of(search.edges())
-    start_sweep.refuse_misfits(edges)
-    results = Results(search, edges)
+    refuse_misfits(edges, report)
+    results = Results(search, edges, report)
+    report(SweepBegins(sweep=results.sweep, runs=search.trials, is_search=True))
+
+    claim = claim_for_start(again=again, report=report)
+    tried = 0
     while tried < search.trials:
         count = min(search.trials - tried, search.at_once)
         jobs = jobs_of(sampler.suggest(count, results.known(tried)[:count]))
-        start_sweep.refuse_misfits(jobs)
-        fresh = results.add(jobs)
-        if not tried:
-            print(f"sweep   {results.sweep}  ({counted(search.trials, 'trial')})")
-        lines = {
-            job.run_name: f"trial   {at} of {search.trials}  {results.line(job)}"
-            for at, job in enumerate(jobs, tried + 1)
-        }
-        left = [job for job in fresh if again or not _is_finished(job)]
-        _warn_of_old_code([job for job in fresh if job not in left])
-        codes = start_sweep.start_points(left, begin, results.sweep, lines)
-        if start_sweep.GIVEN_UP.isdisjoint(codes):
-            if any(job.launcher == "slurm" for job in left):
-                print("The search waits for these runs. Ctrl-C ends the search, not the runs.", flush=True)
+        refuse_misfits(jobs, report)
+        to_start = [job for job in results.add(jobs) if again or not _is_finished(job, report)]
+
+        points = {job.run_name: results.point(job, number) for number, job in enumerate(jobs, tried + 1)}
+        outcomes = start_claimed(to_start, claim, sweep=results.sweep, points=points, report=report)
+        codes = [run.exit_code for run in outcomes]
+        if ENDED_BY_PERSON.isdisjoint(codes):
+            if any(job.launcher == "slurm" for job in to_start):
+                report(WaitsForTrials())
             losses = [results.loss(job) for job in jobs]
-            if left and all(_state(job) in ("stopped", "cancelled") for job in left):
+            if to_start and all(_state(job) in ("stopped", "cancelled") for job in to_start):
                 codes = [EXIT_STOPPED]  # A person has ended all of them, and with them the search.
-        if not start_sweep.GIVEN_UP.isdisjoint(codes):
-            print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
-            return combine_exit_codes(codes)
+        if not ENDED_BY_PERSON.isdisjoint(codes):
+            report(SearchLeft())
+            return Searched(sweep=results.sweep, exit_code=combine_exit_codes(codes))
+
         sampler.tell(losses)
         tried += len(jobs)
         results.refuse_failures(tried)
-    return results.show()
+    best = results.best()
+    report(SearchEnded(results.sweep, best))
+    return Searched(sweep=results.sweep, best=best)
 
 
-def _warn_of_old_code(finished: Sequence[Job]) -> None:
-    """Print which finished trials, whose results count, have computed with other code."""
-    for job in finished:
-        if changed := changed_since(RunFolder(job.run_dir), job):
-            print(f"note    {job.run_name}  {changed} --again runs all trials with the new code.")
-
-
-def _is_finished(job: Job) -> bool:
-    return _state(job) == "finished"
+def _is_finished(job: Job, report: Report) -> bool:
+    """Return whether a trial has finished; report if it has computed with other code."""
+    if _state(job) != "finished":
+        return False
+    changed = changed_since(RunFolder(job.run_dir), job)
+    if changed:
+        report(Note(f"{job.run_name}: {changed} --again runs all trials with the new code."))
+    return True
 
 
 def _state(job: Job) -> str:
-    from slurmddp.control.status import status_of
 
     folder = RunFolder(job.run_dir)
     return status_of(folder).state if folder.path.exists() else "removed"
@@ -193,8 +253,9 @@ def _state(job: Job) -> str:
 class Results:
     """The trials of a search and their values of the compared metric."""
 
-    def __init__(self, search: Search, edges: Sequence[Job]) -> None:
+    def __init__(self, search: Search, edges: Sequence[Job], report: Report) -> None:
         """Find the trials of a search; `edges` are jobs that hold each of its choices."""
+        self._report = report
         self.sweep = _name(search, edges)
         self._runs_dir = edges[0].run_dir.parent
         sweeps.refuse_other(self._runs_dir, self.sweep, lambda _, typed: search.has(typed))
@@ -223,10 +284,19 @@ class Results:
         points = [*self._trials, *before.points[len(self._trials) :]]
         sweeps.write(self._runs_dir, self.sweep, points, best)
 
-    def line(self, job: Job) -> str:
-        """Return the name of the run and the settings that the search has chosen."""
-        own = [word for word in job.overrides if word not in self._search.words]
-        return f"{job.run_name}  {shorter(shlex.join(as_typed(own)))}"
+    def point(self, job: Job, number: int) -> PointBegins:
+        """Return the point of a trial."""
+        return PointBegins(
+            run=job.run_name,
+            number=number,
+            total=self._search.trials,
+            settings=self._chosen(job),
+            is_trial=True,
+        )
+
+    def _chosen(self, job: Job) -> str:
+        """Return the settings that the search has chosen, as typed on one line."""
+        return on_one_line([word for word in job.overrides if word not in self._search.words])
 
     def loss(self, job: Job) -> float | None:
         """Wait for the end of a run, and return its value so that less is better; None without a value."""
@@ -235,12 +305,11 @@ class Results:
             has_ended = end_of(folder, client.SlurmClient())
             while folder.path.exists() and not has_ended():
                 time.sleep(_POLL_S)
-            shown = _state(job)
-            value = self._value(folder, read(folder)) if shown == "finished" else None
+            state = _state(job)
+            value = self._value(folder, read(folder)) if state == "finished" else None
             self._values[job.run_name] = value
-            if shown == "finished" and self._metric is not None:
-                shown = f"{self._metric.name} {number(value)}"
-            print(f"result  {job.run_name}  {shown}", flush=True)
+            metric = self._metric.name if self._metric is not None and state == "finished" else None
+            self._report(TrialEnded(run=job.run_name, state=state, metric=metric, value=value))
         value = self._values[job.run_name]
         return -value if value is not None and self._metric and self._metric.mode == "max" else value
 
@@ -283,11 +352,15 @@ class Results:
             hint = f"`slurmddp list {self.sweep}` shows them. The same command starts failed ones again."
             raise SlurmddpError(f"None of the first {counted(tried, 'trial')} has a result.", hint=hint)
 
-    def show(self) -> int:
-        """Print the best run, and return the exit code."""
-        known = {run: value for run, value in self._values.items() if value is not None}
-        if self._metric is not None:
-            best = (max if self._metric.mode == "max" else min)(known, key=lambda run: known[run])
-            print(f"\nbest    {self.line(self._jobs[best])}  {self._metric.name} {number(known[best])}")
-        print(start_sweep.ending(self.sweep))
-        return EXIT_FINISHED
+    def best(self) -> BestTrial | None:
+        """Return the trial with the best value; None if none has a value."""
+        if self._metric is None:
+            return None
+        values = {run: value for run, value in self._values.items() if value is not None}
+        best = (max if self._metric.mode == "max" else min)(values, key=lambda run: values[run])
+        return BestTrial(
+            run=best,
+            settings=self._chosen(self._jobs[best]),
+            metric=self._metric.name,
+            value=values[best],
+        )

@@ -1,0 +1,34 @@
+"""Print what happens during a search: its trials, their results, and the best of them."""
+
+from __future__ import annotations
+
+import sys
+
+from slurmddp.cli.start_view import StartView, how_to_show
+from slurmddp.control.search import BestTrial, SearchEnded, SearchLeft, TrialEnded, WaitsForTrials
+from slurmddp.runs.text_format import number, shorter
+
+
+class SearchView(StartView):
+    """The terminal during a search: called with each event that the search reports."""
+
+    def __call__(self, event: object) -> None:
+        """Print an event."""
+        match event:
+            case WaitsForTrials():
+                print("The search waits for these runs. Ctrl-C ends the search, not the runs.", flush=True)
+            case TrialEnded(run=run, state=state, metric=metric, value=value):
+                shown = state if metric is None else f"{metric} {number(value)}"
+                print(f"result  {run}  {shown}", flush=True)
+            case SearchLeft():
+                print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
+            case SearchEnded(sweep, best):
+                if best is not None:
+                    print(f"\nbest    {_shown(best)}")
+                print(how_to_show(sweep))
+            case _:
+                super().__call__(event)
+
+
+def _shown(best: BestTrial) -> str:
+    return f"{best.run}  {shorter(best.settings)}  {best.metric} {number(best.value)}"

@@ -1,0 +1,254 @@
+"""Print what happens while runs start, and how trainings on this machine go on and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from slurmddp.batch.progress import latest_name, saved
+from slurmddp.cli import messages
+from slurmddp.cli.live_view import RunView
+from slurmddp.control import jobs
+from slurmddp.control.events import Message
+from slurmddp.control.local_training import TrainingBegins, TrainingEnded, TrainingLeft, TrainingRuns
+from slurmddp.control.resume import SizeChanges
+from slurmddp.control.start import (
+    AlreadyActive,
+    AlreadyFinished,
+    PointBegins,
+    PointFailed,
+    PointsLeft,
+    RunContinues,
+    RunPutAside,
+)
+from slurmddp.control.submission import AdoptedJob, SubmittedArray, SubmittedJob
+from slurmddp.control.sweep import SweepBegins, SweepStarted
+from slurmddp.environments.names import DETACHED_VARIABLE
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
+from slurmddp.host.regular_file import read_regular
+from slurmddp.runs.folder.code_snapshot import NOT_IN_GIT
+from slurmddp.runs.folder.late_files import read_text
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.text_format import counted, shorter
+from slurmddp.spec import own_script, total_steps
+
+if TYPE_CHECKING:
+    from slurmddp.launchers.local.allocation import Allocation
+    from slurmddp.runs.status.run_status import RunStatus
+    from slurmddp.spec import Job
+
+
+class StartView:
+    """The terminal during a start: called with each event that the start reports."""
+
+    def __init__(self) -> None:
+        self._training: RunView | None = None
+        """The view of the run that trains on this machine now."""
+        self._screen = ExitStack()
+
+    def __call__(self, event: object) -> None:
+        """Print an event."""
+        match event:
+            case TrainingRuns() if self._training is not None:
+                self._training.tick()
+            case Message(text) if self._training is not None:
+                self._training.say(text)
+            case TrainingBegins(job, allocation):
+                self._begin_training(job, allocation)
+            case TrainingLeft() if self._training is not None:
+                self._training = None
+                self._screen.close()
+            case TrainingEnded(job, exit_code, status):
+                print("\n".join(_end(job, exit_code, status)))
+            case SweepBegins() | PointBegins() | PointFailed() | PointsLeft() | SweepStarted():
+                _print_of_sweep(event)
+            case SubmittedJob() | SubmittedArray() | AdoptedJob():
+                _print_submission(event)
+            case RunPutAside(path):
+                print(f"The run so far is kept as {path}.")
+            case AlreadyActive(status, code_changes):
+                print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")
+                print(_how_to_follow(status.name))
+                if code_changes:
+                    print(code_changes)
+            case AlreadyFinished():
+                _print_finished(event)
+            case SizeChanges(run, ranks, samples):
+                print(
+                    f"{run} resumes with {counted(ranks, 'rank')}; "
+                    f"each optimizer step keeps its {samples} samples."
+                )
+            case RunContinues(status):
+                where = f"resumes from step {status.saved_step}" if status.saved_step else "starts again"
+                print(f"{status.name} exists already ({status.state}); it {where}.")
+            case _:
+                messages.print_event(event)
+
+    def _begin_training(self, job: Job, allocation: Allocation | None) -> None:
+        folder = RunFolder(job.run_dir)
+        where = "this machine"
+        if allocation:
+            where = f"{counted(job.resources.all_nodes, 'node')} of job {allocation.job_id}"
+        print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
+        _print_places(folder)
+        if allocation and allocation.nodes > job.resources.all_nodes:
+            print(
+                f"note    job {allocation.job_id} holds {allocation.nodes} nodes; nodes=N uses more of them."
+            )
+        if job.resources.gpus_per_node and not allocation and not jobs.visible_gpus(os.environ):
+            print("This machine shows no GPU: the training runs on its CPUs.")
+        sys.stdout.flush()
+
+        # Another program than the trainer may only print. Its logs hold that, if nobody looks at this output.
+        shows_output = not job.program.is_own_trainer and DETACHED_VARIABLE not in os.environ
+        view = RunView(folder, total_steps(job.program.config), output=shows_output)
+        self._training = self._screen.enter_context(view)
+
+
+def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft | SweepStarted) -> None:
+    match event:
+        case SweepBegins(sweep=sweep, runs=runs, to_resume=to_resume, is_search=is_search):
+            count = counted(runs, "trial" if is_search else "run")
+            if to_resume is not None:
+                count = f"{to_resume} of {count} to resume"
+            print(f"sweep   {sweep}  ({count})")
+        case PointBegins(run=run, number=number, total=total, in_array=in_array):
+            kind = "trial" if event.is_trial else "point"
+            shown = shorter(event.settings) if event.is_trial else event.settings
+            line = f"{kind}   {number} of {total}  {run}  {shown}"
+            print(line if in_array else f"\n{line}", flush=True)
+        case PointFailed(_, error):
+            messages.report(error)
+        case PointsLeft(count):
+            points = counted(count, "point")
+            print(f"slurmddp: {points} not started; the same command starts them.", file=sys.stderr)
+        case SweepStarted(sweep):
+            print(f"\n{how_to_show(sweep)}")
+
+
+def how_to_show(sweep: str) -> str:
+    """Return the last lines of a sweep or a search: the commands that show it."""
+    return f"report  slurmddp report {sweep}\nsweep   slurmddp list {sweep}"
+
+
+def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None:
+    match event:
+        case SubmittedJob(job, job_id, notes):
+            folder = RunFolder(job.run_dir)
+            print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {_nodes(job)})")
+            print(f"job     {job_id}")
+            _print_places(folder)
+            for note in notes:
+                print(f"note    {note}")
+            print(_how_to_follow(folder.name))
+        case SubmittedArray(elements, job_ids, array_folder):
+            number = job_ids[0].partition("_")[0]
+            parallelism = elements[0].array_parallelism
+            bound = f", {parallelism} at once" if parallelism else ""
+            print(
+                f"\narray   {number}  ({counted(len(elements), 'job')} on {_nodes(elements[0])} each{bound})"
+            )
+            print(f"script  {array_folder}/job.sbatch")
+        case AdoptedJob(run, job_id, is_element):
+            print(
+                f"SLURM has job {job_id} of {run}, which its folder did not name; it is recorded, "
+                "and no other job was submitted for this run."
+            )
+            if not is_element:
+                print(_how_to_follow(run))
+
+
+def _nodes(job: Job) -> str:
+    resources = job.resources
+    spares = f" and {counted(resources.spare_nodes, 'spare')}" if resources.spare_nodes else ""
+    return f"{counted(resources.nodes, 'node')}{spares} of {job.cluster.name}"
+
+
+def _print_places(folder: RunFolder) -> None:
+    """Print where a run is, and which code it runs."""
+    print(f"folder  {folder.path}")
+    with suppress(OSError):  # The file is missing with snapshot=false.
+        note = read_regular(folder.code_note_file).decode().strip()
+        if NOT_IN_GIT not in note:
+            print(f"code    {note}")
+        elif not _has_other_runs(folder):
+            print("tip     `git init` in the project: then each run keeps a copy of its code.")
+
+
+def _has_other_runs(folder: RunFolder) -> bool:
+    """Return whether a run is not the first one of its folder of runs."""
+    others = [path for path in folder.path.parent.iterdir() if path != folder.path]
+    return any(RunFolder(path).config_file.is_file() for path in others)
+
+
+def _how_to_follow(name: str) -> str:
+    return f"follow  slurmddp status {name}\n        slurmddp logs -f {name}"
+
+
+def _print_finished(event: AlreadyFinished) -> None:
+    status = event.status
+    print(f"{status.name} is finished: {status.detail}.")
+    if status.report is not None:
+        print(f"report  {status.report}")
+
+    # After the script, `--again` would be an argument of the script.
+    script = own_script(event.job.program.config["program"])
+    again = f"`slurmddp run --again {script} ...`" if script else "--again"
+    if event.code_changes:
+        print(f"{event.code_changes} {again} runs the new code.")
+    elif script:
+        print(f"{again} starts it once more; other arguments of the script are another run.")
+    else:
+        print(f"{again} starts it once more from step 0; another seed, model or train.steps is another run.")
+        print(f"`slurmddp resume {status.name} train.steps=...` trains this one further.")
+
+
+def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
+    """Return how a run on this machine ended, and the paths of its results."""
+    folder = RunFolder(job.run_dir)
+    if exit_code == EXIT_FINISHED:
+        return _results(folder, status)
+
+    if not latest_name(folder) and job.program.config["program"].get("script"):
+        verb = "Stopped" if exit_code == EXIT_STOPPED else "Killed"
+        return [f"{verb}. {_next_start(job, folder)}"]
+    if exit_code == EXIT_STOPPED:
+        step = f" at step {status.saved_step}" if status.saved_step is not None else ""
+        return [f"Stopped{step}; the same command resumes from there."]
+    return ["Killed; the same command resumes from the last checkpoint."]
+
+
+def _next_start(job: Job, folder: RunFolder) -> str:
+    """Return what the same command does with a script that has no checkpoint in `checkpoints`."""
+    again = "The same command starts the script again"
+    pattern = job.program.config["program"].get("checkpoints")
+    if not pattern:
+        return f"{again}; its own checkpoints are known only if program.checkpoints=PATH names them."
+    if saved(folder, job.project_dir, job.saved_files).files:
+        # Whether such a file is whole, only the script knows: it may have been stopped in its middle.
+        return (
+            f"{again}; files that fit program.checkpoints are there, but are not checked: {job.saved_files}"
+        )
+    return f"{again}; it has saved nothing that fits program.checkpoints={pattern}."
+
+
+def _results(folder: RunFolder, status: RunStatus) -> Sequence[str]:
+    from slurmddp.runs.status.curves import curve_commands
+    from slurmddp.runs.status.metrics import read
+
+    losses = read(folder).held_out.values
+    change = f", held-out loss {losses[0]:.3f} -> {losses[-1]:.3f}" if len(losses) > 1 else ""
+    lines = ["Finished." if status.step is None else f"Finished: {status.step} steps{change}."]
+    sample = read_text(folder.sample_file)
+    if sample:
+        lines += ["", "What the model writes:", *(f"    {line}" for line in sample.strip().splitlines()), ""]
+    if status.report is not None:
+        lines.append(f"report      {status.report}")
+    lines += [f"curves      {command}" for command in curve_commands(folder)]
+    latest = latest_name(folder)
+    if latest:
+        lines.append(f"checkpoint  {folder.checkpoints_dir / latest}")
+    return lines

@@ -1,0 +1,71 @@
+"""Decide whether jobs can start at all: on this machine, on SLURM, and in their folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slurmddp.control.events import Note, Report
+from slurmddp.control.refusals import refuse_other_run
+from slurmddp.errors import SlurmError
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+
+def refuse_misfits(jobs: Sequence[Job], report: Report) -> None:
+    """Raise SlurmddpError if one of the jobs can never start.
+
+    Args:
+        jobs: the jobs. Of those with the same resources one is checked.
+        report: called with a `Note` on each doubt.
+    """
+    for job in jobs:
+        refuse_other_run(job)
+    different = {repr((job.resources, job.cluster)): job for job in jobs}
+    for job in different.values():
+        checked_script(job, report)
+
+
+def checked_script(job: Job, report: Report) -> str | None:
+    """Return the batch script of a job, or None for a job of this machine.
+
+    Args:
+        job: the job.
+        report: called with a `Note` on why SLURM may never start the job.
+
+    Raises:
+        ConfigError: the job can't start on this machine, or SLURM would never start it.
+        SlurmError: there is no SLURM on this machine.
+    """
+    if job.launcher != "slurm":
+        refuse_misfit_here(job)
+        return None
+    from slurmddp.launchers.submit import sbatch
+    from slurmddp.slurm import client
+    from slurmddp.slurm.script import render
+
+    script = render(job)
+    if not client.on_path():
+        raise SlurmError(
+            "There is no sbatch on this machine's PATH, so the job can't be submitted from here.",
+            hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
+            "here with launcher=local. Nothing was written.",
+        )
+    for doubt in sbatch.refuse_misfit(job, client.SlurmClient()):
+        report(Note(doubt))
+    return script
+
+
+def refuse_misfit_here(job: Job) -> None:
+    """Raise ConfigError if a local run has far too many ranks, or more nodes than the allocation."""
+    from slurmddp.host import process
+    from slurmddp.launchers.local import run as local
+    from slurmddp.launchers.local.allocation import current
+
+    allocation = current(os.environ)
+    if allocation is not None:
+        allocation.require(job.resources.all_nodes, f"nodes={job.resources.all_nodes}")
+    else:
+        local.check_size(job.resources.world_size, process.usable_cpus())

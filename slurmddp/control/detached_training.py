@@ -1,0 +1,87 @@
+"""Train a job of this machine in a process of its own, which outlives the caller."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Literal
+
+from slurmddp.control.events import Note, Report
+from slurmddp.control.start import StartedRun
+from slurmddp.control.status import status_of
+from slurmddp.environments.names import DETACHED_VARIABLE
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder.code_changes import changed_since
+from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status.run_end import end_of
+from slurmddp.slurm import client
+
+if TYPE_CHECKING:
+    from slurmddp.runs.status.run_status import RunStatus
+    from slurmddp.spec import Job
+
+_POLL_S = 0.05
+"""Seconds between two looks at the run folder."""
+
+
+def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
+    """Let `slurmddp train` start a job in a session of its own, and return once the training has begun.
+
+    Args:
+        job: the job.
+        again: whether the folder of an earlier run is put aside first.
+        report: called with a `Note` if the run needs no start, but its code has changed.
+
+    Raises:
+        SlurmddpError: the run did not start. The message holds the output of the process.
+    """
+    folder = RunFolder(job.run_dir)
+    words = [*job.overrides, *(["--again"] if again else [])]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slurmddp", "train", *words],
+            env={**os.environ, DETACHED_VARIABLE: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
+        while process.poll() is None and not _has_begun(folder, process.pid):
+            time.sleep(_POLL_S)
+
+        if not _has_begun(folder, process.pid) and process.returncode:
+            output.seek(0)
+            raise SlurmddpError(f"The run did not start: {output.read().strip()}")
+
+    status = status_of(folder)
+    if _has_begun(folder, process.pid):
+        return _outcome(status, "training")
+    changed = changed_since(folder, job)
+    if changed:
+        report(Note(f"{folder.name}: {changed} again=True runs the new code."))
+    return _outcome(status, "active" if status.active else "finished")
+
+
+def finish_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
+    """Do as `start_detached`, and return when the run has ended, whatever the end is."""
+    started = start_detached(job, again=again, report=report)
+    has_ended = end_of(RunFolder(job.run_dir), client.SlurmClient())
+    while not has_ended():
+        time.sleep(_POLL_S)
+    return started
+
+
+def _outcome(status: RunStatus, outcome: Literal["training", "active", "finished"]) -> StartedRun:
+    return StartedRun(name=status.name, path=status.path, outcome=outcome, job_id=status.job_id)
+
+
+def _has_begun(folder: RunFolder, pid: int) -> bool:
+    """Return whether a process trains a run now, or has trained it last."""
+    newest = read_history(folder).newest if folder.config_file.is_file() else None
+    return newest is not None and newest.pid == pid

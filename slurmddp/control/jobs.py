@@ -1,0 +1,112 @@
+"""The jobs of command lines: settings become checked jobs, and a program becomes settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmddp.control.events import Note, Report, ignore
+from slurmddp.errors import ConfigError, UsageError
+from slurmddp.host.working_folder import working_folder
+
+if TYPE_CHECKING:
+    from slurmddp.config.composition.sources import Sources
+    from slurmddp.spec import Job
+
+
+def jobs_of(
+    points: Iterable[Sequence[str]],
+    sources: Sources | None = None,
+    check: Callable[[Job], object] = lambda job: None,
+    *,
+    report: Report = ignore,
+    noted: set[str] | None = None,
+) -> list[Job]:
+    """Return the job of each command line.
+
+    Args:
+        points: the settings of each job.
+        sources: the flags that name other places of files.
+        check: raises ConfigError if a job can't be started.
+        report: called with a `Note` on each setting without effect.
+        noted: the notes of earlier calls, which are not reported again; new ones are added.
+    """
+    from slurmddp.config.checks.nccl_variables import misspelled
+    from slurmddp.config.checks.sbatch_environment import unused
+    from slurmddp.config.checks.sbatch_options import misspelled_options
+    from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
+    from slurmddp.config.composition.sources import DEFAULT
+    from slurmddp.config.job import build_job
+    from slurmddp.config.variants import Variants
+    from slurmddp.slurm.limits.nodes import beyond_nodelist
+
+    project_dir = working_folder()
+    sources = sources or DEFAULT
+    lines = list(points)
+    shared: Shared = {}
+    variants = Variants(lambda words, keys: are_independent(words, keys, project_dir, sources, shared))
+
+    jobs: list[Job] = []
+    notes: list[str] = []
+    for words in lines:
+        job = variants.derive(words)
+        if job is None:
+            config = compose(words, project_dir, sources, shared=shared if len(lines) > 1 else None)
+            gpus = 0 if config["cluster"] else visible_gpus(os.environ)
+            job = build_job(config, project_dir=project_dir, overrides=words, gpus_here=gpus)
+            if len(lines) > 1:
+                variants.add(words, job)
+            notes += unread(config, project_dir, sources)
+            notes += [*unused(config, os.environ), *misspelled(config, os.environ)]
+            notes += [*beyond_nodelist(job), *misspelled_options(config)]
+        check(job)
+        jobs.append(job)
+
+    noted = set() if noted is None else noted
+    for note in dict.fromkeys(notes):
+        if note not in noted:
+            report(Note(note))
+    noted.update(notes)
+    return jobs
+
+
+def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> list[str]:
+    """Return the settings of a job that runs a program.
+
+    Args:
+        program: its words, `[-m] PROGRAM ARGUMENT...`.
+        keys: keys to which an argument may refer, as `${KEY}`.
+
+    Raises:
+        UsageError: there is no program.
+        ConfigError: an argument is `???`.
+    """
+    # Hydra and its grammar are imported on use.
+    from slurmddp.config.script_arguments import literal
+    from slurmddp.spec import MODULE
+
+    if program[:1] == ["-m"]:
+        program = [MODULE + program[1], *program[2:]] if program[1:] else []
+    if not program:
+        raise UsageError(
+            "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
+        )
+    if "???" in program[1:]:
+        raise ConfigError(
+            "The program has an argument ???, which a configuration reads as a missing value.",
+            hint="Give it from within the program, or from a shell script that starts the program.",
+        )
+    items = ",".join(literal(word, keys) for word in program[1:])
+    return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return the number of GPUs of this machine that a program sees, without torch."""
+    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([device for device in chosen.split(",") if device.strip()]))

@@ -1,0 +1,83 @@
+"""Train a claimed run on this machine, or in the allocation of this shell, to its end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurmddp.control.admission import checked_script
+from slurmddp.control.events import Message, Report
+from slurmddp.control.submission import ClaimedRun
+from slurmddp.launchers.local import run as local
+from slurmddp.launchers.local.allocation import Allocation, current
+from slurmddp.runs.folder.create import prepare
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.index import remember
+
+if TYPE_CHECKING:
+    from slurmddp.runs.status.run_status import RunStatus
+    from slurmddp.spec import Job
+
+
+@dataclass(frozen=True)
+class TrainingBegins:
+    """A run begins to train on this machine."""
+
+    job: Job
+    allocation: Allocation | None
+    """The nodes of this shell's allocation; None: this machine."""
+
+
+@dataclass(frozen=True)
+class TrainingRuns:
+    """A run trains. Reported ten times a second, so that a view can read its records."""
+
+
+@dataclass(frozen=True)
+class TrainingLeft:
+    """The ranks of a run have ended, or were not started: a view of them is over."""
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    """A run on this machine has ended without a failure."""
+
+    job: Job
+    exit_code: int
+    status: RunStatus
+
+
+def train_here(run: ClaimedRun, report: Report) -> int:
+    """Train a run to its end, and return its exit code: 0, 75, or 130 after a kill.
+
+    Args:
+        run: the run. Its lock is held until the agents have ended.
+        report: called with each event.
+
+    Raises:
+        SlurmddpError: the failure that ended the run, or why it can't start.
+    """
+    job = run.job
+    folder = RunFolder(job.run_dir)
+    if not run.is_new:
+        prepare(job, checked_script(job, report), lambda text: report(Message(text)))
+    remember(folder)
+
+    allocation = current(os.environ)
+    report(TrainingBegins(job, allocation))
+    try:
+        training = local.LocalRun(
+            job, folder, run.lock, lambda text: report(Message(text)), allocation=allocation
+        )
+        training.start()
+        exit_code = training.wait(lambda: report(TrainingRuns()))
+    finally:
+        report(TrainingLeft())
+
+    # The figures of a report are imported on use.
+    from slurmddp.runs.report.html import with_report
+    from slurmddp.runs.status.run_status import status
+
+    report(TrainingEnded(job, exit_code, with_report(folder, status(folder, None))))
+    return exit_code

@@ -1,0 +1,172 @@
+"""Resume runs that have ended, from their last checkpoints, or train finished runs further."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slurmddp.config.checks.nccl_variables import misspelled
+from slurmddp.config.checks.sbatch_environment import unused
+from slurmddp.config.resources import SIZE
+from slurmddp.config.resume import job_of_run
+from slurmddp.config.script_arguments import key_of
+from slurmddp.control.admission import refuse_misfits
+from slurmddp.control.events import Message, Note, Report, ignore
+from slurmddp.control.hold import hold, keep
+from slurmddp.control.refusals import refuse_active, refuse_finished, refuse_unclear
+from slurmddp.control.selection import Selection, select_own
+from slurmddp.control.start import Started, StartedRun, leave_active, start_claimed
+from slurmddp.control.submission import ClaimedRun
+from slurmddp.control.sweep import SweepBegins, SweepStarted, points_of
+from slurmddp.errors import RunStateError
+from slurmddp.runs.folder.history import is_unanswered
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.status import run_status
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.runs.sweeps import Sweep
+from slurmddp.runs.text_format import counted
+from slurmddp.slurm.client import SlurmClient
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+
+@dataclass(frozen=True)
+class SizeChanges:
+    """A run resumes on another number of ranks, and each optimizer step keeps its samples."""
+
+    run: str
+    ranks: int
+    samples: int
+    """Samples of an optimizer step, on all ranks together."""
+
+
+def resume(name: str, changes: Sequence[str] = (), *, report: Report = ignore) -> Started:
+    """Start a run, or the runs of a sweep, again from their last checkpoints.
+
+    Args:
+        name: name of a run or a sweep, the beginning of one, or a run's folder.
+        changes: settings with other values, as typed. They may change where, how long and on how many nodes
+            a run trains.
+        report: called with each event.
+
+    Returns:
+        The outcome for each run. Runs of a sweep that are active, finished or unclear are left alone.
+
+    Raises:
+        RunNotFoundError: there is no such run or sweep, or there are several.
+        ConfigError: a change is wrong, or another account owns a run.
+        RunStateError: the run has finished and is not extended, or it is active and can't be changed.
+        SlurmError: SLURM is missing, does not answer, or refused.
+        RankFailure: the training on this machine has failed.
+    """
+    selection = select_own(name)
+    if selection.sweep is None:
+        return Started(runs=(_resume_one(selection.runs[0], changes, report),))
+    return _resume_sweep(selection.sweep, changes, report)
+
+
+def jobs_to_resume(
+    name: str, changes: Sequence[str] = (), *, report: Report = ignore
+) -> tuple[Selection, list[Job]]:
+    """Return the runs that a name means, and the jobs of those that `resume` would start."""
+    selection = select_own(name)
+    if selection.sweep is None:
+        return selection, [job_of_run(selection.runs[0], changes)]
+    return selection, _idle_jobs(selection.runs, changes, report)
+
+
+def _idle_jobs(runs: Sequence[RunFolder], changes: Sequence[str], report: Report) -> list[Job]:
+    """Return the jobs of the runs of a sweep that can be resumed; report why others are left alone."""
+    idle = [
+        RunFolder(status.path)
+        for status in statuses(runs, SlurmClient())
+        if _left_alone(status, changes, report) is None
+    ]
+    return [job_of_run(folder, changes) for folder in idle]
+
+
+def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> StartedRun:
+    """Resume one run."""
+    with hold(folder, report) as lock:
+        status = run_status.status(folder, SlurmClient())
+        if _is_active(status, changes):
+            return leave_active(status, report)
+        # Under the lock no other command changes the settings of the run.
+        job = job_of_run(folder, changes)
+        _report_effects([job], changes, report)
+        claimed = ClaimedRun(job, keep(lock, job.run_name), is_new=False)
+    (outcome,) = start_claimed([job], lambda *_: claimed, report=report)
+    return outcome
+
+
+def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Started:
+    """Resume the runs of a sweep that are neither active nor finished, as its command starts them."""
+    jobs = _idle_jobs(sweep.started, changes, report)
+    refuse_misfits(jobs, report)
+    report(SweepBegins(sweep=sweep.name, runs=len(sweep.runs), to_resume=len(jobs)))
+    missing = len(sweep.runs) - len(sweep.started)
+    if missing:
+        report(Note(f"{counted(missing, 'point')} without a run folder; the sweep's command starts them."))
+    _report_effects(jobs, changes, report)
+
+    def claim(job: Job, _: object) -> ClaimedRun | StartedRun:
+        folder = RunFolder(job.run_dir)
+        with hold(folder, report) as lock:
+            status = run_status.status(folder, SlurmClient())
+            left = _left_alone(status, changes, report)
+            return left or ClaimedRun(job, keep(lock, job.run_name), is_new=False)
+
+    outcomes = start_claimed(jobs, claim, sweep=sweep.name, points=points_of(jobs), report=report)
+    report(SweepStarted(sweep.name))
+    return Started(runs=tuple(outcomes), sweep=sweep.name)
+
+
+def _left_alone(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:
+    """Return the outcome of a run of a sweep that is left alone, and report why; None if it resumes."""
+    try:
+        if not _is_active(status, changes):
+            return None
+        report(Message(f"{status.name} is {status.state} already: {status.detail}."))
+        return StartedRun(name=status.name, path=status.path, outcome="active", job_id=status.job_id)
+    except RunStateError as error:
+        report(Note(error.message))
+        return StartedRun(name=status.name, path=status.path, outcome="refused", reason=error.message)
+
+
+def _is_active(status: RunStatus, changes: Sequence[str]) -> bool:
+    """Return whether a run has a job or process.
+
+    Raises:
+        SlurmddpError: the run has finished and is not extended, its state is not known, or it is active and
+            can't be changed.
+    """
+    if is_unanswered(RunFolder(status.path)):  # The submission finds the job of an unanswered one.
+        return False
+    if status.active and not changes:
+        refuse_unclear(status)
+        return True
+    refuse_active(
+        status,
+        unchanged="The changes were not applied.",
+        hint=f"First `slurmddp stop {status.name}`, then resume it with the changes.",
+    )
+    refuse_finished(status, changes)
+    return False
+
+
+def _report_effects(jobs: Sequence[Job], changes: Sequence[str], report: Report) -> None:
+    """Report settings without effect, and the size of each job if the changes concern it."""
+    notes: dict[str, None] = {}
+    for job in jobs:
+        config = job.program.config
+        notes.update(dict.fromkeys([*unused(config, os.environ), *misspelled(config, os.environ)]))
+    for note in notes:
+        report(Note(note))
+
+    if any(key_of(change) in SIZE for change in changes):
+        for job in jobs:
+            samples = job.program.config["train"]["global_batch"]
+            report(SizeChanges(job.run_name, job.resources.world_size, samples))

@@ -1,0 +1,360 @@
+"""Start jobs: on SLURM those that ask for the same as one array, on this machine one after another."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from slurmddp.control.admission import checked_script
+from slurmddp.control.events import Message, Report, ignore
+from slurmddp.control.hold import hold
+from slurmddp.control.local_training import train_here
+from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_other_run, refuse_unclear
+from slurmddp.control.status import status_of
+from slurmddp.control.submission import ClaimedRun, Submission
+from slurmddp.errors import (
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    SlurmddpError,
+    combine_exit_codes,
+)
+from slurmddp.host.process import OpenFiles
+from slurmddp.launchers.submit import array, sbatch
+from slurmddp.runs.folder.code_changes import changed_since
+from slurmddp.runs.folder.create import create, free_name
+from slurmddp.runs.folder.history import is_unanswered
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.owner import refuse_foreign
+from slurmddp.runs.ssh_runs import report_started
+from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.slurm import client
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+ENDED_BY_PERSON = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
+"""Exit codes of a training on this machine that a person has ended, and with it the runs after it."""
+_OTHER_FILES = 256
+"""Files that a process has open beside the locks of runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedRun:
+    """The outcome for one run that was to start."""
+
+    name: str
+    path: Path
+    outcome: Literal["submitted", "training", "trained", "active", "finished", "failed", "refused"]
+    """submitted: SLURM has its job. training: it trains on this machine, in a process of its own. trained: it
+    has trained on this machine, and ended with `exit_code`. active: it had a job or a process already.
+    finished: it has nothing to do. failed: its training on this machine failed. refused: its state allows no
+    start."""
+    job_id: str | None = None
+    exit_code: int = EXIT_FINISHED
+    reason: str = ""
+    """Why it failed or was refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The outcome for one run, or for each run of a sweep, that was to start."""
+
+    runs: tuple[StartedRun, ...]
+    """The runs in the order of the points. Points after one that a person has ended are missing."""
+    sweep: str | None = None
+    """Name of the sweep; None for a single run."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that stands for all runs."""
+        codes = [run.exit_code for run in self.runs]
+        return codes[0] if self.sweep is None and codes else combine_exit_codes(codes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointBegins:
+    """A point of a sweep or a search is about to start."""
+
+    run: str
+    number: int
+    """Its place, from 1."""
+    total: int
+    settings: str
+    """The settings that the other points do not share, as typed on one line."""
+    is_trial: bool = False
+    """Whether a search has chosen the settings."""
+    in_array: bool = False
+    """Whether it becomes an element of an array."""
+
+
+@dataclass(frozen=True)
+class PointFailed:
+    """The training of a point on this machine has failed; the points after it start all the same."""
+
+    run: str
+    error: SlurmddpError
+
+
+@dataclass(frozen=True)
+class PointsLeft:
+    """Points were not started, because SLURM refused one before them."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class RunPutAside:
+    """The folder of an earlier run of the same name was renamed."""
+
+    path: Path
+    """Its new place."""
+
+
+@dataclass(frozen=True)
+class AlreadyActive:
+    """A run has a job or a process already, so it is left alone."""
+
+    status: RunStatus
+    code_changes: str = ""
+    """How the code has changed since the run was submitted, as a sentence."""
+
+
+@dataclass(frozen=True)
+class AlreadyFinished:
+    """A run has finished, so it is left alone."""
+
+    status: RunStatus
+    job: Job
+    code_changes: str = ""
+
+
+@dataclass(frozen=True)
+class RunContinues:
+    """A run that exists starts again, from its last checkpoint if it has one."""
+
+    status: RunStatus
+
+
+Claim = Callable[["Job", Callable[["Job"], bool]], "ClaimedRun | StartedRun"]
+"""Claims a run for a start, or returns why it does not start. The second argument creates a new folder."""
+StartHere = Callable[["Job"], StartedRun]
+"""Starts a job of this machine."""
+
+
+def start(job: Job, *, again: bool = False, report: Report = ignore) -> Started:
+    """Start a run, unless it is active or finished.
+
+    On SLURM the call returns when the job is queued, on this machine when the training has ended.
+
+    Args:
+        job: the job.
+        again: whether the folder of an earlier run is put aside first.
+        report: called with each event.
+
+    Raises:
+        ConfigError: the job can't start, or the folder holds another run.
+        RunStateError: the run is active, so it can't be put aside; or it was trained further than `job`.
+        SlurmError: SLURM is missing, does not answer, or refused.
+        RankFailure: the training on this machine has failed.
+    """
+    claim = claim_for_start(again=again, report=report)
+    return Started(runs=tuple(start_claimed([job], claim, report=report)))
+
+
+def start_claimed(
+    jobs: Sequence[Job],
+    claim: Claim,
+    *,
+    sweep: str = "",
+    points: Mapping[str, PointBegins] | None = None,
+    start_here: StartHere | None = None,
+    report: Report = ignore,
+) -> list[StartedRun]:
+    """Start each job whose run can be claimed.
+
+    Args:
+        jobs: the jobs.
+        claim: claims the run of a job.
+        sweep: name of the sweep.
+        points: what is reported before each start, by the run's name; None for a single run.
+        start_here: starts a job of this machine; None: claim it and train it to its end.
+        report: called with each event.
+
+    Returns:
+        The outcomes in the order in which the runs were started.
+
+    Raises:
+        SlurmddpError: a job can't start. In a sweep, the failure of a training on this machine is only
+            reported.
+    """
+    points = points or {}
+    start_here = start_here or partial(_claim_and_train, claim=claim, report=report)
+
+    outcomes: list[StartedRun] = []
+    for group in groups(jobs):
+        is_array = len(group) > 1
+        for job in group:
+            if job.run_name in points:
+                report(replace(points[job.run_name], in_array=is_array))
+        try:
+            if group[0].launcher == "slurm":
+                outcomes += _submit(group, claim, sweep, report)
+            else:
+                outcomes.append(_start_point_here(group[0], start_here, points, report))
+        except SlurmddpError:
+            if points:
+                report(PointsLeft(len(jobs) - len(outcomes)))
+            raise
+        if any(run.exit_code in ENDED_BY_PERSON for run in outcomes):
+            break
+    return outcomes
+
+
+def groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs of each submission: those of an array together, all others alone."""
+    if len(jobs) == 1 or all(job.launcher != "slurm" for job in jobs):
+        return [[job] for job in jobs]
+    return array.groups(jobs, _longest_array(client.SlurmClient()) if client.on_path() else len(jobs))
+
+
+def _longest_array(slurm: client.SlurmClient) -> int:
+    """Return how many elements one array may have: SLURM bounds the index, and each lock is an open file."""
+    most_files = OpenFiles.allow_most()
+    longest = slurm.max_array_size()
+    if most_files == resource.RLIM_INFINITY:
+        return longest
+    return min(longest, most_files - _OTHER_FILES)
+
+
+def _start_point_here(
+    job: Job, start_here: StartHere, points: Mapping[str, PointBegins], report: Report
+) -> StartedRun:
+    """Start a job of this machine; the failure of a point is only reported."""
+    try:
+        return start_here(job)
+    except SlurmddpError as error:
+        if job.run_name not in points:
+            raise
+        report(PointFailed(job.run_name, error))
+        return _outcome(job, "failed", exit_code=error.exit_code, reason=error.message)
+
+
+def _submit(group: Sequence[Job], claim: Claim, sweep: str, report: Report) -> list[StartedRun]:
+    outcomes: dict[str, StartedRun] = {}
+    with Submission(sweep, is_array=len(group) > 1, report=report) as submission:
+        # Two sweeps never wait for each other's locks.
+        for job in sorted(group, key=lambda job: job.run_name):
+            claimed = claim(job, submission.create)
+            if isinstance(claimed, StartedRun):
+                outcomes[job.run_name] = claimed
+            else:
+                submission.add(claimed)
+        job_ids = submission.submit([job.run_name for job in group])
+    for job in group:
+        if job.run_name in job_ids:
+            outcomes[job.run_name] = _outcome(job, "submitted", job_id=job_ids[job.run_name])
+    return [outcomes[job.run_name] for job in group]
+
+
+def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
+    """Train a run on this machine to its end."""
+    claimed = claim(job, lambda job: create(job, checked_script(job, report)))
+    if isinstance(claimed, StartedRun):
+        return claimed
+    with claimed.lock:
+        return _outcome(job, "trained", exit_code=train_here(claimed, report))
+
+
+def _outcome(
+    job: Job,
+    outcome: Literal["submitted", "trained", "failed"],
+    *,
+    job_id: str | None = None,
+    exit_code: int = EXIT_FINISHED,
+    reason: str = "",
+) -> StartedRun:
+    return StartedRun(
+        name=job.run_name,
+        path=job.run_dir,
+        outcome=outcome,
+        job_id=job_id,
+        exit_code=exit_code,
+        reason=reason,
+    )
+
+
+def claim_for_start(*, again: bool, report: Report) -> Claim:
+    """Return the claim of new runs, and of runs that have ended before their last step.
+
+    Args:
+        again: whether the folder of an earlier run is put aside first.
+        report: called with each event.
+    """
+    return partial(_claim, again=again, report=report)
+
+
+def _claim(
+    job: Job, create_folder: Callable[[Job], bool], *, again: bool, report: Report
+) -> ClaimedRun | StartedRun:
+    """Create the folder of a run, or take the one that is there, and decide whether the run starts."""
+    folder = RunFolder(job.run_dir)
+    is_new = not folder.path.exists() and create_folder(job)
+    with hold(folder, report) as lock:
+        if is_new and lock.fileno >= 0 and folder.is_untouched:
+            return ClaimedRun(job, lock.hand_over(), is_new=True)
+
+        refuse_other_run(job)
+        status = status_of(folder)
+        if again and not is_new:
+            _refuse_put_aside(folder, status, report, is_held_elsewhere=lock.fileno < 0)
+            report(RunPutAside(put_aside(folder)))
+            return _claim(job, create_folder, again=False, report=report)
+        if lock.fileno < 0 or (status.active and not is_unanswered(folder)):
+            return leave_active(status, report, changed_since(folder, job))
+        if status.state == "finished":
+            report_started([status.name])
+            report(AlreadyFinished(status, job, changed_since(folder, job)))
+            return StartedRun(name=status.name, path=folder.path, outcome="finished", job_id=status.job_id)
+        refuse_extended(job)
+
+        if status.attempts:
+            report(RunContinues(status))
+        return ClaimedRun(job, lock.hand_over(), is_new=is_new)
+
+
+def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> StartedRun:
+    """Return the outcome of an active run; raise SlurmddpError if its state is unclear, or it is ending."""
+    refuse_unclear(status)
+    report_started([status.name])
+    report(AlreadyActive(status, code_changes))
+    return StartedRun(name=status.name, path=status.path, outcome="active", job_id=status.job_id)
+
+
+def _refuse_put_aside(
+    folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool
+) -> None:
+    """Raise an error if a run that is to be put aside has, or may have, a job or process."""
+    if is_unanswered(folder):
+        adopted = sbatch.settle(folder, client.SlurmClient(), lambda text: report(Message(text)))
+        if adopted is not None:
+            status = status_of(folder)
+    is_unreadable = status.state == "unknown" and status.job_id is None
+    if is_held_elsewhere or not (is_unreadable or is_unanswered(folder)):
+        refuse_active(
+            status,
+            unchanged="An active run can't be put aside; nothing was changed.",
+            hint=f"First `slurmddp cancel {status.name}`, then start it with --again.",
+        )
+
+
+def put_aside(folder: RunFolder) -> Path:
+    """Move a run folder to the first free `NAME.old-N` beside it, and return its new place."""
+    refuse_foreign(folder.path)
+    aside = free_name(folder.path)
+    folder.path.rename(aside)
+    return aside

@@ -1,0 +1,221 @@
+"""Submit claimed runs to SLURM: one as a job of its own, several as the elements of an array."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmddp.batch.progress import latest_name
+from slurmddp.control.admission import checked_script
+from slurmddp.control.events import Message, Report
+from slurmddp.errors import SlurmddpError
+from slurmddp.launchers.submit import array, sbatch
+from slurmddp.runs.folder.create import Common, create, create_element, prepare
+from slurmddp.runs.folder.history import UNANSWERED
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.index import remember
+from slurmddp.runs.ssh_runs import report_started
+from slurmddp.runs.text_format import counted
+from slurmddp.slurm import client
+from slurmddp.slurm.options import note_on_cpus
+from slurmddp.spec import FUNCTION_CALL, own_script
+
+if TYPE_CHECKING:
+    from slurmddp.runs.folder.lock import RunLock
+    from slurmddp.slurm.client import SlurmClient
+    from slurmddp.spec import Job
+
+
+@dataclass(frozen=True)
+class ClaimedRun:
+    """A run that is to start, and its lock, which keeps other commands from starting it."""
+
+    job: Job
+    lock: RunLock
+    is_new: bool
+    """Whether its folder was created for this start; it is removed again if SLURM refuses the job."""
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """SLURM has the job of a run."""
+
+    job: Job
+    job_id: str
+    notes: tuple[str, ...]
+    """What the person should know about the job."""
+
+
+@dataclass(frozen=True)
+class SubmittedArray:
+    """SLURM has the jobs of several runs as one array."""
+
+    jobs: tuple[Job, ...]
+    job_ids: tuple[str, ...]
+    folder: Path
+    """The folder with the script of the array."""
+
+
+@dataclass(frozen=True)
+class AdoptedJob:
+    """SLURM had a job of a run that the run's folder did not name. The job is recorded now."""
+
+    run: str
+    job_id: str
+    is_element: bool
+    """Whether the run would have become an element of an array."""
+
+
+class Submission:
+    """The runs of one submission; a context manager that releases their locks.
+
+    If nothing was submitted, it removes the folders of new runs.
+    """
+
+    def __init__(self, sweep: str, *, is_array: bool, report: Report) -> None:
+        """Begin without a run.
+
+        Args:
+            sweep: name of the sweep, after which an array is named.
+            is_array: whether the runs become the elements of an array.
+            report: called with each event.
+        """
+        self._sweep = sweep
+        self._is_array = is_array
+        self._report = report
+        self._runs: list[ClaimedRun] = []
+        self._common = Common()
+        self._may_be_queued = False
+
+    def __enter__(self) -> Submission:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for run in self._runs:
+            if run.is_new and not self._may_be_queued:
+                _remove(RunFolder(run.job.run_dir))
+            run.lock.release()
+
+    def create(self, job: Job) -> bool:
+        """Create the folder of a new run; return False if it exists."""
+        if self._is_array:
+            return create_element(job, self._common)
+        return create(job, checked_script(job, self._report))
+
+    def add(self, run: ClaimedRun) -> None:
+        """Add a run, and take over its lock."""
+        self._runs.append(run)
+
+    def submit(self, order: Sequence[str]) -> dict[str, str]:
+        """Submit the runs that have no job in SLURM.
+
+        Args:
+            order: the names of the runs in the order of the elements.
+
+        Returns:
+            The id of the job of each run, by the run's name.
+
+        Raises:
+            SlurmddpError: a run can't be submitted, or SLURM refused. Nothing is left of the submission,
+                unless SLURM may have queued it (`may_be_queued`).
+        """
+        if not self._runs:
+            return {}
+        places = {name: place for place, name in enumerate(order)}
+        self._runs.sort(key=lambda run: places[run.job.run_name])
+        slurm = client.SlurmClient()
+        folders = [RunFolder(run.job.run_dir) for run in self._runs]
+
+        # A lost answer of sbatch may have left a job, so the run needs no other one.
+        adopted = sbatch.settle_each(folders, slurm, self._say)
+        for path, job_id in adopted.items():
+            self._report(AdoptedJob(path.name, job_id, self._is_array))
+        runs = [run for run in self._runs if run.job.run_dir not in adopted]
+
+        job_ids = {path.name: job_id for path, job_id in adopted.items()}
+        if runs:
+            job_ids |= self._submit(runs, slurm)
+        self._may_be_queued = True
+        remember(*folders)
+        report_started([name for name in order if name in job_ids])
+        return job_ids
+
+    def _submit(self, runs: Sequence[ClaimedRun], slurm: SlurmClient) -> dict[str, str]:
+        """Submit runs, report it, and return the id of the job of each run."""
+        jobs = tuple(run.job for run in runs)
+        if self._is_array:
+            folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
+            new = {run.job.run_dir for run in runs if run.is_new}
+            with self._recorded_if_unanswered(jobs):
+                ids = array.submit(jobs, folder, slurm, new=new, common=self._common, say=self._say)
+            self._report(SubmittedArray(jobs, tuple(ids), folder))
+            return {job.run_name: job_id for job, job_id in zip(jobs, ids, strict=True)}
+
+        (run,) = runs
+        if not run.is_new:
+            prepare(run.job, checked_script(run.job, self._report), self._say)
+        with self._recorded_if_unanswered(jobs):
+            job_id = sbatch.build(run.job.submitter, slurm).submit(run.job)
+        self._report(SubmittedJob(run.job, job_id, notes_on(run.job)))
+        return {run.job.run_name: job_id}
+
+    @contextmanager
+    def _recorded_if_unanswered(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Record in the run folders that SLURM may have the jobs, if the submission leaves that open."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
+                self._may_be_queued = True
+                folders = [RunFolder(job.run_dir) for job in jobs]
+                for folder, job in zip(folders, jobs, strict=True):
+                    with suppress(OSError):
+                        folder.add_event(UNANSWERED, submitter=job.submitter)
+                remember(*folders)
+            raise
+
+    def _say(self, text: str) -> None:
+        self._report(Message(text))
+
+
+def notes_on(job: Job) -> tuple[str, ...]:
+    """Return what a person should know about a job that is queued now."""
+    return tuple(note for note in (_note_on_progress(job), note_on_cpus(job)) if note)
+
+
+def _note_on_progress(job: Job) -> str:
+    """Return a note about `program.checkpoints` for a script without a known save, if it may be requeued."""
+    program = job.program.config.get("program") or {}
+    may_run_again = job.policy.requeue and job.resources.time_limit_min is not None
+    is_saved = job.saved_files or latest_name(RunFolder(job.run_dir))
+    if not program.get("script") or is_saved or not may_run_again:
+        return ""
+    if _uses_distributon(job.project_dir / own_script(program)):
+        return ""
+
+    is_function = program["script"] == FUNCTION_CALL
+    name = program["args"][1] if is_function else own_script(program)
+    limits = counted(job.policy.max_requeues_without_progress + 1, "time limit")
+    return (
+        f"name the files that {name} saves with program.checkpoints=PATH, unless Distributon "
+        f"saves them: after {limits} without a newer checkpoint the run ends."
+    )
+
+
+def _uses_distributon(script: Path) -> bool:
+    """Return whether a script names Distributon, which saves in the run folder."""
+    try:
+        return "Distributon" in script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # A module or a command.
+        return False
+
+
+def _remove(folder: RunFolder) -> None:
+    """Remove the folder of a refused run, and the folder of runs if it is empty."""
+    shutil.rmtree(folder.path, ignore_errors=True)
+    with suppress(OSError):
+        folder.path.parent.rmdir()

@@ -1,0 +1,133 @@
+"""Start the runs of a sweep: on SLURM as elements of arrays, on this machine one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
+from slurmddp.control.admission import refuse_misfits
+from slurmddp.control.events import Report, ignore
+from slurmddp.control.refusals import refuse_collisions
+from slurmddp.control.start import PointBegins, Started, StartHere, claim_for_start, start_claimed
+from slurmddp.errors import ConfigError
+from slurmddp.runs import ssh_runs, sweeps
+from slurmddp.spec import FUNCTION_CALL
+
+if TYPE_CHECKING:
+    from slurmddp.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepBegins:
+    """The runs of a sweep or a search are about to start."""
+
+    sweep: str
+    """Name of the sweep."""
+    runs: int
+    """Number of its runs, or of the trials of a search."""
+    to_resume: int | None = None
+    """Number of the runs that are resumed; None if all are to start."""
+    is_search: bool = False
+
+
+@dataclass(frozen=True)
+class SweepStarted:
+    """The runs of a sweep are started, as far as they can be."""
+
+    sweep: str
+
+
+def start_sweep(
+    jobs: Sequence[Job],
+    *,
+    again: bool = False,
+    start_here: StartHere | None = None,
+    report: Report = ignore,
+) -> Started:
+    """Start each run of a sweep that is not finished or active.
+
+    Args:
+        jobs: the job of each point.
+        again: whether the folders of earlier runs are put aside first.
+        start_here: starts a job of this machine; None: train it to its end.
+        report: called with each event.
+
+    Raises:
+        ConfigError: two points are the same run, or a point can't be started. Nothing is started then.
+        SlurmError: SLURM is missing, does not answer, or refused an array. Arrays before it are queued.
+    """
+    runs_dir = runs_dir_of(jobs)
+    refuse_misfits(jobs, report)
+    name = name_of(jobs)
+    places = {job.run_name: place for place, job in enumerate(jobs)}
+    sweeps.refuse_other(runs_dir, name, lambda run, _: run in places)
+    sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
+
+    report(SweepBegins(sweep=name, runs=len(jobs)))
+    ssh_runs.report_started([*places], name)
+    outcomes = start_claimed(
+        jobs,
+        claim_for_start(again=again, report=report),
+        sweep=name,
+        points=points_of(jobs),
+        start_here=start_here,
+        report=report,
+    )
+    report(SweepStarted(name))
+    return Started(runs=tuple(sorted(outcomes, key=lambda run: places[run.name])), sweep=name)
+
+
+def name_of(jobs: Sequence[Job]) -> str:
+    """Return the name of the sweep of these jobs."""
+    return sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
+
+
+def common_name(jobs: Sequence[Job]) -> str:
+    """Return the `name=` that all jobs have; empty if they differ."""
+    names = {job.name for job in jobs}
+    return names.pop() if len(names) == 1 else ""
+
+
+def points_of(jobs: Sequence[Job]) -> Mapping[str, PointBegins]:
+    """Return the points of a sweep by their runs' names, with the settings that tell them apart."""
+    shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+
+    # The program of a function says how to read its arguments.
+    points = {}
+    for number, job in enumerate(jobs, 1):
+        words = [word for word in job.overrides if word not in shared or FUNCTION_CALL in word]
+        words = [word for word in words if key_of(word) != FREE_ARGUMENTS]
+        points[job.run_name] = PointBegins(
+            run=job.run_name, number=number, total=len(jobs), settings=on_one_line(words)
+        )
+    return points
+
+
+def runs_dir_of(jobs: Sequence[Job]) -> Path:
+    """Return the folder of all runs of a sweep; raise ConfigError if two points are the same run."""
+    refuse_collisions(jobs)
+    jobs_by_name: dict[str, Job] = {}
+    for job in jobs:
+        other = jobs_by_name.setdefault(job.run_name, job)
+        if other is not job:
+            raise ConfigError(
+                f"Two points of the sweep are the same run {job.run_name}: {_pair(other, job)}.",
+                hint="Sweep keys whose values mean another run; docs/configuration.md lists them.",
+            )
+    folders = {job.run_dir.parent for job in jobs}
+    if len(folders) > 1:
+        raise ConfigError("The runs of a sweep lie in one folder.", hint="Give one runs_dir=.")
+    return folders.pop()
+
+
+def _pair(first: Job, second: Job) -> str:
+    """Return the settings of two jobs in which they differ; all settings where they don't."""
+    texts = []
+    for job, other in ((first, second), (second, first)):
+        words = [word for word in job.overrides if word not in other.overrides]
+        words = [word for word in words if key_of(word) != FREE_ARGUMENTS]
+        texts.append(on_one_line(words or job.overrides))
+    return ", and ".join(texts)
