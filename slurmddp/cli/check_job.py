@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurmddp.cli.json_output import print_json
 from slurmddp.control.check import CheckedJob, check
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED
 from slurmddp.runs.text_format import counted
@@ -13,20 +14,24 @@ if TYPE_CHECKING:
     from slurmddp.spec import Job
 
 
-def show(groups: Sequence[Sequence[Job]]) -> int:
+def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
     """Print why this SLURM would not start jobs, or when it would; return the exit code.
 
     Args:
         groups: single jobs, and the jobs of each array. An array is checked as a whole.
+        as_json: whether to print JSON.
 
     Raises:
         ConfigError: a job runs on this machine.
         SlurmError: SLURM does not answer.
     """
-    jobs = check(groups).jobs
-    for job in jobs:
-        _print(job)
-    return EXIT_CONFIG if any(job.reasons for job in jobs) else EXIT_FINISHED
+    checked = check(groups)
+    if as_json:
+        print_json(checked)
+    else:
+        for job in checked.jobs:
+            _print(job)
+    return EXIT_CONFIG if any(job.reasons for job in checked.jobs) else EXIT_FINISHED
 
 
 def _print(job: CheckedJob) -> None:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.control.start import groups
 
     selection, jobs = jobs_to_resume(args.run, args.changes, report=print_event)
-    if selection.sweep is not None:
+    if selection.sweep is not None and not args.json:
         runs = counted(len(selection.sweep.runs), "run")
         print(f"sweep   {selection.name}  ({len(jobs)} of {runs} to resume)")
-    return check_job.show(groups(jobs))
+    return check_job.show(groups(jobs), as_json=args.json)

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     if args.check:
         from slurmddp.cli import check_job
 
-        return check_job.show([[job]])
+        return check_job.show([[job]], as_json=args.json)
 
     from slurmddp.cli.start_view import StartView
     from slurmddp.control.start import start
@@ -114,7 +114,7 @@ def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]]
     if args.dry_run:
         return dry_run.show_many(jobs, name, _show_script)
     if args.check:
-        return check_job.show(groups(jobs))
+        return check_job.show(groups(jobs), as_json=args.json)
     return start_and_print(args, lambda: sweep.start_sweep(jobs, again=args.again, report=StartView()))
 
 
