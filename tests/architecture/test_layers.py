@@ -21,8 +21,8 @@ _ABOVE = """
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
-    config.checks config.composition config control control.ssh cli cli.commands run_handle start_from_python
-    function_call
+    config.checks config.composition config control control.ssh run_handle start_from_python function_call
+    cli cli.commands
 """
 _BELOW = """
     checkpoint.state collectives transports strategies
