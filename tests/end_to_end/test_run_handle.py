@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     import handle_work  # type: ignore[import-not-found]
 
@@ -61,11 +61,11 @@ def test_a_function_runs_as_every_rank_and_the_same_call_finds_its_result(
     again = slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
     assert again.path == run.path and again.result(60) == run.result()
     assert (run.path / "attempts.jsonl").read_text() == attempts
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     (project / "handle_work.py").write_text(MODULE.replace("factor *", "2 * factor *"))
     slurmddp.submit("handle_work.rank", 2.5, ["{attempt}", 'a "b"'], ranks_per_node=2)
     note = "handle_work.py has changed since this run. again=True runs the new code."
-    assert f"{run.name}: {note}" in capsys.readouterr().err
+    assert caplog.messages == [f"{run.name}: {note}"] and capsys.readouterr() == ("", "")
     (project / "handle_work.py").write_text(MODULE)
     assert slurmddp.Run("rank").path == run.path
     assert slurmddp.submit("handle_work.rank", 3, [], ranks_per_node=1).result(60)[0] == 3
