@@ -75,17 +75,23 @@ def jobs_to_resume(
     selection = select_own(name)
     if selection.sweep is None:
         return selection, [job_of_run(selection.runs[0], changes)]
-    return selection, _idle_jobs(selection.runs, changes, report)
+    jobs, _ = _resumable(selection.runs, changes, report)
+    return selection, jobs
 
 
-def _idle_jobs(runs: Sequence[RunFolder], changes: Sequence[str], report: Report) -> list[Job]:
-    """Return the jobs of the runs of a sweep that can be resumed; report why others are left alone."""
-    idle = [
-        RunFolder(status.path)
-        for status in statuses(runs, SlurmClient())
-        if _left_alone(status, changes, report) is None
-    ]
-    return [job_of_run(folder, changes) for folder in idle]
+def _resumable(
+    runs: Sequence[RunFolder], changes: Sequence[str], report: Report
+) -> tuple[list[Job], list[StartedRun]]:
+    """Return the jobs of the runs of a sweep that can be resumed, and the outcomes of the others."""
+    jobs: list[Job] = []
+    left: list[StartedRun] = []
+    for status in statuses(runs, SlurmClient()):
+        outcome = _left_alone(status, changes, report)
+        if outcome is not None:
+            left.append(outcome)
+        else:
+            jobs.append(job_of_run(RunFolder(status.path), changes))
+    return jobs, left
 
 
 def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> StartedRun:
@@ -104,7 +110,7 @@ def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> St
 
 def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Started:
     """Resume the runs of a sweep that are neither active nor finished, as its command starts them."""
-    jobs = _idle_jobs(sweep.started, changes, report)
+    jobs, left = _resumable(sweep.started, changes, report)
     refuse_misfits(jobs, report)
     report(SweepBegins(sweep=sweep.name, runs=len(sweep.runs), to_resume=len(jobs)))
     missing = len(sweep.runs) - len(sweep.started)
@@ -121,7 +127,9 @@ def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Start
 
     outcomes = start_claimed(jobs, claim, sweep=sweep.name, points=points_of(jobs), report=report)
     report(SweepStarted(sweep.name))
-    return Started(runs=tuple(outcomes), sweep=sweep.name)
+    places = {folder.name: place for place, folder in enumerate(sweep.runs)}
+    runs = sorted([*left, *outcomes], key=lambda run: places[run.name])
+    return Started(runs=tuple(runs), sweep=sweep.name)
 
 
 def _left_alone(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:

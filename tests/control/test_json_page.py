@@ -31,12 +31,22 @@ from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
 from slurmddp.control.remove import remove
 from slurmddp.control.report import report
+from slurmddp.control.resume import resume
+from slurmddp.control.search import search_best
+from slurmddp.control.start import start
 from slurmddp.control.status import status
 from slurmddp.control.stop import stop
+from slurmddp.spec import Job
 from support import ROOT
 
 PAGE = ROOT / "docs" / "json.md"
+SEARCH = "train -m hydra/sweeper=optuna"
 ACTIONS: dict[str, Callable[..., Any]] = {
+    "train": start,
+    SEARCH: search_best,
+    "run": start,
+    "rerun": start,
+    "resume": resume,
     "status": status,
     "list": list_runs,
     "explain": explain,
@@ -74,16 +84,21 @@ _PLAIN = {str: "text", Path: "path", int: "integer", float: "number", bool: "tru
 def page() -> str:
     """Return the text of `docs/json.md`."""
     results = {
-        command: list(leaves(typing.get_type_hints(ACTIONS[command])["return"])) for command in ACTIONS
+        command: list(leaves(typing.get_type_hints(ACTIONS[command], None, {"Job": Job})["return"]))
+        for command in ACTIONS
     }
-    links = {kinds[0]: f"[{command}](#{command})" for command, kinds in results.items()}
+    links = {kinds[0]: f"[{command}](#{command})" for command, kinds in reversed(results.items())}
     sections = [HEAD]
     for command, action in ACTIONS.items():
         kind, *others = results[command]
         function = f"`{action.__module__}.{action.__name__}` returns `{kind.__name__}`."
         for other in others:
             function += f" For a sweep it returns the result of {links[other]}."
-        sections += [f"### {command}\n", described(kind), f"{function}\n", table(kind)]
+        sections.append(f"### {command}\n")
+        if links[kind].startswith(f"[{command}]"):
+            sections += [described(kind), f"{function}\n", table(kind)]
+        else:
+            sections.append(f"The result of {links[kind]}.\n")
 
     sections.append("## Parts\n")
     parts = {part for kinds in results.values() for kind in kinds for part in used(kind)}
@@ -171,7 +186,7 @@ def test_the_page_names_every_command_with_json() -> None:
         parser = argparse.ArgumentParser()
         import_module(f"slurmddp.cli.commands.{command}").add_arguments(parser)
         with_json |= {f"{command} {name}".strip() for name in commands_with_json(parser)}
-    assert with_json == set(ACTIONS)
+    assert with_json == set(ACTIONS) - {SEARCH}
 
 
 def commands_with_json(parser: argparse.ArgumentParser) -> Iterator[str]:
