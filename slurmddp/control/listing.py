@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError, near_matches
@@ -51,9 +51,9 @@ def list_runs(
     Raises:
         RunNotFoundError: there is no such sweep, or there are several.
     """
-    found = None if sweep is None else find_sweep(sweep)
-    paths = paths_of(found, name)
-    elsewhere = [run for run in over_ssh if found is None and run.name.startswith(name)]
+    chosen = None if sweep is None else find_sweep(sweep)
+    paths = paths_of(chosen, name)
+    elsewhere = [run for run in over_ssh if chosen is None and run.name.startswith(name)]
     # Only the newest are read, unless their states decide.
     read = paths if states else paths[:limit]
     runs = [*statuses([RunFolder(Path(path)) for path in read], slurm or SlurmClient()), *elsewhere]
@@ -62,14 +62,11 @@ def list_runs(
     if elsewhere:
         runs.sort(key=lambda run: run.seen or run.created or 0.0, reverse=True)
 
-    listed = runs[:limit]
-    return Listing(
-        runs=tuple(listed),
-        more=len(runs) - len(listed) + len(paths) - len(read),
-        sweep=None if found is None else found.name,
-        points=0 if found is None else len(found.runs),
-        missing=0 if found is None else len(found.runs) - len(found.started),
-    )
+    listing = Listing(runs=tuple(runs[:limit]), more=len(runs) - len(runs[:limit]) + len(paths) - len(read))
+    if chosen is None:
+        return listing
+    points = len(chosen.runs)
+    return replace(listing, sweep=chosen.name, points=points, missing=points - len(chosen.started))
 
 
 def find_sweep(name: str) -> sweeps.Sweep:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.control.check import CheckedClusters, check_clusters
+from slurmddp.control.contract import from_json
 from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
 from slurmddp.runs.folder.excluded_nodes import exclude, share, shared_file
 from slurmddp.runs.folder.layout import RunFolder
@@ -73,8 +75,10 @@ def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsy
     assert "far: 1 finding\n  max_nodes=9: partition 'gpu' gives a job at most 4 (MaxNodes). Use max_n" in out
     assert "small: fits this site" in out and "big: 1 finding\n  max_nodes=16" in out
     assert main(["cluster", "check", "far", "--json"]) == EXIT_CONFIG
-    (found,) = json.loads(capsys.readouterr().out)["clusters"]["far"]
-    assert (found["key"], found["value"]) == ("max_nodes", "9")
+    result = from_json(CheckedClusters, json.loads(capsys.readouterr().out))
+    assert result == check_clusters(project, ["far"])
+    (finding,) = result.clusters["far"]
+    assert (finding.key, finding.value) == ("max_nodes", "9")
 
 
 def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, project, tmp_path, capsys):

@@ -15,6 +15,8 @@ import yaml
 
 import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.control.contract import from_json
+from slurmddp.control.report import Reported
 from slurmddp.control.ssh import connection
 from slurmddp.control.ssh.runs import runs_of_sweep
 from slurmddp.errors import (
@@ -136,6 +138,9 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert main(["report", sweep]) == 0
     page = Path(capfd.readouterr().out.strip())
     assert page.name == f"{sweep}.html" and sweep in page.read_text()
+    assert main(["report", sweep, "--json"]) == 0
+    result = from_json(Reported, json.loads(capfd.readouterr().out))
+    assert result == Reported(name=sweep, is_sweep=True, path=page)
     links = re.findall(r'href="([^"]+)"', page.read_text())
     assert len(links) == 2 and all(
         Path(link).parent.name in (page.parent / link).read_text() for link in links

@@ -13,6 +13,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.cli.main import main
+from slurmddp.control.cancel import cancel
 from slurmddp.control.checkpoints import checkpoints
 from slurmddp.control.contract import from_json
 from slurmddp.control.diff import diff
@@ -22,6 +23,8 @@ from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
 from slurmddp.control.report import report
 from slurmddp.control.status import RunDetails, status
+from slurmddp.control.stop import stop
+from slurmddp.runs import sweeps
 from slurmddp.runs.folder.jsonl import append_line
 from support.runs.cli_runs import end, start, submit
 
@@ -29,7 +32,10 @@ pytestmark = pytest.mark.usefixtures("elsewhere", "slurm")
 
 ACTIONS: dict[str, Callable[[], Any]] = {
     "status one": lambda: status("one"),
+    "status tune": lambda: status("tune"),
     "list": list_runs,
+    "list tune": lambda: list_runs("tune"),
+    "report tune": lambda: report("tune"),
     "list --state failed --name o": lambda: list_runs(states=["failed"], name="o"),
     "logs one --rank 3": lambda: logs("one", ranks=[3]),
     "logs two -n all --all": lambda: logs("two", everything=True, lines=None),
@@ -38,12 +44,14 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "diff one two": lambda: diff("one", "two"),
     "checkpoints one --verify": lambda: checkpoints("one", verify=True),
     "export one --force": lambda: export("one", force=True),
+    "stop tune-sweep": lambda: stop("tune-sweep"),
+    "cancel tune-sweep": lambda: cancel("tune-sweep"),
 }
 
 
 @pytest.fixture
 def runs(make_run) -> None:
-    """Make a run that has failed, and a run that has finished with other settings."""
+    """Make a run that has failed, a run that has finished with other settings, and a sweep of both."""
     for name, outcome, code in (("one-00000001", "failed", 137), ("two-00000002", "finished", 0)):
         folder = make_run(name)
         folder.config_file.write_text(
@@ -59,6 +67,9 @@ def runs(make_run) -> None:
         end(folder, outcome, code=code)
         weights = OrderedDict(weight=torch.ones(2))
         checkpoint.write(folder.checkpoints_dir, 9, {"objects": {"model": weights}}, meta={"world_size": 4})
+
+    points = [(name, [f"seed={name}"]) for name in ("two-00000002", "one-00000001", "tri-00000003")]
+    sweeps.write(folder.path.parent, "tune-sweep-0a1b2c3d", points)
 
 
 @pytest.mark.parametrize("command", ACTIONS)
