@@ -45,7 +45,7 @@ class AttemptFacts:
 class RunDetails(RunStatus):
     """The state of a run, and what its records hold beside it."""
 
-    asked: float
+    time: float
     """When the state was read, in seconds since the epoch."""
     goodput: Goodput = field(default_factory=Goodput)
     phases: Phases | None = None
@@ -56,7 +56,7 @@ class RunDetails(RunStatus):
     """The peak memory of the ranks of the newest attempt."""
     notices: tuple[Notice, ...] = ()
     """Hangs, slow ranks, other nodes and warnings of the newest attempt."""
-    ends: tuple[AttemptFacts, ...] = ()
+    history: tuple[AttemptFacts, ...] = ()
     """All attempts."""
     awaited: str = ""
     """The nodes for which the others wait before the ranks start."""
@@ -100,7 +100,7 @@ def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
     return RunDetails(
         **vars(run),
         **_records(folder, run, now),
-        asked=now,
+        time=now,
         best=_best(folder),
         awaited=_awaited(run),
         avoided_nodes=tuple(excluded_nodes(folder, now)),
@@ -118,13 +118,13 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
             "phases": newest_phases(events),
             "memory": newest_peak_memory(events),
             "notices": tuple(notices(events)),
-            "ends": _ends(fold(events).attempts),
+            "history": _history(fold(events).attempts),
         }
     except (SlurmddpError, OSError):
         return {}
 
 
-def _ends(attempts: Sequence[Attempt]) -> tuple[AttemptFacts, ...]:
+def _history(attempts: Sequence[Attempt]) -> tuple[AttemptFacts, ...]:
     return tuple(
         AttemptFacts(
             number=attempt.number,

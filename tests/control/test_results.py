@@ -79,5 +79,5 @@ def test_python_and_json_get_the_same_result(runs, capsys, command: str) -> None
     result = ACTIONS[command]()
     read = from_json(type(result), document)
     if isinstance(result, RunDetails):
-        read = replace(read, asked=result.asked)
+        read = replace(read, time=result.time)
     assert read == result

@@ -129,7 +129,7 @@ def _progress(run: RunDetails) -> Iterator[tuple[str, str]]:
     if run.step is not None:
         share = f" of {run.total_steps} ({100 * run.step // run.total_steps} %)" if run.total_steps else ""
         is_seen = run.seen is not None and run.active
-        seen = f", last heartbeat {duration(run.asked - (run.seen or 0.0))} ago" if is_seen else ""
+        seen = f", last heartbeat {duration(run.time - (run.seen or 0.0))} ago" if is_seen else ""
         yield "step", f"{run.step}{share}{seen}"
     if run.loss is not None:
         held_out = "" if run.held_out is None else f", held-out {number(run.held_out)}"
@@ -138,7 +138,7 @@ def _progress(run: RunDetails) -> Iterator[tuple[str, str]]:
         yield "metrics", ", ".join(f"{name} {number(value)}" for name, value in run.metrics.items())
     if run.rate is not None:
         # A file server that stands still, or a suspended job, leaves the last value.
-        is_old = run.state == "running" and run.seen is not None and run.asked - run.seen > _SILENT_S
+        is_old = run.state == "running" and run.seen is not None and run.time - run.seen > _SILENT_S
         until = " until the last heartbeat" if is_old else ""
         yield "speed", f"{run.rate:,.0f} {run.rate_unit}{_use(run)}{until}"
     if run.saved_step is not None:
@@ -184,10 +184,10 @@ def _goodput(goodput: Goodput) -> str:
 
 def _print_attempts(run: RunDetails) -> None:
     """Print the nodes and the end of each attempt."""
-    if run.ends:
+    if run.history:
         rows = [
             (str(each.number), clock(each.started), each.nodes or "-", each.ended or "not ended yet")
-            for each in run.ends
+            for each in run.history
         ]
         print("\nAttempts")
         headers = ("ATTEMPT", "STARTED", "NODES", "ENDED BY")
@@ -235,4 +235,4 @@ def _short(seconds: float) -> str:
 
 
 def _ago(run: RunDetails, moment: float | None) -> str:
-    return "-" if moment is None else f"{clock(moment)} ({duration(run.asked - moment)} ago)"
+    return "-" if moment is None else f"{clock(moment)} ({duration(run.time - moment)} ago)"
