@@ -48,6 +48,8 @@ from slurmddp.runs.folder.owner import refuse_files_of_others
 from slurmddp.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
+_STARTS_NOTHING = ("--dry-run", "--check")
+"""Flags of `slurmddp run` after which nobody expects a job."""
 _LEFT_OUT = [
     {"override hydra/job_logging": "none"},
     {"override hydra/hydra_logging": "none"},
@@ -173,10 +175,6 @@ def _literal_variables(config: Mapping[str, Any]) -> list[str]:
         for name, value in env.items()
         if re.search(r"\$[A-Za-z_{]", value)
     ]
-
-
-_STARTS_NOTHING = ("--dry-run", "--check")
-"""Flags of `slurmddp run` after which nobody expects a job."""
 
 
 def _after_script(config: Mapping[str, Any]) -> list[str]:

@@ -134,12 +134,15 @@ def _read(folder: RunFolder) -> _Read | RunStatus:
     try:
         config = folder.config()
         history = read_history(folder)
+        records_steps = is_own_trainer(config.get("program")) or any(
+            one.first_step is not None for one in history.attempts
+        )
         return _Read(
             folder=folder,
             history=history,
-            total_steps=total_steps(config),
-            records_steps=is_own_trainer(config.get("program"))
-            or any(one.first_step is not None for one in history.attempts),
+            # A training function of a person may count no steps at all.
+            total_steps=total_steps(config) if records_steps else None,
+            records_steps=records_steps,
             names_files=bool((config.get("program") or {}).get("checkpoints")),
         )
     except (SlurmddpError, OSError, ValueError) as error:

@@ -126,6 +126,17 @@ def test_the_number_of_steps_of_a_script_is_unknown(folder):
     assert status(folder, None).total_steps is None
 
 
+def test_a_persons_training_function_has_a_number_of_steps_once_it_reports_steps(folder):
+    with folder.config_file.open("a") as stream:
+        stream.write("program:\n  _target_: mine.train\n")
+    write(folder, SUBMITTED, started())
+    assert status(folder, None).total_steps is None
+    write(folder, event("first_step", 120.0, 0, step=1))
+    assert status(folder, None).total_steps == 400
+    write(folder, ended("finished", next_="none", code=0))
+    assert status(folder, None).state == "finished"
+
+
 def test_a_failure_without_a_rank_names_the_setup_line_that_failed(folder):
     text = "The setup line `module load cuda` failed with code 1. The ranks start all the same."
     warning = event("warned", 115.0, 0, about="setup", text=text)
