@@ -48,8 +48,9 @@ def read(root: Path, name: str) -> Plan:
     except FileNotFoundError:
         near = near_matches(name, names(os.environ))
         raise SlurmError(
-            f"No sandbox {name!r} is up.",
-            hint=f"Start one with `slurmddp sandbox up`. {near}".strip(),
+            f"No sandbox {name!r} is up in {root}.",
+            hint="Start one with `slurmddp sandbox up`; one of `up --dir DIR` needs the same --dir. "
+            f"{near}".strip(),
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SlurmError(

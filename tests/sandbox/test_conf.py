@@ -184,7 +184,7 @@ def test_a_missing_sandbox_is_reported_with_near_names(
     damaged = tmp_path / "slurmddp/sandbox/training/sandbox.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{}")
-    with pytest.raises(SlurmError, match="No sandbox 'traning' is up") as caught:
+    with pytest.raises(SlurmError, match=r"No sandbox 'traning' is up in .*/traning") as caught:
         Sandbox("traning").status()
     assert "Did you mean training?" in caught.value.hint
     assert not Sandbox("traning").down()
