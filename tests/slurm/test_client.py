@@ -489,6 +489,7 @@ def write_site(programs: FakePrograms) -> None:
         "config": sites.CONFIG,
         "qos": sites.QOS,
         "associations": sites.ASSOCIATIONS,
+        "accounts": sites.ACCOUNTS,
         "default-account": "physics",
         "account-and-qos": "physics|tight",
     }.items():

@@ -41,6 +41,7 @@ QOS = (
     "long|||||PartitionTimeLimit\nwide||||node=9|PartitionMaxNodes,NoReserve\n"
 )
 ASSOCIATIONS = "physics||normal,short,tight,long,wide|normal|1-00:00:00|||\n"
+ACCOUNTS = "root|||\nphysics||root|cpu=900\nphysics|ann|root|cpu=1\n"
 
 
 def site(config: str = CONFIG, **queued: int) -> Site:
@@ -53,7 +54,7 @@ def site(config: str = CONFIG, **queued: int) -> Site:
         accounting=accounting.Accounting(
             enforced=accounting.parse_enforced(facts.get("AccountingStorageEnforce", "")),
             qualities=accounting.parse_qualities(QOS),
-            associations=accounting.parse_associations(ASSOCIATIONS),
+            associations=accounting.parse_associations(ASSOCIATIONS, ACCOUNTS),
             default_account="physics",
             queued=accounting.parse_queued("".join(f"physics|{qos}\n" * n for qos, n in queued.items())),
         ),
