@@ -12,6 +12,8 @@ import math
 import pickle
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -209,7 +211,7 @@ class Run:
         """
         from slurmddp.control.stop import stop
 
-        (stopped,) = stop(str(self.path)).runs
+        (stopped,) = self._act(stop).runs
         return stopped
 
     def cancel(self) -> CancelledRun:
@@ -224,8 +226,12 @@ class Run:
         """
         from slurmddp.control.cancel import cancel
 
-        (cancelled,) = cancel(str(self.path)).runs
+        (cancelled,) = self._act(cancel).runs
         return cancelled
+
+    def _act(self, action: Callable[[str], Result]) -> Result:
+        """Change the run by an action of `slurmddp.control`."""
+        return action(str(self.path))
 
 
 class RunOverSsh(Run):
@@ -255,10 +261,18 @@ class RunOverSsh(Run):
         return self.status().path
 
     def status(self) -> RunStatus:
-        return runs.status(self._run)
+        from slurmddp.control.ssh.statuses import status_over_ssh
+
+        return status_over_ssh(self._run)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        return self._ended(timeout_s)  # The command `status` of the login node writes the report.
+        from slurmddp.control.report import report
+
+        status = self._ended(timeout_s)
+        if status.state in ("finished", "failed"):
+            with suppress(SlurmddpError):  # An error of the report must not hide the status.
+                return replace(status, report=runs.call(self._run, report, self.name).path)
+        return status
 
     def _ended(self, timeout_s: float | None) -> RunStatus:
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -282,25 +296,12 @@ class RunOverSsh(Run):
         return runs.own_files(self._run, [f"{folder}/{name}" for name in names], unshared=True)
 
     def logs(self, rank: int = 0) -> str:
-        return self._answer("logs", "--rank", str(rank), "--lines", "all")
+        from slurmddp.control.logs import logs
 
-    def stop(self) -> StoppedRun:
-        from slurmddp.control.stop import Stopped
+        return "\n".join(runs.call(self._run, logs, self.name, ranks=[rank], lines=None).lines)
 
-        (stopped,) = self._result(Stopped, "stop").runs
-        return stopped
-
-    def cancel(self) -> CancelledRun:
-        from slurmddp.control.cancel import Cancelled
-
-        (cancelled,) = self._result(Cancelled, "cancel").runs
-        return cancelled
-
-    def _answer(self, command: str, *flags: str) -> str:
-        return runs.answer(self._run, command, self.name, *flags)
-
-    def _result(self, kind: type[Result], command: str) -> Result:
-        return runs.result(self._run, kind, command, self.name)
+    def _act(self, action: Callable[[str], Result]) -> Result:
+        return runs.call(self._run, action, self.name, changes=True)
 
 
 def _is_function(config: bytes | None) -> bool:

@@ -7,30 +7,26 @@ login node. Commands about that run later run in the same folder.
 from __future__ import annotations
 
 import argparse
-import html
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote
 
 from slurmddp.cli.json_output import print_json
 from slurmddp.cli.messages import print_event
-from slurmddp.control.report import Reported
 from slurmddp.control.ssh import runs, submit
-from slurmddp.control.ssh.connection import exchange
+from slurmddp.control.ssh.reports import fetch_report
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import EXIT_FINISHED, SlurmddpError, UsageError
+from slurmddp.errors import EXIT_FINISHED, UsageError
 from slurmddp.host import browser
 from slurmddp.runs import ssh_runs
-from slurmddp.runs.folder.layout import REPORT_FILE
 from slurmddp.runs.ssh_runs import SshRun
 
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
 """The arguments that name runs, where it is not `run` alone."""
+_CHANGING = frozenset({"stop", "cancel", "rm", "resume", "rerun"})
+"""Commands that go on if the connection breaks; the others end."""
 _MARKER = "the-run-over-ssh"
 """Takes the place of a word while the command line is parsed, to see which argument the word is."""
 
@@ -75,10 +71,12 @@ def forward(
         return None
     run, command_line = named
     if name == "report" or (name == "open" and not parsed.folder):
-        return _fetch_report(run, show=name == "open", as_json=name == "report" and parsed.json)
+        _show_report(run, opens=name == "open", as_json=name == "report" and parsed.json)
+        return EXIT_FINISHED
 
-    changes = name in ("resume", "rerun")
-    exit_code = runs.command(run, command_line, changes=changes, terminal=_terminal(), report=print_event)
+    exit_code = runs.command(
+        run, command_line, changes=name in _CHANGING, terminal=_terminal(), report=print_event
+    )
     if name == "rm" and exit_code == EXIT_FINISHED:
         ssh_runs.remember(replace(run, removed=True))
     return exit_code
@@ -142,49 +140,12 @@ def _place(
     return places[0]
 
 
-def _fetch_report(run: SshRun, *, show: bool, as_json: bool) -> int:
-    """Let the host write the report of a run or sweep, copy it here, print its path and open it.
-
-    The page of a sweep links to the reports of its runs, so these are copied too.
-    """
-    request = {"folder": run.folder, "words": ["report", run.name]}
-    with exchange(runs.node_of(run), request, report=print_event) as session:
-        paths = [line.strip() for line, _ in session.lines() if line.startswith("/")]
-        exit_code = session.exit_code()
-    for path in paths:
-        page = PurePosixPath(path)
-        is_sweep = page.name != REPORT_FILE
-        runs_dir = page.parent if is_sweep else page.parent.parent
-        name = str(page.relative_to(runs_dir))
-        (copy,) = _copies(run, runs_dir, [name])
-        if is_sweep:
-            _copies(run, runs_dir, _linked_reports(copy.read_text(encoding="utf-8")))
-        if as_json:
-            print_json(Reported(name=run.name, is_sweep=is_sweep, path=copy))
-        else:
-            print(copy)
-        if show:
-            browser.show(copy)
-    return exit_code
-
-
-def _copies(run: SshRun, folder: PurePosixPath, names: Sequence[str]) -> list[Path]:
-    """Copy files below a folder on the host to this machine, readable by this account alone."""
-    reports = ssh_runs.records_file().parent / "reports"
-    reports.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reports.chmod(0o700)
-    copies = [reports / run.host / name for name in names]
-    contents = runs.own_files(run, [str(folder / name) for name in names]) if names else []
-    for copy, name, content in zip(copies, names, contents, strict=True):
-        if content is None:
-            raise SlurmddpError(f"There is no report {run.host}:{folder / name} of this account.")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(content)
-    return copies
-
-
-def _linked_reports(page: str) -> list[str]:
-    """Return the reports of runs to which the page of a sweep links, as paths beside it."""
-    links = re.findall(rf'href="([^"/]+)/{re.escape(REPORT_FILE)}"', page)
-    names = [unquote(html.unescape(link)) for link in links]
-    return [f"{name}/{REPORT_FILE}" for name in names if name not in (".", "..") and "/" not in name]
+def _show_report(run: SshRun, *, opens: bool, as_json: bool) -> None:
+    """Copy the report of a run or a sweep here, print its path or its document, and open it if asked to."""
+    reported = fetch_report(run)
+    if as_json:
+        print_json(reported)
+    else:
+        print(reported.path)
+    if opens:
+        browser.show(reported.path)

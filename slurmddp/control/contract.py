@@ -10,10 +10,14 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from slurmddp import errors
+from slurmddp.errors import SlurmddpError
 
 VERSION = 1
 """Version of the documents. It grows when a key is removed or changes its meaning; keys may be added."""
@@ -41,8 +45,29 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
     Raises:
         ValueError: a key is missing, or its value is of another kind.
     """
-    value: T = _read(kind, document, kind.__name__, host)
+    value: T = _read(kind, document, getattr(kind, "__name__", str(kind)), host)
     return value
+
+
+def error_to_json(error: SlurmddpError) -> dict[str, Any]:
+    """Return the JSON document of an error, from which another machine can raise the same."""
+    return {
+        "version": VERSION,
+        "kind": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+    }
+
+
+def error_from_json(document: Mapping[str, Any]) -> SlurmddpError:
+    """Return the error that a document of `error_to_json` describes."""
+    kind = vars(errors).get(document["kind"])
+    if not isinstance(kind, type) or not issubclass(kind, SlurmddpError):
+        kind = SlurmddpError  # A class of another module or version.
+    error: SlurmddpError = kind(document["message"], hint=document["hint"])
+    error.exit_code = document["exit_code"]
+    return error
 
 
 def json_value(value: Any) -> Any:
@@ -76,7 +101,7 @@ def _read(kind: Any, value: Any, place: str, host: str) -> Any:
     if kind is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _read_optional(kind, value, place, host)
+        return _read_union(kind, value, place, host)
     if is_dataclass(kind):
         return _read_dataclass(kind, value, place, host)
     if origin is typing.Literal:
@@ -102,12 +127,16 @@ def _read(kind: Any, value: Any, place: str, host: str) -> Any:
     return value
 
 
-def _read_optional(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Return a value of a type that may be None."""
-    if value is None:
+def _read_union(kind: Any, value: Any, place: str, host: str) -> Any:
+    """Return a value of a type that may be None, or of the first of several types that it fits."""
+    kinds = typing.get_args(kind)
+    if value is None and type(None) in kinds:
         return None
-    (other,) = [option for option in typing.get_args(kind) if option is not type(None)]
-    return _read(other, value, place, host)
+    *options, last = [option for option in kinds if option is not type(None)]
+    for option in options:
+        with suppress(ValueError):
+            return _read(option, value, place, host)
+    return _read(last, value, place, host)
 
 
 def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:

@@ -24,6 +24,8 @@ class Reported:
     is_sweep: bool
     path: Path
     """The page."""
+    runs: tuple[Path, ...] = ()
+    """The pages of a sweep's runs."""
 
 
 def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient | None = None) -> Reported:
@@ -41,7 +43,7 @@ def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient |
     """
     sweep = sweeps.find_to_show(name)
     if sweep is not None:
-        return Reported(name=sweep.name, is_sweep=True, path=_of_sweep(sweep, slurm or SlurmClient()))
+        return _of_sweep(sweep, slurm or SlurmClient())
 
     folder = index.find(name)
     path = folder.report_file
@@ -58,17 +60,17 @@ def _of_run(folder: RunFolder, run: RunStatus) -> Path:
         return write_report(folder, run)
 
 
-def _of_sweep(sweep: sweeps.Sweep, slurm: SlurmClient) -> Path:
+def _of_sweep(sweep: sweeps.Sweep, slurm: SlurmClient) -> Reported:
     from slurmddp.runs.report.sweep import write_sweep_report
 
     folders = sweep.started
     runs = statuses(folders, slurm)
-    for folder, run in zip(folders, runs, strict=True):
-        _of_run(folder, run)
+    pages = [_of_run(folder, run) for folder, run in zip(folders, runs, strict=True)]
     with _explained(sweep.name):
-        return write_sweep_report(
+        page = write_sweep_report(
             sweep.report_file, sweep.name, runs, missing=len(sweep.runs) - len(folders), best=sweep.best
         )
+    return Reported(name=sweep.name, is_sweep=True, path=page, runs=tuple(pages))
 
 
 @contextmanager

@@ -5,13 +5,10 @@ The run folders lie on the cluster. A line here names a run, its login node and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -118,22 +115,6 @@ def find(name: str | None) -> SshRun | None:
     if found and len(found) + len(here) > 1:
         raise _ambiguous(name, found, here)
     return found[0] if found else None
-
-
-def sent_files(host: str, folder: str) -> list[str]:
-    """Return the names of files that a version before the list on the host has sent to a folder there.
-
-    The name of their record needs the absolute folder, which those runs recorded that were started there.
-    """
-    folders = {run.folder for run in ssh_runs() if run.host == host}
-    names: dict[str, None] = {}
-    for absolute in folders:
-        if absolute == folder or absolute.endswith(f"/{folder}"):
-            digits = hashlib.sha256(f"{host}:{absolute}".encode()).hexdigest()[:16]
-            record = records_file().parent / "ssh-sent" / f"{digits}.json"
-            with suppress(FileNotFoundError, ValueError):
-                names.update(dict.fromkeys(json.loads(record.read_text(encoding="utf-8"))))
-    return list(names)
 
 
 def _names_here(name: str) -> list[str]:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,35 +31,6 @@ from support.slurm.slurm_jobs import PROGRAMS
 
 ARGUMENTS = ["--text", 'it\'s "so"  $HOME `x` \\n', "", "--name", "\u00fcber\u6f22", "a\tb", "*", "wow!!"]
 ARGUMENTS += ["a\\\\b", "C:\\", "two\nlines", "=ls", "^a^b", "{a,b}", "~", "(x)", "a;b|c&d", "#e", "%self"]
-
-
-@pytest.fixture
-def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to a project of the laptop that names a login node."""
-    project = tmp_path / "laptop" / "project"
-    (project / "conf" / "cluster").mkdir(parents=True)
-    (project / "conf" / "cluster" / "far.yaml").write_text("ssh: login1\nranks_per_node: 2\n")
-    (project / "train.py").write_text("print('first')\n")
-    (project / "old.py").write_text("")
-    (project / ".gitignore").write_text("data/\n")
-    (project / "data").mkdir()
-    (project / "data" / "large.bin").write_text("ignored")
-    (project / ".env").write_text("TOKEN=secret")
-    # A laptop where each account has a group of its own lets that group write.
-    for path in (project, *project.rglob("*")):
-        path.chmod(0o775 if path.is_dir() else 0o664)
-    subprocess.run(["git", "init", "--quiet", "."], cwd=project, check=True)
-    monkeypatch.chdir(project)
-    return project
-
-
-@pytest.fixture
-def node(
-    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
-) -> Iterator[LoginNode]:
-    with login_node(tmp_path / "cluster", python=forked_python) as node:
-        monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
-        yield node
 
 
 def submit(*words: str) -> str:
@@ -140,8 +109,9 @@ def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
     assert page.name == f"{sweep}.html" and sweep in page.read_text()
     assert main(["report", sweep, "--json"]) == 0
     result = from_json(Reported, json.loads(capfd.readouterr().out))
-    assert result == Reported(name=sweep, is_sweep=True, path=page)
     links = re.findall(r'href="([^"]+)"', page.read_text())
+    pages = tuple(page.parent / run.name / "report.html" for run in runs)
+    assert result == Reported(name=sweep, is_sweep=True, path=page, runs=pages)
     assert len(links) == 2 and all(
         Path(link).parent.name in (page.parent / link).read_text() for link in links
     )
@@ -234,7 +204,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     cut = "dd bs=1 count=20000 2>/dev/null"
     ssh.write_text(reached.replace("#!/bin/sh\n", f"#!/bin/sh\n{cut} | ") + "\nexit 255\n")
     (Path("train.py")).write_text("#" * 100_000)
-    assert "connection broke" in trouble()
+    assert "train.py did not arrive whole. Nothing was changed or started" in trouble()
     assert not (there / "train.py").exists()
 
 

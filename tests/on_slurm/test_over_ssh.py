@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.errors import EXIT_SLURM
 from slurmddp.runs import ssh_runs
 from slurmddp.sandbox import Sandbox
 from support.slurm.login_node import login_node
@@ -25,6 +27,14 @@ rank, size, attempt = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "SLUR
 print(f"rank {rank} of {size} in attempt {attempt}", flush=True)
 while attempt == "0":
     time.sleep(0.1)
+"""
+
+REFUSE_SECOND = """#!/bin/sh
+case "$*" in
+*--test-only* | --help | --version) ;;
+*) mkdir ~/taken 2>/dev/null || {{ echo "sbatch: error: no more" >&2; exit 1; }} ;;
+esac
+exec {} "$@"
 """
 
 
@@ -68,3 +78,19 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         runs = slurmddp.map_array("math.pow", [2.0, 3.0, 2.0], [10.0, 2.0, 10.0], **settings)
         assert [run.result(240) for run in runs] == [1024.0, 9.0, 1024.0]
         assert f"{runs[1].status().job_id}".endswith("_1")
+
+        # SLURM takes the first array of a sweep and refuses the second.
+        (node.home / "bin" / "sbatch").write_text(REFUSE_SECOND.format(shutil.which("sbatch")))
+        (node.home / "bin" / "sbatch").chmod(0o755)
+        sweep = ["+cluster=sandbox", "ssh=login1", "--multirun", "nodes=1,2", "seed=1,2", "work.py"]
+        assert main(["run", *sweep]) == EXIT_SLURM
+        assert "2 points not started" in capfd.readouterr().err
+        *_, first, second, name = ssh_runs.ssh_runs()
+        assert name.is_sweep
+        for words in ([name.name], ["--name", "work"]):
+            listed = json.loads(said("list", *words, "--json"))["runs"]
+            assert {run["name"] for run in listed} == {first.name, second.name}
+            assert all(run["active"] for run in listed)
+        said("cancel", name.name)
+        for run in (first, second):
+            assert slurmddp.Run(run.name).wait(240).state == "cancelled"

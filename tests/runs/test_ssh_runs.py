@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 
@@ -41,17 +40,6 @@ def test_a_damaged_record_costs_no_other_run(caplog):
     ssh_runs.remember(ssh_runs.SshRun(name="b", host="one", folder="/project"))
     assert [run.name for run in ssh_runs.ssh_runs()] == ["a", "b"]
     assert completion.runs("b") == ["b"]
-
-
-def test_files_that_an_earlier_version_has_sent_are_known_by_the_folder_of_a_run():
-    ssh_runs.remember(ssh_runs.SshRun(name="a", host="one", folder="/home/ada/slurmddp/project"))
-    digits = hashlib.sha256(b"one:/home/ada/slurmddp/project").hexdigest()[:16]
-    record = ssh_runs.records_file().parent / "ssh-sent" / f"{digits}.json"
-    record.parent.mkdir()
-    record.write_text('["train.py", "old.py"]')
-    for folder in ("slurmddp/project", "/home/ada/slurmddp/project"):
-        assert ssh_runs.sent_files("one", folder) == ["train.py", "old.py"]
-    assert ssh_runs.sent_files("two", "slurmddp/project") == ssh_runs.sent_files("one", "project2") == []
 
 
 def test_of_equal_words_the_one_that_names_the_run_gets_the_whole_name(monkeypatch):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
 from support.runs.checkpoint_services import Rank, fork_writer
+from support.slurm.login_node import LoginNode, login_node
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import FakePrograms
 
@@ -170,3 +174,32 @@ def store_host(rank_server):
         host.kill()
         host.join()
         host.close()
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a project of the laptop that names a login node."""
+    project = tmp_path / "laptop" / "project"
+    (project / "conf" / "cluster").mkdir(parents=True)
+    (project / "conf" / "cluster" / "far.yaml").write_text("ssh: login1\nranks_per_node: 2\n")
+    (project / "train.py").write_text("print('first')\n")
+    (project / "old.py").write_text("")
+    (project / ".gitignore").write_text("data/\n")
+    (project / "data").mkdir()
+    (project / "data" / "large.bin").write_text("ignored")
+    (project / ".env").write_text("TOKEN=secret")
+    # A laptop where each account has a group of its own lets that group write.
+    for path in (project, *project.rglob("*")):
+        path.chmod(0o775 if path.is_dir() else 0o664)
+    subprocess.run(["git", "init", "--quiet", "."], cwd=project, check=True)
+    monkeypatch.chdir(project)
+    return project
+
+
+@pytest.fixture
+def node(
+    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
+) -> Iterator[LoginNode]:
+    with login_node(tmp_path / "cluster", python=forked_python) as node:
+        monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
+        yield node

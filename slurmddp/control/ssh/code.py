@@ -101,12 +101,8 @@ def _listed(project_dir: Path, path: Path) -> SentFile:
     )
 
 
-def open_folder(path: Path, adopted: Sequence[str]) -> None:
+def open_folder(path: Path) -> None:
     """Create the folder of a project on this host, or take the one that code was sent to before.
-
-    Args:
-        path: the folder.
-        adopted: names of files that a version without a list on the host has sent there.
 
     Raises:
         LoginNodeError: the folder can't be created.
@@ -119,7 +115,7 @@ def open_folder(path: Path, adopted: Sequence[str]) -> None:
         )
     try:
         _create(path)
-        if not sent_code.is_marked(path) and not adopted:
+        if not sent_code.is_marked(path):
             _refuse_filled(path)
         (path / sent_code.FOLDER).mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -185,16 +181,13 @@ class Receiver:
     It reports `PutAside` for each file that was changed on this host.
     """
 
-    def __init__(
-        self, folder: Path, files: Sequence[SentFile], adopted: Sequence[str], report: Report
-    ) -> None:
+    def __init__(self, folder: Path, files: Sequence[SentFile], report: Report) -> None:
         self._folder = folder
         self._report = report
         self._files = {file.name: file for file in files}
         self._known: dict[str, list[SentFile]] = {}
         for file in sent_code.known(folder):
             self._known.setdefault(file.name, []).append(file)
-        self._adopted = frozenset(adopted)
 
     def receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
         """Read the contents of `coming`, check them, and make the folder hold exactly the sent code.
@@ -227,7 +220,7 @@ class Receiver:
 
     def _remove_gone(self) -> None:
         """Remove files that were sent before and are no longer part of the project."""
-        for name in sorted({*self._known, *self._adopted} - self._files.keys()):
+        for name in sorted(self._known.keys() - self._files.keys()):
             path = self._folder / name
             if (
                 not _leads_through_folders(self._folder, path)
@@ -275,8 +268,7 @@ class Receiver:
         """Keep a file that was written on this host since it was sent; return whether it was put aside."""
         path = self._folder / name
         sent = self._known.get(name, [])
-        is_of_unknown_content = name in self._adopted and not sent
-        if is_of_unknown_content or any(file.matches(path) for file in sent):
+        if any(file.matches(path) for file in sent):
             return False
 
         self._put_aside(path)

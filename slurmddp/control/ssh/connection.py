@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from slurmddp import __version__
+from slurmddp.control.contract import error_from_json
 from slurmddp.control.events import HostGreeting, HostOutput, HostSilent, Report, ignore
 from slurmddp.errors import LoginNodeError
 
@@ -82,9 +83,18 @@ class Exchange:
         version: the version of slurmddp on the host.
     """
 
-    def __init__(self, node: LoginNode, process: subprocess.Popen[bytes], nonce: str, report: Report) -> None:
+    def __init__(
+        self,
+        node: LoginNode,
+        process: subprocess.Popen[bytes],
+        nonce: str,
+        report: Report,
+        *,
+        changes: bool,
+    ) -> None:
         self.node = node
         self._report = report
+        self._changes = changes
         self.version = ""
         self._code: int | None = None
         self._process = process
@@ -128,17 +138,26 @@ class Exchange:
         """Return the facts that the host sends next.
 
         Raises:
-            LoginNodeError: the connection broke.
-            HostRefusal: slurmddp on the host reported an error instead.
+            LoginNodeError: the connection broke, or slurmddp on the host ended without an answer.
+            SlurmddpError: the error that slurmddp on the host raised.
         """
         for line, facts in self._answers():
             if facts is not None:
                 return facts
             self._report(HostOutput(line))
-        raise HostRefusal(self.exit_code())
+        raise LoginNodeError(
+            f"slurmddp on {self.node.host} ended without an answer (exit code {self.exit_code()}; its words "
+            "stand above).",
+            hint=self._hint_for_version(),
+        )
 
     def lines(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Yield each line of output, or the facts that the host sent in its place."""
+        """Yield each line of output, or the facts that the host sent in its place.
+
+        Raises:
+            LoginNodeError: the connection broke.
+            SlurmddpError: the error that slurmddp on the host raised.
+        """
         return self._answers()
 
     def read(self, size: int) -> bytes:
@@ -149,7 +168,7 @@ class Exchange:
         """
         content = self._stdout.read(size)
         if len(content) < size:
-            raise unreachable(self.node.host)
+            raise self._broken()
         return content
 
     def exit_code(self) -> int:
@@ -165,7 +184,7 @@ class Exchange:
         except subprocess.TimeoutExpired:
             return cast("int", self._code)
         if code == _UNREACHABLE or code < 0:
-            raise unreachable(self.node.host)
+            raise self._broken()
         return code
 
     def _answers(self, most: int = -1) -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -185,9 +204,37 @@ class Exchange:
             if before:  # A greeting without a line break.
                 yield f"{before}\n", None
             try:
-                yield "", json.loads(f"{mark}{rest}")
+                facts = json.loads(f"{mark}{rest}")
             except ValueError:  # The line broke off.
-                raise unreachable(self.node.host) from None
+                raise self._broken() from None
+            if "error" in facts:
+                raise error_from_json(facts["error"])
+            yield "", facts
+
+    def _broken(self) -> LoginNodeError:
+        """Return the error for a connection that broke, or never stood."""
+        host = self.node.host
+        if not self.version:
+            return LoginNodeError(
+                f"{host} can't be reached by ssh, or the connection broke; ssh says why above. "
+                "Nothing was done.",
+                hint=f"`{shlex.join(['ssh', *_batch(), host, 'true'])}` must work without slurmddp.",
+            )
+        broke = f"The connection to {host} broke; ssh says why above."
+        if not self._changes:
+            return LoginNodeError(broke, hint="Type the command again.")
+        if not self._stdin.closed:  # The host has not got the whole request.
+            return LoginNodeError(f"{broke} Nothing was started.", hint="Type the command again.")
+        return LoginNodeError(
+            f"{broke} If the command had begun there, it goes on.",
+            hint="The same command again finds what was started; only `slurmddp rerun` starts another run.",
+        )
+
+    def _hint_for_version(self) -> str:
+        """Return what to do about a host that does not understand this machine."""
+        if self.version == __version__:
+            return ""
+        return f"{self.node.host} has slurmddp {self.version}: install {__version__} there as well."
 
     def _silence(self) -> LoginNodeError:
         """Return the error for a command that ended without the proof."""
@@ -204,18 +251,6 @@ class Exchange:
             hint=f"Install it there (pip install slurmddp=={__version__}), and name its interpreter in the "
             "cluster file: python: /path/to/python. No profile there may replace or end the shell.",
         )
-
-
-class HostRefusal(Exception):
-    """Slurmddp on the host has reported an error, and ended.
-
-    Args:
-        code: its exit code.
-    """
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
 
 
 @contextmanager
@@ -250,7 +285,7 @@ def exchange(
     command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
     sys.stdout.flush()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        session = Exchange(node, process, nonce, report)
+        session = Exchange(node, process, nonce, report, changes=bool(request.get("changes")))
         timer = threading.Timer(timeout_s or 0, process.kill)
         try:
             if timeout_s is not None:
@@ -290,15 +325,6 @@ def ssh_command(*, silent: bool = False) -> list[str]:
     # A RemoteCommand or RequestTTY of ~/.ssh/config is meant for sessions of a person.
     options = ["-T", "-o", "RemoteCommand=none", "-o", f"ConnectTimeout={_CONNECT_S}"]
     return ["ssh", *options, *_batch(silent=silent)]
-
-
-def unreachable(host: str) -> LoginNodeError:
-    """Return the error for a connection that broke, or never stood."""
-    return LoginNodeError(
-        f"{host} can't be reached by ssh, or the connection broke; ssh says why above.",
-        hint=f"`{shlex.join(['ssh', *_batch(), host, 'true'])}` must work without slurmddp. "
-        "A job that is queued there stays.",
-    )
 
 
 def _batch(*, silent: bool = False) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
 
 from slurmddp import __version__
 from slurmddp.control.contract import from_json
 from slurmddp.control.events import HostOutput, Report, ignore
-from slurmddp.control.listing import Listing
-from slurmddp.control.ssh.connection import Exchange, HostRefusal, LoginNode, exchange
-from slurmddp.errors import SlurmddpError
+from slurmddp.control.listing import list_runs
+from slurmddp.control.ssh.connection import Exchange, LoginNode, exchange
+from slurmddp.errors import LoginNodeError
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.ssh_runs import SshRun
-from slurmddp.runs.status.run_status import RunStatus
 
 Result = TypeVar("Result")
 
@@ -86,55 +84,47 @@ def pass_through(
     return exit_code, [run(name) for name in (points or names)]
 
 
-def answer(run: SshRun, *arguments: str) -> str:
-    """Run slurmddp on the host of a run, and return its output.
-
-    Raises:
-        LoginNodeError: the host can't be reached, or it can't run slurmddp.
-        SlurmddpError: the command failed.
-    """
-    request = {"folder": run.folder, "words": list(arguments)}
-    with exchange(node_of(run), request) as session:
-        output = "".join(line for line, _ in session.lines())
-        exit_code = session.exit_code()
-    if exit_code:
-        raise SlurmddpError(
-            f"`slurmddp {shlex.join(arguments)}` failed on {run.host} (exit code {exit_code}).",
-            hint="slurmddp on the host says why above.",
-        )
-    return output
-
-
-def result(run: SshRun, kind: type[Result], *arguments: str) -> Result:
-    """Run an action on the host of a run, and return its result.
+def call(
+    run: SshRun,
+    action: Callable[..., Result],
+    *arguments: Any,
+    changes: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **keywords: Any,
+) -> Result:
+    """Call an action of `slurmddp.control` on the host of a run, and return its result.
 
     Args:
         run: the run.
-        kind: the dataclass of the result.
-        arguments: the words of the command, without `--json`.
+        action: the function; the host calls the same function of its slurmddp.
+        arguments: its arguments, plain values.
+        changes: whether the action goes on if the connection breaks.
+        options: keywords of `exchange`.
+        keywords: further arguments of the action.
 
     Raises:
-        LoginNodeError: the host can't be reached, or it can't run slurmddp.
-        SlurmddpError: the action failed, or its result can't be read.
+        LoginNodeError: the host can't be reached, it can't run slurmddp, or its result can't be read.
+        SlurmddpError: the error that the action raised there.
     """
-    output = answer(run, *arguments, "--json")
+    path = f"{action.__module__}.{action.__qualname__}"
+    request = {
+        "folder": run.folder,
+        "action": path,
+        "arguments": arguments,
+        "keywords": keywords,
+        "changes": changes,
+    }
+    with exchange(node_of(run), request, **options) as session:
+        document = session.facts()["result"]
+        session.exit_code()
+    kind: type[Result] = get_type_hints(action)["return"]
     try:
-        return from_json(kind, json.loads(output), run.host)
+        return from_json(kind, document, run.host)
     except ValueError as error:
-        raise SlurmddpError(
-            f"What {run.host} prints for `slurmddp {shlex.join(arguments)} --json` can't be read: {error}.",
-            hint=f"Install slurmddp {__version__} there as well.",
+        raise LoginNodeError(
+            f"What {action.__name__} of {run.host} returned can't be read: {error}.",
+            hint=f"{run.host} has slurmddp {session.version}: install {__version__} there as well.",
         ) from error
-
-
-def status(run: SshRun) -> RunStatus:
-    """Return the status of a run, with its failure.
-
-    Raises:
-        LoginNodeError: the host can't be reached.
-        SlurmddpError: the run is no longer there.
-    """
-    return result(run, RunStatus, "status", run.name)
 
 
 def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
@@ -144,7 +134,7 @@ def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
         LoginNodeError: the host can't be reached.
         SlurmddpError: the sweep is no longer there.
     """
-    listing = result(sweep, Listing, "list", sweep.name)
+    listing = call(sweep, list_runs, sweep.name)
     return [replace(sweep, name=run.name, is_sweep=False) for run in listing.runs]
 
 
@@ -158,17 +148,12 @@ def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> l
 
     Raises:
         LoginNodeError: the host can't be reached, or the connection broke before all bytes had arrived.
-        SlurmddpError: a file can't be read, or another account owns it.
+        ConfigError: another account owns a file, or can write to it.
+        SlurmddpError: a file can't be read.
     """
     request = {"folder": run.folder, "files": list(paths), "unshared": unshared}
     with exchange(node_of(run), request) as session:
-        try:
-            sizes = session.facts()["sizes"]
-        except HostRefusal as refusal:
-            raise SlurmddpError(
-                f"{run.host} can't read {', '.join(paths)} (exit code {refusal.code}).",
-                hint="slurmddp on the host says why above.",
-            ) from refusal
+        sizes = session.facts()["sizes"]
         contents = [None if size is None else session.read(size) for size in sizes]
         session.exit_code()
         return contents

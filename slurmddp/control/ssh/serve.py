@@ -4,34 +4,37 @@ A request is a dictionary, which arrives as base64 on standard input:
 
     folder      the project's folder, absolute or relative to the home
     words       the command line to run there
-    terminal    variables that describe the laptop's terminal; null: the output goes to a file or a pipe
-    changes     whether the command starts or changes runs, so that it goes on if the connection breaks
-    version     the version of the laptop; code of another version is not taken
-    code        the files of the project (`sent_code`), whose contents follow; null: the code was sent before
-    adopted     names of files that an earlier version has sent to the folder
-    statuses    in place of words: names of runs whose statuses are wanted
+    action      in place of words: the import path of an action of `slurmddp.control`, whose result is wanted
+    arguments   of the action: a list; `keywords`: a dictionary
     files       in place of words: paths of files whose contents are wanted
     unshared    whether to refuse files to which other accounts can write
+    terminal    variables that describe the laptop's terminal; null: the output goes to a file or a pipe
+    changes     whether runs are started or changed, so that the work goes on if the connection breaks
+    version     the version of the laptop; code of another version is not taken
+    code        the files of the project (`sent_code`), whose contents follow; null: the code was sent before
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import select
 import shlex
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from slurmddp import __version__
-from slurmddp.control.contract import json_value
+from slurmddp.control.contract import error_to_json, to_json
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
@@ -42,14 +45,13 @@ from slurmddp.errors import (
     ConfigError,
     LoginNodeError,
     RunNotFoundError,
+    SlurmddpError,
     unreadable,
 )
 from slurmddp.host.regular_file import open_regular
-from slurmddp.runs import index, ssh_runs
+from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.owner import account
-from slurmddp.runs.status.run_status import statuses
-from slurmddp.slurm.client import SlurmClient
 
 _BEGINNING = base64.b64encode(b'{"a')[:2]
 """The beginning of each request: of an object in JSON, as base64."""
@@ -63,58 +65,86 @@ def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Repo
         command_line: runs the words of a command line.
         report: called with `Waiting` and `PutAside` while code arrives.
 
-    Raises:
-        LoginNodeError: no request came, or the code did not arrive whole.
-        ConfigError: the folder holds files that slurmddp did not send.
+    An error of slurmddp is sent to the laptop, which raises it there.
     """
     answer = partial(_answer, proof_of(nonce))
     answer(version=__version__)
     source = _take_over_stdin()
-    request = _read_request(source)
-    _describe_terminal(request.get("terminal"))
+    try:
+        request = _read_request(source)
+        _describe_terminal(request.get("terminal"))
+        if request.get("changes"):
+            _outlive_the_connection()
+        else:
+            _interrupt_when_the_connection_ends()
+        return _serve(request, source, command_line, answer, report)
+    except SlurmddpError as error:
+        answer(error=error_to_json(error))
+        return error.exit_code
 
+
+def _serve(
+    request: Mapping[str, Any],
+    source: IO[bytes],
+    command_line: Callable[[Sequence[str]], int],
+    answer: Callable[..., None],
+    report: Report,
+) -> int:
+    """Do what a request asks for, and return the exit code.
+
+    Raises:
+        LoginNodeError: the code did not arrive whole, or this version has no such action.
+        ConfigError: the folder holds files that slurmddp did not send, or a file is another account's.
+        SlurmddpError: the action failed.
+    """
     folder = Path.home() / request["folder"]
-
-    if (names := request.get("statuses")) is not None:
-        if folder.is_dir():
-            os.chdir(folder)
-        _interrupt_when_the_connection_ends()
-        answer(statuses=_statuses(names))
-        return EXIT_FINISHED
     if (paths := request.get("files")) is not None:
         return _send_files(paths, answer, unshared=bool(request.get("unshared")))
+    if (action := request.get("action")) is not None:
+        result = _action(action)(*request["arguments"], **request["keywords"])
+        answer(result=to_json(result))
+        return EXIT_FINISHED
     with ExitStack() as stack:
         if request.get("code") is not None:
             if request["version"] != __version__:  # The laptop reports it.
                 return EXIT_LOGIN_NODE
-            stack.enter_context(_received_code(folder, request, source, answer, report))
+            stack.enter_context(_received_code(folder, request["code"], source, answer, report))
         if not folder.is_dir():
             raise RunNotFoundError(f"There is no folder {folder} any more.")
         os.chdir(folder)
 
-        if request.get("changes"):
-            ssh_runs.listener = partial(_answer_started, answer)
-        else:
-            _interrupt_when_the_connection_ends()
+        ssh_runs.listener = partial(_answer_started, answer)
         return command_line(request["words"])
+
+
+def _action(path: str) -> Callable[..., Any]:
+    """Return the action at an import path; raise LoginNodeError if this version does not have it."""
+    module, _, name = path.rpartition(".")
+    try:
+        action: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise LoginNodeError(
+            f"slurmddp {__version__} on {socket.gethostname()} has no action {path}.",
+            hint="Install the same version on both machines.",
+        ) from error
+    return action
 
 
 @contextmanager
 def _received_code(
     folder: Path,
-    request: dict[str, Any],
+    listed: Sequence[dict[str, Any]],
     source: IO[bytes],
     answer: Callable[..., None],
     report: Report,
 ) -> Iterator[None]:
     """Take the code of a submission into its folder, and keep other submissions from changing it."""
-    files = sent_code.from_json(request["code"])
-    code.open_folder(folder, request["adopted"])
+    files = sent_code.from_json(listed)
+    code.open_folder(folder)
     with code.locked(folder, report):
-        adopted = [] if sent_code.is_marked(folder) else request["adopted"]
         wanted = code.missing(folder, files)
         answer(folder=str(folder), wanted=[file.name for file in wanted])
-        code.Receiver(folder, files, adopted, report).receive(source, wanted)
+        code.Receiver(folder, files, report).receive(source, wanted)
         answer(received=True)
         yield
 
@@ -124,10 +154,7 @@ def _answer(proof: str, **facts: Any) -> None:
 
 
 def _answer_started(answer: Callable[..., None], names: Sequence[str], sweep: str | None) -> None:
-    try:
-        answer(started=list(names), sweep=sweep)
-    except OSError:  # The laptop has gone. The jobs are queued, and the other ones are to be queued as well.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    answer(started=list(names), sweep=sweep)
 
 
 def _take_over_stdin() -> IO[bytes]:
@@ -161,6 +188,35 @@ def _describe_terminal(terminal: dict[str, str] | None) -> None:
     os.environ.update(terminal or {})
 
 
+class _Output(io.RawIOBase):
+    """A stream to a descriptor that drops what is written once its reader has left."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, content: Any) -> int:
+        try:
+            return os.write(self._descriptor, content)
+        except BrokenPipeError:
+            return len(content)
+
+
+def _outlive_the_connection() -> None:
+    """Let this process go on without its reader: jobs that are not queued or cancelled yet have to be."""
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_Output(stream.fileno())), errors="backslashreplace", line_buffering=True
+        )
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
 def _interrupt_when_the_connection_ends() -> None:
     """Interrupt this process, as Ctrl-C does, once nobody reads its output: it may wait for hours."""
     # A program that a script started in its background has inherited SIGINT as ignored.
@@ -173,12 +229,6 @@ def _interrupt_when_the_connection_ends() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _statuses(names: Sequence[str]) -> list[dict[str, Any]]:
-    wanted = frozenset(names)
-    folders = [run for run in index.all_runs() if run.name in wanted]
-    return [json_value(status) for status in statuses(folders, SlurmClient())]
 
 
 def _send_files(paths: Sequence[str], answer: Callable[..., None], *, unshared: bool) -> int:

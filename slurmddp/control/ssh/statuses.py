@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from slurmddp.control.contract import from_json
 from slurmddp.control.events import HostUnknown, Report, ignore
-from slurmddp.control.ssh.connection import HostRefusal, exchange
-from slurmddp.control.ssh.runs import node_of
+from slurmddp.control.listing import Listing
+from slurmddp.control.ssh.runs import call
 from slurmddp.environments.names import OVER_SSH_VARIABLE
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
+from slurmddp.runs import index
 from slurmddp.runs.ssh_runs import SshRun, ssh_runs
-from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.runs.status.run_status import RunStatus, statuses
+from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.paced_client import LONGEST_PAUSE_S, QUERY_EVERY_S
 
 _ANSWER_S = 60
 """Seconds for which `list` waits for the answer of a host."""
-Answer = list[RunStatus] | str
+Answer = Sequence[RunStatus] | str
 """The statuses of all runs on a host, or why it did not answer."""
 
 
@@ -38,13 +39,29 @@ def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
     hosts = _runs_by_host()
     if not hosts:
         return []
-    statuses: list[RunStatus] = []
+    shown: list[RunStatus] = []
     with ThreadPoolExecutor(len(hosts)) as threads:
         for host, answer in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
             if isinstance(answer, str):
                 report(HostUnknown(host, answer))
-            statuses += _judged(hosts[host], answer)
-    return sorted(statuses, key=lambda status: status.seen or status.created or 0.0, reverse=True)
+            shown += _judged(hosts[host], answer)
+    return sorted(shown, key=lambda status: status.seen or status.created or 0.0, reverse=True)
+
+
+def status_over_ssh(run: SshRun) -> RunStatus:
+    """Return the status of a run, with its failure.
+
+    Raises:
+        LoginNodeError: the host can't be reached.
+        RunNotFoundError: the run is no longer there.
+    """
+    same_name = call(run, named, [run.name]).runs
+    if not same_name:
+        raise RunNotFoundError(
+            f"{run.host} has no run {run.name} any more.", hint="`slurmddp list` shows the runs that exist."
+        )
+    of_project = [status for status in same_name if str(status.path).startswith(f"{run.host}:{run.folder}/")]
+    return (of_project or same_name)[0]
 
 
 class PacedHosts:
@@ -68,7 +85,7 @@ class PacedHosts:
 
     def statuses(self) -> list[RunStatus]:
         """Return the statuses by the last answers, without waiting for a host; start queries that are due."""
-        statuses: list[RunStatus] = []
+        shown: list[RunStatus] = []
         for host, runs in _runs_by_host(self._runs).items():
             thread = self._asking.get(host)
             if (thread is None or not thread.is_alive()) and self._now() >= self._due.get(host, -math.inf):
@@ -78,15 +95,22 @@ class PacedHosts:
                 self._asking[host].start()
             asked, answer = self._asked.get(host, ([], []))
             newer = [run for run in runs if run not in asked]
-            statuses += _judged([run for run in runs if run in asked], answer)
-            statuses += [_unknown(run, f"{host} has not answered yet") for run in newer]
-        return statuses
+            shown += _judged([run for run in runs if run in asked], answer)
+            shown += [_unknown(run, f"{host} has not answered yet") for run in newer]
+        return shown
 
     def _query(self, host: str, runs: Sequence[SshRun]) -> None:
         answer = _ask(runs, silent=True)
         pause = self._pauses.get(host, QUERY_EVERY_S)
         self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(answer, str) else QUERY_EVERY_S
         self._asked[host] = (runs, answer)
+
+
+def named(names: Sequence[str]) -> Listing:
+    """Return the states of the runs of this machine that have these names; the laptop asks for them."""
+    wanted = frozenset(names)
+    folders = [folder for folder in index.all_runs() if folder.name in wanted]
+    return Listing(runs=tuple(statuses(folders, SlurmClient())))
 
 
 def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshRun]]:
@@ -101,19 +125,17 @@ def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshR
 
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
     """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
-    newest = runs[-1]
-    node = node_of(newest)
-    request = {"folder": newest.folder, "statuses": [run.name for run in runs]}
     with tempfile.TemporaryFile() as stderr:
         try:
-            with exchange(node, request, silent=silent, stderr=stderr, timeout_s=_ANSWER_S) as session:
-                facts = session.facts()["statuses"]
-                session.exit_code()
-            return [from_json(RunStatus, status, node.host) for status in facts]
-        except (SlurmddpError, HostRefusal, OSError, LookupError, TypeError) as error:
+            names = [run.name for run in runs]
+            options = {"silent": silent, "stderr": stderr, "timeout_s": _ANSWER_S}
+            return call(runs[-1], named, names, options=options).runs
+        except LoginNodeError as error:
             stderr.seek(0)
             lines = stderr.read().decode(errors="replace").strip().splitlines()
-            return lines[-1] if lines else f"no answer within {_ANSWER_S} s, or none of slurmddp ({error})"
+            return lines[-1] if lines else f"no answer within {_ANSWER_S} s ({error.message})"
+        except (SlurmddpError, OSError) as error:
+            return str(error)
 
 
 def _judged(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:

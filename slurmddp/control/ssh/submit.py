@@ -10,10 +10,9 @@ from pathlib import Path
 from slurmddp import __version__
 from slurmddp.control.events import CodeSent, Report, ignore
 from slurmddp.control.ssh import code
-from slurmddp.control.ssh.connection import Exchange, HostRefusal, LoginNode, exchange
+from slurmddp.control.ssh.connection import Exchange, LoginNode, exchange
 from slurmddp.control.ssh.runs import pass_through
 from slurmddp.errors import LoginNodeError, SlurmddpError
-from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import sent_code
 from slurmddp.runs.ssh_runs import SshRun
 
@@ -79,7 +78,6 @@ def submit(
         "changes": True,
         "version": __version__,
         "code": sent_code.as_json(delivery.files),
-        "adopted": ssh_runs.sent_files(node.host, node.folder),
     }
     with exchange(node, request, more_input=True, report=report) as session:
         if session.version != __version__:
@@ -88,10 +86,7 @@ def submit(
                 "Nothing was sent.",
                 hint="Install the same version on both.",
             )
-        try:
-            node = _send_code(session, delivery, report)
-        except HostRefusal as refusal:
-            return refusal.code, []
+        node = _send_code(session, delivery, report)
         return pass_through(session, report, node)
 
 

@@ -42,19 +42,18 @@ def project(tmp_path: Path) -> Path:
 def deliver(
     project: Path,
     folder: Path,
-    adopted: list[str] | None = None,
     lost: int = 0,
     events: list[object] | None = None,
 ) -> list[object]:
     """Send the code of `project` to `folder`, and return the events; the last `lost` bytes do not arrive."""
     events = [] if events is None else events
     delivery = code.collect(project)
-    code.open_folder(folder, adopted or [])
+    code.open_folder(folder)
     with code.locked(folder, events.append):
         wanted = code.missing(folder, delivery.files)
         content = b"".join(delivery.content(file) for file in wanted)
         stream = io.BytesIO(content[: len(content) - lost])
-        code.Receiver(folder, delivery.files, adopted or [], events.append).receive(stream, wanted)
+        code.Receiver(folder, delivery.files, events.append).receive(stream, wanted)
     return events
 
 
@@ -80,15 +79,12 @@ def test_no_other_account_can_write_to_what_arrives_or_has_arrived_before(home: 
         (project / "train.py").chmod(0o664)
         (project / "pkg" / "model.py").chmod(0o600)
         folder = home / "slurmddp" / "project"
-        folder.mkdir(parents=True)
-        for parent in (folder, folder.parent):
-            parent.chmod(0o2775)
-        # An earlier version has sent this with the laptop's permissions.
-        (folder / "pkg").mkdir(mode=0o775)
+        deliver(project, folder)
+        for name in ("", "..", "pkg"):
+            (folder / name).chmod(0o2775)
         for name in ("train.py", "pkg/model.py"):
-            (folder / name).write_text((project / name).read_text())
             (folder / name).chmod(0o666)
-        deliver(project, folder, adopted=["train.py", "pkg/model.py"])
+        deliver(project, folder)
     finally:
         os.umask(before)
     assert writable(folder.parent) == []

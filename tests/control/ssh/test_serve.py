@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.control.ssh.connection import END_OF_REQUEST, proof_of
+from slurmddp.errors import EXIT_LOGIN_NODE
 
 PROGRAM = """
 import sys, time
@@ -22,10 +23,12 @@ def command_line(words):
     release = Path(words[0])
     while not release.exists():
         time.sleep(0.02)
+    for stream in (sys.stdout, sys.stderr):
+        print("what nobody reads", file=stream, flush=True)
     release.with_name("completed").touch()
     return 0
 
-serve("nonce", command_line)
+sys.exit(serve("nonce", command_line))
 """
 
 
@@ -42,9 +45,11 @@ def test_a_reader_ends_with_its_connection_and_a_submission_does_not(tmp_path: P
     assert process.stdout.readline() == b"begun\n"
     process.stdout.close()
     if not changes:
-        assert b"KeyboardInterrupt" in process.communicate()[1]
+        assert b"KeyboardInterrupt" in process.stderr.read()
+    process.stderr.close()
     (tmp_path / "release").touch()
-    process.communicate()
+    process.stdin.close()
+    process.wait()
     assert (tmp_path / "completed").exists() == changes
 
 
@@ -62,7 +67,7 @@ def test_files_are_sent_unless_others_may_have_written_them(
     sent = base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST
     done = subprocess.run([sys.executable, "-c", PROGRAM], input=sent, capture_output=True, check=False)
     if refusal:
-        assert refusal in done.stderr and b"ab" not in done.stdout
+        assert refusal in done.stdout and b"ab\ncd" not in done.stdout
     else:
         assert done.stdout.endswith(b'"sizes": [5, null, null]}\nab\ncd')
 
@@ -70,7 +75,7 @@ def test_files_are_sent_unless_others_may_have_written_them(
 @pytest.mark.parametrize("sent", [b"", b"read by a profile\n", b"e30=\n"])
 def test_a_request_that_is_not_whole_is_refused(tmp_path: Path, sent: bytes):
     done = subprocess.run([sys.executable, "-c", PROGRAM], input=sent, capture_output=True, check=False)
-    assert done.returncode != 0 and b"LoginNodeError" in done.stderr
+    assert done.returncode == EXIT_LOGIN_NODE and b"LoginNodeError" in done.stdout
 
 
 def test_an_input_that_can_not_be_read_is_refused() -> None:
@@ -78,7 +83,7 @@ def test_an_input_that_can_not_be_read_is_refused() -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdin=written, capture_output=True, check=False
         )
-    assert done.returncode != 0 and b"No request came over ssh" in done.stderr
+    assert done.returncode == EXIT_LOGIN_NODE and b"No request came over ssh" in done.stdout
 
 
 def test_an_input_without_an_end_is_refused_at_once() -> None:
@@ -87,4 +92,4 @@ def test_an_input_without_an_end_is_refused_at_once() -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdin=source, capture_output=True, check=False, timeout=60
         )
-    assert done.returncode != 0 and b"No request came over ssh" in done.stderr
+    assert done.returncode == EXIT_LOGIN_NODE and b"No request came over ssh" in done.stdout

@@ -18,6 +18,21 @@ from pathlib import Path
 from support.slurm.slurm_jobs import FakePrograms
 
 _START_S = 60
+_BREAKING = """#!{python}
+import subprocess
+import sys
+
+process = subprocess.Popen(["{real}", *sys.argv[1:]], stdout=subprocess.PIPE)
+for line in process.stdout:
+    is_last = b"{mark}" in line
+    if is_last:
+        process.kill()
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+    if is_last:
+        sys.exit(255)
+sys.exit(process.wait())
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,20 @@ class LoginNode:
         program = self.home / "bin" / "slurmddp"
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
+
+    @contextmanager
+    def connection_that_breaks(self, mark: str) -> Iterator[None]:
+        """Let each connection break once the host has sent a line with `mark`."""
+        ssh = self.programs / "ssh"
+        working = ssh.read_text()
+        real = self.programs / "real-ssh"
+        real.write_text(working)
+        real.chmod(0o755)
+        ssh.write_text(_BREAKING.format(python=sys.executable, real=real, mark=mark))
+        try:
+            yield
+        finally:
+            ssh.write_text(working)
 
 
 def _free_port() -> int:

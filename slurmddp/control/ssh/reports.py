@@ -1,0 +1,53 @@
+"""Copy the reports of runs over ssh to this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from slurmddp.control.report import Reported, report
+from slurmddp.control.ssh.runs import call, own_files
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs import ssh_runs
+from slurmddp.runs.ssh_runs import SshRun
+
+
+def fetch_report(run: SshRun) -> Reported:
+    """Let the host write the report of a run or a sweep, and copy it here.
+
+    The page of a sweep links to the reports of its runs, so these are copied too.
+
+    Returns:
+        The report, with the paths of the copies.
+
+    Raises:
+        LoginNodeError: the host can't be reached.
+        SlurmddpError: a report can't be written there, or can't be read.
+    """
+    reported = call(run, report, run.name)
+    pages = [
+        PurePosixPath(str(path).removeprefix(f"{run.host}:")) for path in (reported.path, *reported.runs)
+    ]
+    runs_dir = pages[0].parent
+    if not reported.is_sweep:
+        runs_dir = runs_dir.parent
+    page, *others = _copies(run, runs_dir, pages)
+    return replace(reported, path=page, runs=tuple(others))
+
+
+def _copies(run: SshRun, runs_dir: PurePosixPath, pages: Sequence[PurePosixPath]) -> list[Path]:
+    """Copy pages below a folder on the host to this machine, readable by this account alone."""
+    reports = ssh_runs.records_file().parent / "reports"
+    reports.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reports.chmod(0o700)
+
+    copies = []
+    for page, content in zip(pages, own_files(run, [str(page) for page in pages]), strict=True):
+        if content is None or ".." in page.parts or not page.is_relative_to(runs_dir):
+            raise SlurmddpError(f"There is no report {run.host}:{page} of this account.")
+        copy = reports / run.host / page.relative_to(runs_dir)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+        copies.append(copy)
+    return copies
