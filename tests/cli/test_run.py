@@ -42,6 +42,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "show").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "train.py").write_text(SHOW)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "__main__.py").touch()
     (folder / "src" / "inside").mkdir(parents=True)
     monkeypatch.chdir(folder)
     return folder
@@ -235,7 +237,8 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         (["+cluster=a100x8", "-n", "9", "show.py"], EXIT_CONFIG, "-n 9 is more than .*say -n 8 or less"),
         (["+cluster=cpu", "-n", "9000", "show.py"], EXIT_CONFIG, "-n 9000 is too much .*Say -n 256 or less"),
         (["shwo.py"], EXIT_CONFIG, "no script .*shwo.py.*Did you mean show.py"),
-        (["show", "x"], EXIT_CONFIG, "no command 'show' on PATH.*Say ./show for the one in this folder"),
+        (["show", "x"], EXIT_CONFIG, "no command 'show' on PATH.*write ./show or python show"),
+        (["parts"], EXIT_CONFIG, "no command 'parts' on PATH.*write python parts"),
         (["./shwo"], EXIT_CONFIG, "no program .*shwo.*Did you mean show"),
         (["conf/.."], EXIT_CONFIG, "no program.* is a folder: "),
         (["package"], EXIT_CONFIG, "no command.* is a folder"),

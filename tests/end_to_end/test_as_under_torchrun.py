@@ -132,7 +132,8 @@ def start_torchrun(ranks: int, words: Sequence[str], project: Path) -> None:
 
 def started(program: ForeignProgram) -> list[str]:
     """Return the words after `python` or `torchrun`."""
-    return [*(["-m", program.module] if program.module else [program.file]), *program.words]
+    file = f"./{program.file}" if program.file.startswith("-") else program.file
+    return [*(["-m", program.module] if program.module else [file]), *program.words]
 
 
 def by_agent(program: ForeignProgram, home: Path) -> Result:

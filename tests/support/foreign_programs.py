@@ -157,6 +157,7 @@ START = [
         "import neighbour\nprint(neighbour.__name__, sys.path[0], sys.argv[0])",
         file="deep/program.py",
     ),
+    _program("script that looks like an option", "print(sys.argv, sys.path[0])", words=["-h"], file="-x.py"),
 ]
 
 ROWS = """

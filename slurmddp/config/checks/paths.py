@@ -147,11 +147,9 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
     path = project_dir / command
     if "/" not in command:
         if is_local and shutil.which(command) is None:
-            at_hand = f" Say ./{command} for the one in this folder." if path.is_file() else ""
-            at_hand = f" {path} is a folder." if path.is_dir() else at_hand
             raise ConfigError(
                 f"There is no command {command!r} on PATH.",
-                hint=f"A Python script ends in .py.{at_hand}",
+                hint=f"A Python script ends in .py.{_in_the_project(command, path)}",
             )
     elif not path.is_file():
         raise ConfigError(f"There is no program {path} (`program.script`).", hint=_near_path(path))
@@ -159,6 +157,15 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
         raise ConfigError(
             f"{path} is not executable (`program.script`).", hint=f"Make it so: chmod +x {command}"
         )
+
+
+def _in_the_project(command: str, path: Path) -> str:
+    """Return how to start the file or folder of the project that has the name of a command."""
+    if path.is_file():
+        return f" For the file in this folder, write ./{command} or python {command}."
+    if (path / "__main__.py").is_file():
+        return f" For the __main__.py in this folder, write python {command}."
+    return f" {path} is a folder." if path.is_dir() else ""
 
 
 def _check_trainer(config: Mapping[str, Any]) -> None:

@@ -3,7 +3,12 @@
 import os
 import sys
 
-from slurmddp.launchers.agent.agent import main
+# `python -m` has put the working folder first, the project: its modules must not stand in for Python's own.
+PROJECT = [] if getattr(sys.flags, "safe_path", False) else [sys.path.pop(0)]
+
+from slurmddp.launchers.agent.agent import main  # noqa: E402
+
+sys.path[:0] = PROJECT
 
 if __name__ == "__main__":
     code = main()

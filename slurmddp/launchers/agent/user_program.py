@@ -61,7 +61,8 @@ def _command(folder: RunFolder, script: str, words: Sequence[str]) -> list[str]:
     python = [sys.executable, sys.executable, "-u"]  # as torchrun
     if script.startswith(MODULE):
         return [*python, "-m", script.removeprefix(MODULE).strip(), *words]
-    return [*python, _file(folder, script), *words]
+    file = _file(folder, script)
+    return [*python, f"./{file}" if file.startswith("-") else file, *words]
 
 
 def _executable(command: str) -> str:

@@ -362,6 +362,15 @@ def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> Non
     assert "SLURMDDP_ATTEMPT is ''" in done.stderr
 
 
+def test_a_module_of_the_project_does_not_stand_in_for_one_of_python(tmp_path: Path) -> None:
+    """A project may keep its keys in secrets.py; its programs decide themselves what they import."""
+    for name in ("secrets", "random", "shlex", "socket", "subprocess"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the project')")
+    command = [sys.executable, "-m", "slurmddp.launchers.agent"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert (done.stderr, done.returncode) == ("usage: python -m slurmddp.launchers.agent RUN_DIR\n", 2)
+
+
 def test_a_missing_module_names_the_interpreter() -> None:
     with pytest.raises(Exception, match="surely_not_there can't be imported by"):
         preload.import_all(["surely_not_there"])
