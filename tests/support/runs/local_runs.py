@@ -74,8 +74,8 @@ def terminal(
         "from slurmddp.control.hold import hold\n"
         "from support.runs.local_runs import LocalRun, RunFolder, job_of\n"
         f"folder = RunFolder({str(folder.path)!r})\n{first}\n"
-        "with hold(folder, print) as lock:\n"
-        "    say = lambda text: print(text, file=sys.stderr, flush=True)\n"
+        "say = lambda text: print(text, file=sys.stderr, flush=True)\n"
+        "with hold(folder, lambda waiting: say(waiting.reason)) as lock:\n"
         f"    run = LocalRun(job_of(folder), folder, lock, say, command={command!r})\n"
         "    run.start()\n    sys.exit(run.wait())\n"
     )
