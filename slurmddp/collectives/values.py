@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -197,15 +197,15 @@ def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
     return tensor[:size].cpu().numpy().tobytes()
 
 
-def share_buffers(model: nn.Module) -> None:
-    """Copy the buffers of rank 0's `model` to all ranks: running averages of batches differ by rank."""
+def share(tensors: Iterable[torch.Tensor]) -> None:
+    """Copy the values of rank 0's tensors, of the same shapes on all ranks, to all ranks."""
     if distributed.is_initialized():
         with torch.no_grad():
-            for buffer in model.buffers():
-                shared = buffer.contiguous()
+            for tensor in tensors:
+                shared = tensor.contiguous()
                 distributed.broadcast(shared, src=0)
-                if shared is not buffer and not torch.equal(shared, buffer):
-                    buffer.copy_(shared)
+                if shared is not tensor and not torch.equal(shared, tensor):
+                    tensor.copy_(shared)
 
 
 def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.Tensor:

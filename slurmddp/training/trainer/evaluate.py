@@ -26,14 +26,16 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
     The loss is called `eval_loss`, each metric as in the configuration. With `train.ema` the averaged weights
     are evaluated. A sharded model is evaluated to the end: a stop waits, because each batch needs all ranks.
 
-    All ranks call it and get the same values. All ranks use the buffers of rank 0, as checkpoints and the
-    next training step do. Weights, the mode of each layer and random states stay unchanged.
+    All ranks call it and get the same values. All ranks use the buffers and the averaged weights of rank 0,
+    as checkpoints do. Weights, the mode of each layer and random states stay unchanged.
     """
     if components.heldout is None:
         return None
     distributon.heartbeat("evaluating")
     model = components.evaluated_model
-    collectives.share_buffers(model)
+    collectives.share(model.buffers())
+    if components.ema is not None:  # Replicas that train apart have averages of their own.
+        collectives.share(model.parameters())
     randomness, was_training = rng.capture(), model.training
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

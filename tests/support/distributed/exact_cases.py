@@ -127,6 +127,13 @@ CASES = [
         skipped=(5, 10, 12),
     ),
     Case(
+        "averaged weights of replicas",
+        2,
+        "middle",
+        strategy=(("name", "local_sgd"), ("every", 3)),
+        train=(("ema", 0.9),),
+    ),
+    Case(
         "rollbacks",
         2,
         "4 killed 7",

@@ -159,5 +159,5 @@ def shared_buffer() -> list[list[float]]:
         d.launch()
         model = torch.nn.Module()
         model.register_buffer("turned", (torch.arange(6.0).reshape(2, 3) + d.rank).t())
-        collectives.share_buffers(model)
+        collectives.share(model.buffers())
         return model.turned.tolist()
