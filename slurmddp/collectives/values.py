@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 
 from slurmddp import errors
 from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode

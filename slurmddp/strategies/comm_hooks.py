@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurmddp.checkpoint.state import compatibility
+from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.collectives.values import gather
 from slurmddp.strategies.replicas import average, collective_timeout
 
@@ -292,7 +293,7 @@ class PostLocalSgd(CommHook):
         if "model" in state:
             self._model.load_state_dict(state["model"])
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
+                load_optimizer(optimizer, saved)
 
 
 def _blocks(group_ranks: int | None) -> list[list[int]]:

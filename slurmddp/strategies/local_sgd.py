@@ -14,6 +14,7 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from slurmddp.checkpoint.state import compatibility
+from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.errors import ConfigError
 from slurmddp.strategies.replicas import Replicas, average, trains
 
@@ -185,7 +186,7 @@ class _Replica:
         if "models" in state:
             self._models.load_state_dict(state["models"])
         if "optimizer" in state:
-            self._optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self._optimizer, state["optimizer"])
 
 
 class _OuterReplica(_Replica):

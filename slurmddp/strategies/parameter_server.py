@@ -13,6 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
+from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.collectives.link import CountedLink, GroupLink
 from slurmddp.collectives.values import from_zero
 from slurmddp.errors import ConfigError, RankFailure
@@ -218,7 +219,7 @@ class ServedOptimizer(Optimizer):
         """Give all ranks the state of rank 0."""
         state = from_zero(self.state_dict() if self._server is not None else None)
         if self._server is None and state is not None:
-            self.load_state_dict(state)
+            load_optimizer(self, state)
 
     def leave(self) -> None:
         """Tell the server that this rank takes no further step; on rank 0, wait until all ranks have left."""

@@ -505,7 +505,7 @@ class Distributon:
             loader: its `batch_size` is the number of samples per rank and batch.
             more: further loaders, with the same settings.
             accumulate: number of batches per optimizer step. The DataLoader needs `drop_last=True` then,
-                else the last batches of an epoch may be fewer than a step.
+                else the last batches of an epoch may be fewer than a step, which is logged.
             even: whether all ranks get equally many batches: without `drop_last`, the last samples, fewer
                 than ranks, are left out. False: each sample is read once, and ranks may get different
                 numbers of batches. Then no call in the loop may wait for other ranks.
@@ -520,7 +520,7 @@ class Distributon:
 
         Example:
             train, test = d.setup_dataloader(train, test)
-            loader = d.setup_dataloader(DataLoader(data, batch_size=8, shuffle=True), accumulate=4)
+            loader = d.setup_dataloader(DataLoader(data, 8, shuffle=True, drop_last=True), accumulate=4)
             for epoch in range(loader.epoch, 10):
                 for inputs, targets in loader:
                     ...

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.checkpoint.state.shards import is_sharded, mapped
 from slurmddp.errors import CheckpointError
 
@@ -56,7 +57,10 @@ def undo_for(target: Any) -> Callable[[], None]:
     )
 
     def undo() -> None:
-        target.load_state_dict(before)
+        if isinstance(target, Optimizer):
+            load_optimizer(target, before)
+        else:
+            target.load_state_dict(before)
 
     return undo
 

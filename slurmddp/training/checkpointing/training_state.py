@@ -9,9 +9,11 @@ from numbers import Integral
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.state import compatibility
+from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.checkpoint.state.shards import fitted
 from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError, ConfigError, near_matches
@@ -198,8 +200,12 @@ def apply(
 
 def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
     options = {} if strict or not isinstance(target, nn.Module) else {"strict": False}
+    saved = fitted(saved, target)
     try:
-        target.load_state_dict(fitted(saved, target), **options)
+        if isinstance(target, Optimizer):
+            load_optimizer(target, saved)
+        else:
+            target.load_state_dict(saved, **options)
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise compatibility.misfit(name, target, str(error)) from error
 

@@ -132,6 +132,8 @@ def distribute(
         keyed=keyed,
         checks_size=not keep_global_batch,
     )
+    if accumulate > 1:
+        _warn_of_incomplete_step(sampler)
     changes: dict[str, Any] = {"dataset": SeededSamples(data, seed) if keyed else data}
     if stacks_tensors(loader):
         changes = {"dataset": WholeBatches(data), "collate_fn": as_it_is}
@@ -154,6 +156,20 @@ def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
             "docs/data.md, Iterable data.",
             type(loader.dataset).__name__,
             readers,
+        )
+
+
+def _warn_of_incomplete_step(sampler: RankSampler) -> None:
+    """Log that an epoch ends within a step of several batches, if it does: the loop has to end that step."""
+    left = sampler.samples_after_last_step()
+    if left:
+        log.warning(
+            "An epoch of %d samples is no multiple of a step of %d samples (all ranks, accumulated): %d are "
+            "left. Unless your loop ends that incomplete step, its gradients are added to the next step. "
+            "Give the DataLoader drop_last=True to leave those samples out.",
+            sampler.n,
+            sampler.global_batch_size,
+            left,
         )
 
 

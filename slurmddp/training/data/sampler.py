@@ -174,6 +174,10 @@ class RankSampler(Sampler[Any]):
         """Return how many samples this rank gets in a whole epoch."""
         return len(range(self._rank, self._end_from(0), self._world_size))
 
+    def samples_after_last_step(self) -> int:
+        """Return how many samples of all ranks follow the last whole step of an epoch."""
+        return self._end_from(0) % self.global_batch_size
+
     def _positions(self) -> range:
         return range(self._start + self._rank, self._end_from(self._start), self._world_size)
 

@@ -270,3 +270,21 @@ def test_a_step_that_is_too_large_for_the_data_may_shrink_by_a_load() -> None:
     for loader in four:
         loader.load_state_dict(state)
     assert some_steps(four, 3) == some_steps(loaders(1, 41, **options), 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "left"),
+    [
+        (31, {"accumulate": 2}, 6),  # One more is left out, because there are two ranks.
+        (31, {"accumulate": 2, "even": False}, 7),
+        (25, {"accumulate": 2}, 0),
+        (30, {"accumulate": 2, "drop_last": True}, 0),
+        (30, {"accumulate": 1}, 0),
+    ],
+)
+def test_an_epoch_that_ends_within_a_step_is_named(
+    samples: int, options: dict[str, Any], left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders(2, samples, batch_size=3, **{"even": True, **options})
+    assert ("samples is no multiple of a step of 12" in caplog.text) == (left > 0)
+    assert (f": {left} are left" in caplog.text) == (left > 0)

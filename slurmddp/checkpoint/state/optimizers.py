@@ -1,0 +1,27 @@
+"""Loads the states of optimizers without a change of any value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load a result of `state_dict`; scalars of the state keep their dtypes.
+
+    torch converts them to the dtype of the parameter, except for the step. In bfloat16 and float64, NAdam's
+    product of momenta would then be rounded in another way, and a resumed training would differ.
+    """
+    optimizer.load_state_dict(dict(saved))
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        return
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in (saved["state"].get(number) or {}).items():
+            if name != "step" and isinstance(value, torch.Tensor) and value.dim() == 0 and name in loaded:
+                loaded[name] = value.to(loaded[name].device, copy=True)
