@@ -244,6 +244,12 @@ def _check(optimizer: Optimizer, staleness: int) -> None:
             "has none.",
             hint="Use strategy.staleness=0, or an optimizer with a setting lr.",
         )
+    if staleness and isinstance(optimizer, torch.optim.Rprop):
+        raise ConfigError(
+            f"strategy.staleness={staleness} divides learning rates by the number of ranks, and the lr of "
+            "Rprop is the size of its first step only: N gradients would move the weights N times as far.",
+            hint="Use strategy.staleness=0, or an optimizer whose steps are proportional to lr.",
+        )
 
 
 def _thread(serve: Callable[..., None], rank: int, link: CountedLink) -> threading.Thread:

@@ -82,7 +82,8 @@ class Distributon:
             (docs/process-groups.md).
         precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
             float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
-            `backward` scales the loss. A step with infinite gradients changes nothing, but counts.
+            `backward` scales the loss. A step with infinite gradients changes neither weights nor optimizers,
+            but counts.
         seed: makes initial weights equal on all ranks and later random draws different on each, and fixes the
             order of the data. None: random weights and draws, and the order of seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`

@@ -95,5 +95,7 @@ def test_what_the_server_cannot_do_is_refused() -> None:
     weights = [torch.nn.Parameter(torch.zeros(1))]
     with pytest.raises(ConfigError, match=r"staleness=1 divides learning rates.*this Rateless has none"):
         ServedOptimizer(Rateless(weights, {}), 1)
+    with pytest.raises(ConfigError, match=r"divides learning rates.*Rprop is the size of its first step"):
+        ServedOptimizer(torch.optim.Rprop(weights), 1)
     with pytest.raises(ConfigError, match=r"can't step a SimpleNamespace"):
         ServedOptimizer(SimpleNamespace(param_groups=[]), 0)  # type: ignore[arg-type]

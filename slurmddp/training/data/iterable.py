@@ -174,8 +174,10 @@ class IterableLoader(PassthroughLoader):
     def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         for state in states:
             if state is not None and state["batches"]:
-                self._require_ranks(len(states), state["batches"])
-                self._require_workers(state["workers"])
+                workers = state["workers"]
+                also = "" if workers == self._loader.num_workers else f" and num_workers={workers}"
+                self._require_ranks(len(states), state["batches"], also)
+                self._require_workers(workers)
 
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)

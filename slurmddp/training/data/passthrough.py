@@ -114,11 +114,17 @@ class PassthroughLoader(DistributedLoader):
         self._to_epoch(state["epoch"])
         self._done = state["batches"]
 
-    def _require_ranks(self, ranks: int, batches: int) -> None:
-        """Raise MismatchError unless as many ranks as now had read the first batches of the epoch."""
+    def _require_ranks(self, ranks: int, batches: int, also: str = "") -> None:
+        """Raise MismatchError unless as many ranks as now had read the first batches of the epoch.
+
+        Args:
+            ranks: of the training that read the batches.
+            batches: of each rank.
+            also: what else a resume needs, for the hint.
+        """
         if ranks != self._world_size:
             raise MismatchError(
                 f"{ranks} ranks had read {batches} batches each of {type(self.dataset).__name__}; "
                 f"{self._world_size} rank(s) can't resume in the middle of its epoch.",
-                hint=f"Resume with {ranks} ranks, or use map-style data without a sampler of your own.",
+                hint=f"Resume with {ranks} ranks{also}, or use map-style data without a sampler of your own.",
             )
