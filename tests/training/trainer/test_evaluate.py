@@ -26,6 +26,7 @@ def make_parts(model: nn.Module, samples: int = 10, **settings: int) -> Any:
     return SimpleNamespace(
         heldout=TensorDataset(x, y),
         evaluated_model=model,
+        ema=None,
         loss=nn.functional.cross_entropy,
         metrics={},
         data=None,
