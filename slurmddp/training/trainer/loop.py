@@ -30,6 +30,7 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog, Stopwatch
 from slurmddp.training.trainer.batch import IGNORED, forward, has_ignored_targets, kind_of, loss_of_output
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
+from slurmddp.training.trainer.changed_rates import apply_changes, configured_rates
 from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
 from slurmddp.training.trainer.evaluate import evaluate, has_samples
@@ -156,6 +157,8 @@ class Training:
         self._unchecked: int | None = None
         """Step of the loaded checkpoint, until the step after it is known to be finite."""
         self._lr = 0.0
+        self._rates = configured_rates(components.optimizer)
+        """Learning rate and weight decay of the configuration, by group of parameters."""
         self._is_first = True
         self._root, self._run_name = folder.checkpoints_dir, folder.name
         run = RunContext.read(os.environ, folder)
@@ -185,6 +188,9 @@ class Training:
         self._losses, self._norms = list(progress["losses"]), list(progress.get("norms", ()))
         self._guard.load_state_dict(progress.get("guard", {}))
         self._budget.resume(progress)
+        components = self.components
+        saved_rates = progress.get("rates", self._rates)
+        apply_changes(saved_rates, self._rates, components.optimizer, components.scheduler)
         self._saved = (self.step, self._evaluated_at)
         is_unchecked = self._guard.mode == "fail" and self.distributon.resumed_from == "disk"
         self._unchecked = step if is_unchecked else None
@@ -463,6 +469,7 @@ class Training:
             "losses": self._losses,
             "norms": self._norms,
             "guard": self._guard.state_dict(),
+            "rates": self._rates,
             **self._budget.progress(),
         }
 
