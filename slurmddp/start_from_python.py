@@ -53,11 +53,11 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     """
     from slurmddp.control.detached_training import start_detached
     from slurmddp.control.jobs import jobs_of
-    from slurmddp.control.ssh import submit
+    from slurmddp.control.ssh.start_jobs import start_over_ssh
     from slurmddp.control.start import start
 
     words = [*overrides, *_words(settings)]
-    if there := submit.train(words, *_flags(again=again), report=_print_output):
+    if there := start_over_ssh([words], again=again, report=_log):
         return RunOverSsh(there[0])
     (job,) = jobs_of([words], report=_log)
     if job.launcher == "slurm":
@@ -131,7 +131,7 @@ def map_array(
     from slurmddp.control.detached_training import finish_detached
     from slurmddp.control.jobs import jobs_of
     from slurmddp.control.refusals import refuse_collisions
-    from slurmddp.control.ssh import submit
+    from slurmddp.control.ssh.start_jobs import start_over_ssh
     from slurmddp.control.sweep import start_sweep
 
     path = _import_path(function)
@@ -143,8 +143,8 @@ def map_array(
     if not calls:
         return []
     distinct = list({call[-1]: call for call in calls}.values())
-    flags = ["--multirun", *_flags(again=again)]
-    if there := submit.train([*_sweep(distinct), *words], *flags, report=_print_output):
+    points = [[*call, *words] for call in distinct]
+    if there := start_over_ssh(points, is_sweep=True, again=again, report=_log):
         return [RunOverSsh(there[distinct.index(call)]) for call in calls]
     jobs = jobs_of(([*call, *words] for call in calls), report=_log)
     start_here = partial(finish_detached, again=again, report=_log)
@@ -169,10 +169,6 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
     from slurmddp.config.script_arguments import spelled
 
     return [f"{key}={spelled(value)}" for key, value in settings.items()]
-
-
-def _flags(*, again: bool) -> list[str]:
-    return ["--again"] if again else []
 
 
 def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -237,12 +233,6 @@ def _refuse_keys(value: Any) -> None:
         _refuse_keys(one)
 
 
-def _sweep(calls: Sequence[Sequence[str]]) -> list[str]:
-    """Return the settings of a sweep over different calls of one function."""
-    script, key = calls[0][0], "program.args="
-    return [script, f"{key}choice({','.join(arguments.removeprefix(key) for _, arguments in calls)})"]
-
-
 def _name(path: str) -> str:
     """Return the name of a function's runs."""
     return re.sub(r"\W+", "-", path.rpartition(".")[2])
@@ -273,7 +263,7 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 def _log(event: object) -> None:
     """Log what a start reports: what needs attention as a warning, the rest as information."""
-    from slurmddp.control.events import Message, Note, Waiting
+    from slurmddp.control.events import CodeSent, Message, Note, Waiting
     from slurmddp.control.start import PointFailed
     from slurmddp.control.sweep import SweepBegins
 
@@ -284,13 +274,7 @@ def _log(event: object) -> None:
             log.warning("%s: %s", run, error)
         case Message(text):
             log.info("%s", text)
+        case CodeSent(host, left_out=names) if names:
+            log.warning("not sent to %s, may hold passwords or keys: %s", host, ", ".join(names))
         case SweepBegins(sweep=sweep):
             log.info("The runs are the sweep %s.", sweep)
-
-
-def _print_output(event: object) -> None:
-    """Print what `slurmddp train` prints on a login node."""
-    from slurmddp.control.events import HostOutput
-
-    if isinstance(event, HostOutput):
-        print(event.text, end="", flush=True)

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from slurmddp.cli.json_output import print_json
 from slurmddp.cli.messages import print_event
-from slurmddp.control.ssh import runs, submit
+from slurmddp.control.ssh import runs
 from slurmddp.control.ssh.reports import fetch_report
+from slurmddp.control.ssh.submit import submit
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, UsageError
 from slurmddp.host import browser
@@ -41,7 +42,7 @@ def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
     """
-    return submit.submit(keys, typed, terminal=_terminal(), report=print_event)[0]
+    return submit(keys, typed, terminal=_terminal(), report=print_event)
 
 
 def forward(

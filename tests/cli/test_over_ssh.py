@@ -22,6 +22,7 @@ from slurmddp.errors import (
     EXIT_LOGIN_NODE,
     EXIT_NO_RUN,
     EXIT_SLURM,
+    ConfigError,
     LoginNodeError,
     SlurmddpError,
 )
@@ -239,7 +240,7 @@ def test_a_run_over_ssh_has_a_handle_in_python(node: LoginNode):
         run.result()
     with pytest.raises(LoginNodeError):
         slurmddp.train("program.script=train.py", cluster="far", ssh="down")
-    with pytest.raises(SlurmddpError, match="login1 did not start all runs"):
+    with pytest.raises(ConfigError, match="no_such_key"):
         slurmddp.train("no_such_key=1", cluster="far")
 
 

@@ -49,39 +49,40 @@ def command(
         return pass_through(session, report)[0]
 
 
-def pass_through(
-    session: Exchange, report: Report, node: LoginNode | None = None
-) -> tuple[int, list[SshRun]]:
-    """Report the output of a command on a host, and record the runs that it starts.
+def run_at(node: LoginNode, name: str, *, is_sweep: bool = False) -> SshRun:
+    """Return the record of a run or a sweep that was started in the folder of a node."""
+    return SshRun(name=name, host=node.host, folder=node.folder, python=node.python, is_sweep=is_sweep)
+
+
+def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]]:
+    """Report the output of a command or an action on a host, and record the runs that it starts.
 
     Args:
         session: the exchange.
         report: called with each `HostOutput`.
-        node: the node with the folder as an absolute path; None: the exchange's.
 
     Returns:
-        The exit code, and the runs, those of a sweep in the order of its points.
+        The exit code, and the document of the action's result, empty for a command.
     """
-    place = node or session.node
-    names: dict[str, None] = {}
-    points: list[str] = []
-    sweep = None
-
-    def run(name: str, *, is_sweep: bool = False) -> SshRun:
-        return SshRun(name=name, host=place.host, folder=place.folder, python=place.python, is_sweep=is_sweep)
-
+    document: dict[str, Any] = {}
+    sweeps: list[SshRun] = []
     for line, facts in session.lines():
         if facts is None:
             report(HostOutput(line))
+        elif "result" in facts:
+            document = facts["result"]
         elif facts["sweep"]:
-            sweep = facts["sweep"]
-            points = facts["started"]
+            sweeps = [run_at(session.node, facts["sweep"], is_sweep=True)]
         elif facts["started"]:
-            names.update(dict.fromkeys(facts["started"]))
             # The sweep comes last: it is what a command without a name means.
-            ssh_runs.remember(*map(run, facts["started"]), *([run(sweep, is_sweep=True)] if sweep else []))
-    exit_code = session.exit_code()
-    return exit_code, [run(name) for name in (points or names)]
+            ssh_runs.remember(*(run_at(session.node, name) for name in facts["started"]), *sweeps)
+    return session.exit_code(), document
+
+
+def request_for(action: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, Any]:
+    """Return the part of a request that calls an action of `slurmddp.control`."""
+    path = f"{action.__module__}.{action.__qualname__}"
+    return {"action": path, "arguments": arguments, "keywords": keywords}
 
 
 def call(
@@ -106,14 +107,7 @@ def call(
         LoginNodeError: the host can't be reached, it can't run slurmddp, or its result can't be read.
         SlurmddpError: the error that the action raised there.
     """
-    path = f"{action.__module__}.{action.__qualname__}"
-    request = {
-        "folder": run.folder,
-        "action": path,
-        "arguments": arguments,
-        "keywords": keywords,
-        "changes": changes,
-    }
+    request = {"folder": run.folder, "changes": changes, **request_for(action, *arguments, **keywords)}
     with exchange(node_of(run), request, **options) as session:
         document = session.facts()["result"]
         session.exit_code()

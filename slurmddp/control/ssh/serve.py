@@ -100,21 +100,23 @@ def _serve(
     folder = Path.home() / request["folder"]
     if (paths := request.get("files")) is not None:
         return _send_files(paths, answer, unshared=bool(request.get("unshared")))
-    if (action := request.get("action")) is not None:
-        result = _action(action)(*request["arguments"], **request["keywords"])
-        answer(result=to_json(result))
-        return EXIT_FINISHED
     with ExitStack() as stack:
         if request.get("code") is not None:
             if request["version"] != __version__:  # The laptop reports it.
                 return EXIT_LOGIN_NODE
             stack.enter_context(_received_code(folder, request["code"], source, answer, report))
-        if not folder.is_dir():
+        action = request.get("action")
+        if folder.is_dir():
+            os.chdir(folder)
+        elif action is None:
             raise RunNotFoundError(f"There is no folder {folder} any more.")
-        os.chdir(folder)
 
         ssh_runs.listener = partial(_answer_started, answer)
-        return command_line(request["words"])
+        if action is None:
+            return command_line(request["words"])
+        result = _action(action)(*request["arguments"], **request["keywords"])
+        answer(result=to_json(result))
+        return EXIT_FINISHED
 
 
 def _action(path: str) -> Callable[..., Any]:

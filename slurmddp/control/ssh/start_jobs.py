@@ -1,0 +1,65 @@
+"""Start jobs from Python on the login node that their settings name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmddp.control.contract import from_json
+from slurmddp.control.events import Note, Report, Waiting, ignore
+from slurmddp.control.jobs import jobs_of
+from slurmddp.control.refusals import refuse_collisions
+from slurmddp.control.ssh.runs import pass_through, request_for, run_at
+from slurmddp.control.ssh.submit import code_sent
+from slurmddp.control.start import Started, start
+from slurmddp.control.sweep import start_sweep
+from slurmddp.runs.ssh_runs import SshRun
+
+log = logging.getLogger(__name__)
+
+
+def start_over_ssh(
+    points: Sequence[Sequence[str]], *, is_sweep: bool = False, again: bool = False, report: Report = ignore
+) -> list[SshRun] | None:
+    """Send the code of the project in this folder to the login node of settings, and start their jobs there.
+
+    Args:
+        points: the settings of each job.
+        is_sweep: whether the jobs become a sweep.
+        again: whether the folders of earlier runs are put aside first.
+        report: called with `CodeSent`.
+
+    Returns:
+        The runs in the order of `points`; None if the settings name no login node.
+
+    Raises:
+        LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
+        SlurmddpError: the error of the start there. Arrays before the one that SLURM refused are queued.
+    """
+    from slurmddp.config.composition.compose import login_node
+
+    if (keys := login_node(points[0], Path.cwd())) is None:
+        return None
+    request = request_for(start_jobs, points, is_sweep=is_sweep, again=again)
+    with code_sent(keys, request, report) as session:
+        node = session.node
+        document = pass_through(session, report)[1]
+    started = from_json(Started, document, node.host)
+    return [run_at(node, run.name) for run in started.runs]
+
+
+def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) -> Started:
+    """Start the jobs of `start_over_ssh` on this host, which has got their code."""
+    jobs = jobs_of(points, report=_log)
+    if is_sweep:
+        return start_sweep(refuse_collisions(jobs), again=again, report=_log)
+    return start(jobs[0], again=again, report=_log)
+
+
+def _log(event: object) -> None:
+    """Log what needs attention; the laptop shows it."""
+    if isinstance(event, Note):
+        log.warning("%s", event.text)
+    elif isinstance(event, Waiting):
+        log.warning("%s", event.reason)
