@@ -45,7 +45,8 @@ def foreign_owner(path: Path) -> str | None:
 
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
-    is_run = not is_there(root) and (root.parent / "config.yaml").exists()
+    # The folder of all runs holds no such file; a listing of it would take long.
+    is_run = (root.parent / "config.yaml").exists() and not is_there(root)
     folder = root.parent if is_run else root
     owner = foreign_owner(folder)
     if owner is not None:

@@ -313,3 +313,10 @@ def test_a_result_that_is_no_file_is_refused_without_a_wait(tmp_path: Path, kind
         path.mkdir()
     with pytest.raises(SlurmddpError, match=r"can't be read: it is a (link to|FIFO|folder)"):
         owner.read_own(path)
+
+
+def test_a_run_of_this_account_is_recognised_without_a_listing_of_all_runs(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "gpt-1"
+    run.mkdir(parents=True)
+    monkeypatch.setattr(owner, "is_there", lambda path: pytest.fail(f"{path.parent} was listed"))
+    owner.refuse_foreign(run)
