@@ -30,7 +30,7 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
     """
     try:
         # Without O_NONBLOCK, a FIFO would not even open before it has a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+        descriptor = _opened(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP) or not os.path.islink(path):  # noqa: PTH114
             raise
@@ -42,6 +42,18 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
         code = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
         raise OSError(code, f"it is {_KINDS.get(kind, 'something else')} and no file", str(path))
     return open(descriptor, "rb")
+
+
+def _opened(path: Path | str, flags: int) -> int:
+    """Open a file; try again if this host has remembered a file that another host has replaced."""
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+
+    os.listdir(os.path.dirname(path) or ".")  # noqa: PTH208, PTH120 - GlusterFS forgets the old file now
+    return os.open(path, flags)
 
 
 def read_regular(path: Path | str) -> bytes:
