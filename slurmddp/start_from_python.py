@@ -263,7 +263,7 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 def _log(event: object) -> None:
     """Log what a start reports: what needs attention as a warning, the rest as information."""
-    from slurmddp.control.events import CodeSent, Message, Note, Waiting
+    from slurmddp.control.events import CodeSent, HostSilent, Message, Note, Waiting
     from slurmddp.control.start import PointFailed
     from slurmddp.control.sweep import SweepBegins
 
@@ -274,6 +274,8 @@ def _log(event: object) -> None:
             log.warning("%s: %s", run, error)
         case Message(text):
             log.info("%s", text)
+        case HostSilent(host, seconds):
+            log.warning("%s has not answered for %g s; nothing was started.", host, seconds)
         case CodeSent(host, left_out=names) if names:
             log.warning("not sent to %s, may hold passwords or keys: %s", host, ", ".join(names))
         case SweepBegins(sweep=sweep):

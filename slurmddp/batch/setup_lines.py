@@ -16,9 +16,8 @@ def warn(attempt: Attempt, code: str, line: str, script: str) -> None:
     lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()
     number = int(line)
     text = lines[number - 1].lstrip() if 0 < number <= len(lines) else ""
-    text = re.sub(r"[^\x20-\x7e]", " ", text)[:_SHOWN]
-    sentence = f"The setup line `{text}` failed with code {code}."
-    attempt.say(sentence)
-    text = f"{sentence} The ranks start all the same, unless `set -e` stands before it."
+    failure = f"setup line `{re.sub(r'[^ -~]', ' ', text)[:_SHOWN]}` failed with code {code}"
+    attempt.say(f"The {failure}.")
+    text = f"The {failure}. The ranks start all the same, unless `set -e` stands before it."
     with said_if_not_recorded("warned", attempt.say):
-        attempt.folder.add_event("warned", attempt=attempt.number, about="setup", text=text)
+        attempt.folder.add_event("warned", attempt=attempt.number, about="setup", failure=failure, text=text)

@@ -143,7 +143,7 @@ def _place(
 
 def _show_report(run: SshRun, *, opens: bool, as_json: bool) -> None:
     """Copy the report of a run or a sweep here, print its path or its document, and open it if asked to."""
-    reported = fetch_report(run)
+    reported = fetch_report(run, print_event)
     if as_json:
         print_json(reported)
     else:

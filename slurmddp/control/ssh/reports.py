@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from slurmddp.control.events import Report, ignore
 from slurmddp.control.report import Reported, report
 from slurmddp.control.ssh.runs import call, own_files
 from slurmddp.errors import SlurmddpError
@@ -13,10 +14,14 @@ from slurmddp.runs import ssh_runs
 from slurmddp.runs.ssh_runs import SshRun
 
 
-def fetch_report(run: SshRun) -> Reported:
+def fetch_report(run: SshRun, notify: Report = ignore) -> Reported:
     """Let the host write the report of a run or a sweep, and copy it here.
 
     The page of a sweep links to the reports of its runs, so these are copied too.
+
+    Args:
+        run: the run or sweep.
+        notify: called with a `HostGreeting` and `HostSilent`.
 
     Returns:
         The report, with the paths of the copies.
@@ -25,7 +30,7 @@ def fetch_report(run: SshRun) -> Reported:
         LoginNodeError: the host can't be reached.
         SlurmddpError: a report can't be written there, or can't be read.
     """
-    reported = call(run, report, run.name)
+    reported = call(run, report, run.name, options={"report": notify})
     pages = [
         PurePosixPath(str(path).removeprefix(f"{run.host}:")) for path in (reported.path, *reported.runs)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,6 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
 
-_FAILED_SETUP = re.compile(r"The (setup line `.*` failed with code \d+)\.")
 AGAIN = frozenset({"requeue", "resubmit"})
 UNANSWERED = "unanswered"
 """The event of a submission that sbatch did not answer: its job may be in the queue."""
@@ -239,8 +237,8 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
         loads = known.loads and event.get("loads") is not False
         return {"first_step": step if known.first_step is None else known.first_step, "loads": loads}
     if kind == "warned" and not known.setup_failure:
-        found = _FAILED_SETUP.match(str(event.get("text"))) if event.get("about") == "setup" else None
-        return {"setup_failure": found[1]} if found else {}
+        failure = event.get("failure") if event.get("about") == "setup" else None
+        return {"setup_failure": str(failure)} if failure else {}
     return {"signal": event.get("signal")} if kind == "signalled" else {}
 
 

@@ -138,9 +138,9 @@ def test_a_persons_training_function_has_a_number_of_steps_once_it_reports_steps
 
 
 def test_a_failure_without_a_rank_names_the_setup_line_that_failed(folder):
-    text = "The setup line `module load cuda` failed with code 1. The ranks start all the same."
-    warning = event("warned", 115.0, 0, about="setup", text=text)
-    write(folder, SUBMITTED, started(), warning, {**warning, "text": text.replace("cuda", "gcc")})
+    failure = "setup line `module load cuda` failed with code 1"
+    warning = event("warned", 115.0, 0, about="setup", failure=failure, text=f"The {failure}.")
+    write(folder, SUBMITTED, started(), warning, {**warning, "failure": failure.replace("cuda", "gcc")})
     assert "setup line" not in status(folder, None).detail
     write(folder, ended("failed", code=127))
     found = status(folder, None)
