@@ -244,4 +244,6 @@ class _OuterReplica(_Replica):
                 saved.detach().to(like.device, copy=True)
                 for saved, like in zip(state["agreed"], self._weights, strict=False)
             ]
-            self._start_outer(agreed).load_state_dict(state["outer"])
+            outer = self._start_outer(agreed)
+            outer.load_state_dict(state["outer"])
+            outer.param_groups[0].update(self._settings)  # Those of this run: they may have changed.

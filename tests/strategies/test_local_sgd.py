@@ -10,6 +10,7 @@ from torch import nn
 
 from slurmddp.errors import ConfigError
 from slurmddp.strategies import build
+from slurmddp.strategies.local_sgd import DiLoCo
 from support.distributed import strategy_jobs
 from support.distributed.ranks import run_ranks
 
@@ -76,6 +77,15 @@ class TestOnRanks:
                 assert torch.equal(resumed[name], value), name
         # On other numbers of ranks, all begin with rank 0's replica.
         assert len(run_ranks(strategy_jobs.resumed_with, 1, options, str(tmp_path))) == 1
+
+    def test_a_resume_takes_changed_settings_of_the_outer_optimizer(self) -> None:
+        before, after = (DiLoCo(every=4, outer_lr=outer_lr) for outer_lr in (0.7, 0.5))
+        for strategy in (before, after):
+            model = strategy.wrap(nn.Linear(2, 1), torch.device("cpu"))
+            strategy.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model).step()
+        assert after.load_state_dict(before.state_dict())
+        (group,) = after.state_dict()["replicas"][0]["outer"]["param_groups"]
+        assert (group["lr"], group["momentum"], group["nesterov"]) == (0.5, 0.9, True)
 
     def test_a_resume_keeps_each_ranks_loss_scale(self, tmp_path) -> None:
         high, low = 2.0**16, 2.0**15
