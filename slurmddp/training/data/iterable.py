@@ -179,6 +179,15 @@ class IterableLoader(PassthroughLoader):
                 self._require_ranks(len(states), state["batches"], also)
                 self._require_workers(workers)
 
+        epochs = sorted({state["epoch"] for state in states if state is not None})
+        if len(epochs) > 1 and len(states) != self._world_size:
+            raise MismatchError(
+                f"The {len(states)} ranks that wrote the checkpoint had come to different epochs of "
+                f"{type(self.dataset).__name__}: {', '.join(map(str, epochs))}. "
+                f"{self._world_size} rank(s) can't read the rest of each.",
+                hint=f"Resume with {len(states)} ranks.",
+            )
+
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)
         if state["batches"]:
