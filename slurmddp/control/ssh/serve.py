@@ -58,14 +58,15 @@ _BEGINNING = base64.b64encode(b'{"a')[:2]
 
 
 def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Report = ignore) -> int:
-    """Serve the one request on standard input, and return the exit code.
+    """Serve the one request on standard input.
 
     Args:
         nonce: a random text, which is proved to be read.
         command_line: runs the words of a command line.
         report: called with `Waiting` and `PutAside` while code arrives.
 
-    An error of slurmddp is sent to the laptop, which raises it there.
+    Returns:
+        The exit code. An error of slurmddp is sent to the laptop, which raises it.
     """
     answer = partial(_answer, proof_of(nonce))
     answer(version=__version__)
@@ -123,6 +124,8 @@ def _action(path: str) -> Callable[..., Any]:
     """Return the action at an import path; raise LoginNodeError if this version does not have it."""
     module, _, name = path.rpartition(".")
     try:
+        if not module.startswith("slurmddp.control."):
+            raise ImportError(f"{module} holds no actions")
         action: Callable[..., Any] = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise LoginNodeError(

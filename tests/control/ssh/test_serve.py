@@ -93,3 +93,16 @@ def test_an_input_without_an_end_is_refused_at_once() -> None:
             [sys.executable, "-c", PROGRAM], stdin=source, capture_output=True, check=False, timeout=60
         )
     assert done.returncode == EXIT_LOGIN_NODE and b"No request came over ssh" in done.stdout
+
+
+def test_only_actions_of_slurmddp_are_called(tmp_path: Path) -> None:
+    request = {
+        "folder": str(tmp_path),
+        "action": "os.mkdir",
+        "arguments": [str(tmp_path / "made")],
+        "keywords": {},
+    }
+    sent = base64.b64encode(json.dumps(request).encode()) + b"\n" + END_OF_REQUEST
+    done = subprocess.run([sys.executable, "-c", PROGRAM], input=sent, capture_output=True, check=False)
+    assert done.returncode == EXIT_LOGIN_NODE and b"has no action os.mkdir" in done.stdout
+    assert not (tmp_path / "made").exists()
