@@ -109,9 +109,11 @@ def active_runs(prefix: str, **_facts: Any) -> list[str]:
         folder.name for folder in index.all_runs() if folder.name.startswith(prefix) and _may_live(folder)
     ]
     far = [run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix)]
-    found = {name: sweeps.find(name) for name in sweep_names(prefix)}
+    sweeps_by_name = {name: sweeps.find(name) for name in sweep_names(prefix)}
     groups = [
-        name for name, sweep in found.items() if sweep is not None and any(map(_may_live, sweep.started))
+        name
+        for name, sweep in sweeps_by_name.items()
+        if sweep is not None and any(map(_may_live, sweep.started))
     ]
     return [*named, *far, *groups]
 

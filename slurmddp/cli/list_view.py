@@ -86,33 +86,36 @@ class ListView:
         runs, there = self.runs(), self.there()
         most = min(rows, self.limit or rows)
         # Ordered by age: by their last activity running runs would change places all the time.
-        found = [*self.read([*map(RunFolder, runs if self.states else runs[:most])]), *there]
-        found = [one for one in found if not self.states or one.state in self.states]
-        count = len(found) if self.states else len(runs) + len(there)
-        found.sort(key=lambda one: (one.created or 0.0, one.name), reverse=True)
-        silent = dict.fromkeys(one.detail for one in there if one.state == "unknown")
-        footer = "   ".join([self._footer(found[:most], count), *silent])
-        return Group(self.table(found[:most]), "", Text(footer, style="bright_black"))
+        shown = [*self.read([*map(RunFolder, runs if self.states else runs[:most])]), *there]
+        shown = [run for run in shown if not self.states or run.state in self.states]
+        count = len(shown) if self.states else len(runs) + len(there)
+        shown.sort(key=lambda run: (run.created or 0.0, run.name), reverse=True)
+
+        silent = dict.fromkeys(run.detail for run in there if run.state == "unknown")
+        footer = "   ".join([self._footer(shown[:most], count), *silent])
+        return Group(self.table(shown[:most]), "", Text(footer, style="bright_black"))
 
     def read(self, folders: Sequence[RunFolder]) -> list[RunStatus]:
         """Return the statuses of runs; the folder alone judges a run newer than SLURM's answer."""
-        found = statuses(folders, self.slurm)
+        runs = statuses(folders, self.slurm)
         if self.slurm.error is not None:  # Their states are unknown.
-            return found
+            return runs
         return [
-            status(folder, None) if one.job_id in self.slurm.not_asked else one
-            for folder, one in zip(folders, found, strict=True)
+            status(folder, None) if run.job_id in self.slurm.not_asked else run
+            for folder, run in zip(folders, runs, strict=True)
         ]
 
-    def _footer(self, found: Sequence[RunStatus], count: int) -> str:
-        shown = f"{len(found)} of {counted(count, 'run')}" if count > len(found) else counted(count, "run")
-        words = [shown, time.strftime("%H:%M:%S")]
+    def _footer(self, runs: Sequence[RunStatus], count: int) -> str:
+        number = counted(count, "run")
+        if count > len(runs):
+            number = f"{len(runs)} of {number}"
+        parts = [number, time.strftime("%H:%M:%S")]
         pause = duration(self.slurm.due_in_s)
         if self.slurm.error is not None:
-            words.append(f"next try in {pause}, since SLURM does not answer: {self.slurm.error.message}")
+            parts.append(f"next try in {pause}, since SLURM does not answer: {self.slurm.error.message}")
         elif self.slurm.due_in_s is not None:
-            words.append(f"next query of SLURM in {pause}")
-        return "   ".join(["q quits", *words])
+            parts.append(f"next query of SLURM in {pause}")
+        return "   ".join(["q quits", *parts])
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
 
     if flag.partition("=")[0] in hydra_flags.REFUSED:
         return hydra_flags.REFUSED[flag.partition("=")[0]]
-    script = next((one for one in arguments if one.endswith(".py") and "=" not in one), "")
+    script = next((word for word in arguments if word.endswith(".py") and "=" not in word), "")
     if script:
         return f"A script runs as `slurmddp run [settings] {script} {flag} ...`, with its arguments after it."
     typed, _, value = flag.lstrip("-").partition("=")
@@ -232,12 +232,12 @@ def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:
     """Return the long flags of a command and of its sub-commands."""
-    found: set[str] = set()
+    flags: set[str] = set()
     for action in parser._actions:
-        found.update(flag for flag in action.option_strings if flag.startswith("--"))
+        flags.update(flag for flag in action.option_strings if flag.startswith("--"))
         if isinstance(action, argparse._SubParsersAction):
-            found.update(*(_flags(inner) for inner in action.choices.values()))
-    return found
+            flags.update(*(_flags(inner) for inner in action.choices.values()))
+    return flags
 
 
 def _unknown(name: str) -> UsageError:

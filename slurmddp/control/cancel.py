@@ -80,12 +80,12 @@ def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
     """
     selection = select_own(name)
     slurm = slurm or SlurmClient()
-    found = with_leftovers(selection.runs, slurm)
-    active = [RunFolder(status.path) for status, has_job in found if has_job]
+    statuses = with_leftovers(selection.runs, slurm)
+    active = [RunFolder(status.path) for status, has_job in statuses if has_job]
     ends = dict(zip((folder.path for folder in active), _end(active, slurm), strict=True))
 
     runs = []
-    for status, has_job in found:
+    for status, has_job in statuses:
         jobs, process = ends.get(status.path, ((), None))
         runs.append(
             CancelledRun(

@@ -32,8 +32,8 @@ def hold(folder: RunFolder, report: Report) -> RunLock:
     refuse_foreign(folder.path)
 
     def is_taken() -> bool:
-        found = status(folder, None)
-        return found.active and found.launcher == "local"
+        run = status(folder, None)
+        return run.active and run.launcher == "local"
 
     def waiting() -> None:
         reason = f"Another command is starting {folder.name}; waiting for it."

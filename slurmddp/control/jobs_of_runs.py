@@ -16,11 +16,11 @@ def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tup
     A run that is over may have a job whose submission its folder does not name. SLURM is asked once for
     all runs.
     """
-    found = statuses(folders, slurm)
-    ended = [RunFolder(status.path) for status in found if not status.active]
+    all_statuses = statuses(folders, slurm)
+    ended = [RunFolder(status.path) for status in all_statuses if not status.active]
     leftovers = zip(ended, leftovers_of_each(ended, slurm), strict=True)
     with_job = {folder.path for folder, jobs in leftovers if jobs}
-    return [(status, status.active or status.path in with_job) for status in found]
+    return [(status, status.active or status.path in with_job) for status in all_statuses]
 
 
 def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:

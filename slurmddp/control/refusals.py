@@ -64,57 +64,57 @@ def _listed(different: list[tuple[str, str, str]], there: str, here: str) -> str
     return "; ".join(texts) + (f"; and {more} more keys differ" if more > 0 else "")
 
 
-def refuse_unclear(found: RunStatus) -> None:
+def refuse_unclear(status: RunStatus) -> None:
     """Raise if the state of a run is not known, or if the run is still ending."""
-    if found.state == "unknown" and found.job_id is None:
+    if status.state == "unknown" and status.job_id is None:
         raise ConfigError(
-            f"The state of {found.name} is not known: {found.detail.rstrip('.')}.",
+            f"The state of {status.name} is not known: {status.detail.rstrip('.')}.",
             hint="Mend that file, or start the run from step 0 with `slurmddp train ... --again`.",
         )
-    if found.state == "unknown":
+    if status.state == "unknown":
         raise SlurmError(
-            f"The state of job {found.job_id} of {found.name} is not known: {found.detail}.",
+            f"The state of job {status.job_id} of {status.name} is not known: {status.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
         )
-    if found.active and RunFolder(found.path).is_stopped:
+    if status.active and RunFolder(status.path).is_stopped:
         reason = "was asked to stop and has not ended yet"
-        hint = f"Try again when `slurmddp status {found.name}` says stopped; nothing was started."
-    elif found.state == "cancelled":
+        hint = f"Try again when `slurmddp status {status.name}` says stopped; nothing was started."
+    elif status.state == "cancelled":
         reason, hint = "is cancelled", "Try again in a moment; nothing was submitted."
     else:
         return
-    raise RunStateError(f"{found.name} {reason}: {found.detail}.", hint=hint)
+    raise RunStateError(f"{status.name} {reason}: {status.detail}.", hint=hint)
 
 
-def refuse_active(found: RunStatus, *, unchanged: str, hint: str) -> None:
+def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
     """Raise RunStateError if a run has a job or process.
 
     Args:
-        found: the state of the run.
+        status: the state of the run.
         unchanged: a sentence that says what was not done.
         hint: a sentence that says what to do first.
     """
-    if found.active:
-        refuse_unclear(found)
-        raise RunStateError(f"{found.name} is {found.state}: {found.detail}. {unchanged}", hint=hint)
+    if status.active:
+        refuse_unclear(status)
+        raise RunStateError(f"{status.name} is {status.state}: {status.detail}. {unchanged}", hint=hint)
 
 
-def refuse_finished(found: RunStatus, changes: Iterable[str] = ()) -> None:
+def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
     """Raise RunStateError if a run has done all its work, and the changes give it no more to do."""
     from slurmddp.config.extension import keys_that_extend
     from slurmddp.config.script_arguments import key_of
 
-    if found.state != "finished":
+    if status.state != "finished":
         return
-    program = RunFolder(found.path).config().get("program")
-    step, total = found.step, found.total_steps
+    program = RunFolder(status.path).config().get("program")
+    step, total = status.step, status.total_steps
     is_out_of_time = step is not None and total is not None and step < total
     extending = keys_that_extend(program, is_out_of_time=is_out_of_time)
     if not any(key_of(change) in extending for change in changes):
         raise RunStateError(
-            f"{found.name} has finished: {found.detail}.",
-            hint=_how_to_extend(found.name, extending)
-            + f"`slurmddp rerun {found.name}` starts its command as a new run, also with other settings.",
+            f"{status.name} has finished: {status.detail}.",
+            hint=_how_to_extend(status.name, extending)
+            + f"`slurmddp rerun {status.name}` starts its command as a new run, also with other settings.",
         )
 
 

@@ -124,12 +124,13 @@ def _held(
 def _states(folders: Sequence[RunFolder]) -> list[tuple[RunFolder, RunStatus, list[str]]]:
     """Return each run, its status, and its jobs that SLURM may still start though the run is over."""
     slurm = client.SlurmClient() if client.on_path() else None
-    found = statuses(folders, slurm)
-    readable = [RunFolder(status.path) for status in found if not _is_unreadable(status)]
+    all_statuses = statuses(folders, slurm)
+    readable = [RunFolder(status.path) for status in all_statuses if not _is_unreadable(status)]
     leftovers = leftovers_of_each(readable, slurm) if slurm else [[] for _ in readable]
     jobs = {folder.path: ids for folder, ids in zip(readable, leftovers, strict=True)}
     return [
-        (folder, status, jobs.get(status.path, [])) for folder, status in zip(folders, found, strict=True)
+        (folder, status, jobs.get(status.path, []))
+        for folder, status in zip(folders, all_statuses, strict=True)
     ]
 
 

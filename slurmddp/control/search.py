@@ -322,29 +322,32 @@ class Results:
     def _choose_metric(self, folder: RunFolder, metrics: Metrics) -> ComparedMetric:
         """Return the metric of the search, by the first run that has finished."""
         named = self._search.metric
-        found = compared_metric([folder], [metrics])
-        if named and (found is None or found.name != named):
-            found = ComparedMetric(named, named, "min" if named in ("loss", "eval_loss") else "")
-        if found is None:
+        metric = compared_metric([folder], [metrics])
+        if named and (metric is None or metric.name != named):
+            metric = ComparedMetric(named, named, "min" if named in ("loss", "eval_loss") else "")
+
+        if metric is None:
             hint = "Log one: distributon.log_metrics({'NAME': value}, step)."
             raise SlurmddpError(f"{folder.name} has finished and logged no metric.", hint=hint)
-        if not len(found.curve(metrics)):
+        if not len(metric.curve(metrics)):
             logged = {"loss": metrics.train, "eval_loss": metrics.held_out, **metrics.own}
             near = near_matches(
-                found.name, [name for name, curve in logged.items() if curve], prefix="hydra.sweeper.metric="
+                metric.name, [name for name, curve in logged.items() if curve], prefix="hydra.sweeper.metric="
             )
-            raise SlurmddpError(f"{folder.name} has finished and logged no {found.name}.", hint=near)
-        if not named and not found.mode and len(metrics.own) > 1:
+            raise SlurmddpError(f"{folder.name} has finished and logged no {metric.name}.", hint=near)
+
+        if not named and not metric.mode and len(metrics.own) > 1:
             raise ConfigError(
                 f"{folder.name} has logged several metrics: {', '.join(metrics.own)}.",
-                hint=f"Say which one counts: hydra.sweeper.metric={found.name}. {_KEPT}",
+                hint=f"Say which one counts: hydra.sweeper.metric={metric.name}. {_KEPT}",
             )
-        if not (mode := self._search.mode or found.mode):
+        mode = self._search.mode or metric.mode
+        if not mode:
             raise ConfigError(
-                f"Nothing says whether more or less of {found.name} is better.",
+                f"Nothing says whether more or less of {metric.name} is better.",
                 hint=f"Add hydra.sweeper.direction=maximize or minimize. {_KEPT}",
             )
-        return replace(found, mode=mode)
+        return replace(metric, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
         """Raise SlurmddpError if no trial has a value, because the others would have none as well."""

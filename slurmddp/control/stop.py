@@ -72,8 +72,8 @@ def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
     """
     selection = select_own(name)
     slurm = slurm or SlurmClient()
-    found = with_leftovers(selection.runs, slurm)
-    active = [status for status, has_job in found if has_job and status.state != "cancelled"]
+    statuses = with_leftovers(selection.runs, slurm)
+    active = [status for status, has_job in statuses if has_job and status.state != "cancelled"]
     # The mark comes first: an element of an array that starts in place of another one ends at once.
     for status in active:
         write_atomic(RunFolder(status.path).stop_file, _MARK)
@@ -83,7 +83,7 @@ def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
     for status in active:
         if status.path not in outcomes:
             outcomes[status.path] = replace(_inactive(status), outcome="asked", is_script=_is_script(status))
-    runs = [outcomes.get(status.path) or _inactive(status) for status, _ in found]
+    runs = [outcomes.get(status.path) or _inactive(status) for status, _ in statuses]
     return Stopped(selection.name, selection.sweep is not None, tuple(runs))
 
 

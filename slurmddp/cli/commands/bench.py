@@ -93,7 +93,7 @@ def _measure(args: argparse.Namespace) -> int:
     code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:
         return code
-    folder = next(one for one in index.all_runs() if one.name.startswith(name))
+    folder = next(run for run in index.all_runs() if run.name.startswith(name))
     if (folder.path / FILE_NAME).is_file():
         return _show(str(folder.path))
     print(f"When it has finished:  slurmddp bench show {folder.name}")
@@ -125,9 +125,11 @@ def _compare(first: str, second: str) -> int:
     from slurmddp.bench.page import headline, show_rows
     from slurmddp.bench.results import compare, read
 
-    one, other = read(_path(first)), read(_path(second))
-    tables = compare(one, other)
-    print(f"first   {headline(one)}\nsecond  {headline(other)}")
+    first_result = read(_path(first))
+    second_result = read(_path(second))
+    tables = compare(first_result, second_result)
+
+    print(f"first   {headline(first_result)}\nsecond  {headline(second_result)}")
     for rows in tables.values():
         print()
         show_rows(rows, sys.stdout)

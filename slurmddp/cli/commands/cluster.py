@@ -57,19 +57,20 @@ def drafts(site: Site, names: Sequence[str] = ()) -> dict[Path, str]:
     """
     from slurmddp.slurm.cluster_draft import draft, file_name, usable
 
-    found = {one.name: one for one in usable(site)}
-    if not found:
+    partitions = {partition.name: partition for partition in usable(site)}
+    if not partitions:
         raise SlurmError(
             "This SLURM has no partition with nodes that takes your jobs.",
             hint="`scontrol show partition` and `sinfo` show what there is.",
         )
     for name in names:
-        if name not in found:
+        if name not in partitions:
             raise ConfigError(
-                f"There is no partition {name!r} here that takes your jobs.", hint=near_matches(name, found)
+                f"There is no partition {name!r} here that takes your jobs.",
+                hint=near_matches(name, partitions),
             )
-    chosen = [found[name] for name in names] or [*found.values()]
-    return {Path("conf/cluster") / f"{file_name(one)}.yaml": draft(one, site) for one in chosen}
+    chosen = [partitions[name] for name in names] or [*partitions.values()]
+    return {Path("conf/cluster") / f"{file_name(each)}.yaml": draft(each, site) for each in chosen}
 
 
 def _detect(names: Sequence[str], *, write: bool) -> int:

@@ -42,7 +42,7 @@ def split(
         if word in _WITH_VALUE or (word in with_value and not with_value[word]):
             at += 1
         elif word in with_value:
-            at += any(one in with_value[word] for one in following)
+            at += any(value in with_value[word] for value in following)
         elif begins(word):
             return list(arguments[:at]), list(arguments[at:])
         at += 1

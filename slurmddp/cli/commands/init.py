@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
 def _files() -> dict[Path, str]:
     """Return the texts of the example project by their paths."""
     root = Path(templates.__file__).with_name("project")
-    found = {
+    texts = {
         path.relative_to(root): path.read_text(encoding="utf-8")
         for path in sorted(root.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return {Path(".gitignore") if name == Path("gitignore") else name: text for name, text in found.items()}
+    return {Path(".gitignore") if name == Path("gitignore") else name: text for name, text in texts.items()}
 
 
 def _cluster_files() -> dict[Path, str]:
