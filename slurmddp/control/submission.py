@@ -132,6 +132,8 @@ class Submission:
 
         # A lost answer of sbatch may have left a job, so the run needs no other one.
         adopted = sbatch.settle_each(folders, slurm, self._say)
+        if adopted:
+            _remember([RunFolder(path) for path in adopted])
         for path, job_id in adopted.items():
             self._report(AdoptedJob(path.name, job_id, self._is_array))
         runs = [run for run in self._runs if run.job.run_dir not in adopted]
@@ -139,9 +141,6 @@ class Submission:
         job_ids = {path.name: job_id for path, job_id in adopted.items()}
         if runs:
             job_ids |= self._submit(runs, slurm)
-        self._may_be_queued = True
-        remember(*folders)
-        report_started([name for name in order if name in job_ids])
         return job_ids
 
     def _submit(self, runs: Sequence[ClaimedRun], slurm: SlurmClient) -> dict[str, str]:
@@ -150,7 +149,7 @@ class Submission:
         if self._is_array:
             folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
             new = {run.job.run_dir for run in runs if run.is_new}
-            with self._recorded_if_unanswered(jobs):
+            with self._recorded(jobs):
                 ids = array.submit(jobs, folder, slurm, new=new, common=self._common, say=self._say)
             self._report(SubmittedArray(jobs, tuple(ids), folder))
             return {job.run_name: job_id for job, job_id in zip(jobs, ids, strict=True)}
@@ -158,28 +157,40 @@ class Submission:
         (run,) = runs
         if not run.is_new:
             prepare(run.job, checked_script(run.job, self._report), self._say)
-        with self._recorded_if_unanswered(jobs):
+        with self._recorded(jobs):
             job_id = sbatch.build(run.job.submitter, slurm).submit(run.job)
         self._report(SubmittedJob(run.job, job_id, notes_on(run.job)))
         return {run.job.run_name: job_id}
 
     @contextmanager
-    def _recorded_if_unanswered(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Record in the run folders that SLURM may have the jobs, if the submission leaves that open."""
+    def _recorded(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Record the runs of jobs as soon as SLURM has them, or may have them.
+
+        A later failure, for example of a closed terminal, must not remove the folder of a queued job.
+        """
+        folders = [RunFolder(job.run_dir) for job in jobs]
+        self._may_be_queued = True
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, SlurmddpError) or getattr(error, "may_be_queued", False):
-                self._may_be_queued = True
-                folders = [RunFolder(job.run_dir) for job in jobs]
-                for folder, job in zip(folders, jobs, strict=True):
-                    with suppress(OSError):
-                        folder.add_event(UNANSWERED, submitter=job.submitter)
-                remember(*folders)
+            if isinstance(error, SlurmddpError) and not getattr(error, "may_be_queued", False):
+                self._may_be_queued = False
+                raise
+            for folder, job in zip(folders, jobs, strict=True):
+                with suppress(OSError):
+                    folder.add_event(UNANSWERED, submitter=job.submitter)
+            remember(*folders)
             raise
+        _remember(folders)
 
     def _say(self, text: str) -> None:
         self._report(Message(text))
+
+
+def _remember(folders: Sequence[RunFolder]) -> None:
+    """Let later commands, also those of a laptop that has submitted over ssh, find runs with a job."""
+    remember(*folders)
+    report_started([folder.name for folder in folders])
 
 
 def notes_on(job: Job) -> tuple[str, ...]:

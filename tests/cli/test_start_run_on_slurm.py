@@ -128,6 +128,28 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert "is queued already: job 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "the terminal is closed")])
+@pytest.mark.parametrize("points", [(), ("-m", "seed=1,2")])
+def test_a_job_that_slurm_has_keeps_its_run_whatever_happens_next(
+    project, cluster, monkeypatch, capsys, points, error
+):
+    def failed(event: object) -> None:
+        raise error
+
+    with monkeypatch.context() as during:
+        during.setattr("slurmddp.cli.start_view._print_submission", failed)
+        assert main(["train", *BIG, *points]) != 0
+
+    monkeypatch.chdir(project.parent)
+    runs = index.all_runs()
+    job_ids = {run.events()[-1]["job_id"] for run in runs}
+    assert job_ids == ({"1_0", "1_1"} if points else {"1"})
+    monkeypatch.chdir(project)
+    assert main(["train", *BIG, *points]) == 0
+    assert capsys.readouterr().out.count("is queued already") == len(runs)
+    assert len(cluster.submissions) == 1
+
+
 def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(project, cluster, monkeypatch):
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
