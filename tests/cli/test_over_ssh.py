@@ -17,6 +17,7 @@ from slurmddp.control.contract import from_json
 from slurmddp.control.report import Reported
 from slurmddp.control.ssh import connection
 from slurmddp.control.ssh.runs import runs_of_sweep
+from slurmddp.control.start import Started
 from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_LOGIN_NODE,
@@ -97,10 +98,11 @@ def test_a_second_submission_brings_the_code_up_to_date_and_submits_no_second_jo
 
 
 def test_a_sweep_is_submitted_and_cancelled_by_its_name(node: LoginNode, capfd):
-    assert main(["run", "+cluster=far", "--multirun", "seed=1,2", "train.py"]) == 0
-    sweep = ssh_runs.ssh_runs()[-1].name
-    assert "sweep" in sweep and len(ssh_runs.ssh_runs()) == 3
-    capfd.readouterr()
+    assert main(["run", "--json", "+cluster=far", "--multirun", "seed=1,2", "train.py"]) == 0
+    started = from_json(Started, json.loads(capfd.readouterr().out))
+    *recorded, sweep_over_ssh = ssh_runs.ssh_runs()
+    sweep = sweep_over_ssh.name
+    assert started.sweep == sweep and {run.name for run in started.runs} == {run.name for run in recorded}
     assert main(["list", sweep, "--json"]) == 0
     names = {one["name"] for one in json.loads(capfd.readouterr().out)["runs"]}
     runs = runs_of_sweep(ssh_runs.ssh_runs()[-1])

@@ -27,11 +27,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from slurmddp import __version__
 from slurmddp.control.contract import error_to_json, to_json
@@ -112,7 +112,7 @@ def _serve(
         elif action is None:
             raise RunNotFoundError(f"There is no folder {folder} any more.")
 
-        ssh_runs.listener = partial(_answer_started, answer)
+        ssh_runs.listener = partial(_answer_started, answer, sys.stdout)
         if action is None:
             return command_line(request["words"])
         result = _action(action)(*request["arguments"], **request["keywords"])
@@ -158,8 +158,11 @@ def _answer(proof: str, **facts: Any) -> None:
     print(answer_line(proof, **facts), flush=True)
 
 
-def _answer_started(answer: Callable[..., None], names: Sequence[str], sweep: str | None) -> None:
-    answer(started=list(names), sweep=sweep)
+def _answer_started(
+    answer: Callable[..., None], stdout: TextIO, names: Sequence[str], sweep: str | None
+) -> None:
+    with redirect_stdout(stdout):  # A command with --json sends its lines to stderr meanwhile.
+        answer(started=list(names), sweep=sweep)
 
 
 def _take_over_stdin() -> IO[bytes]:
