@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol
 
 from slurmddp.control.contract import to_json
+from slurmddp.errors import UsageError
 
 
 class ResultOfStart(Protocol):
@@ -30,13 +31,30 @@ def print_json(result: Any) -> None:
 
 
 def start_and_print(args: argparse.Namespace, start: Callable[[], ResultOfStart]) -> int:
-    """Run an action that starts runs, print its result with `--json`, and return its exit code.
-
-    With `--json` the lines that the action prints meanwhile go to stderr.
-    """
-    if not args.json:
-        return start().exit_code
-    with redirect_stdout(sys.stderr):
+    """Run an action that starts runs, print its result with `--json`, and return its exit code."""
+    with lines_beside_json(args):
         result = start()
-    print_json(result)
+    if args.json:
+        print_json(result)
     return result.exit_code
+
+
+@contextmanager
+def lines_beside_json(args: argparse.Namespace) -> Iterator[None]:
+    """With `--json`, send the lines that are printed meanwhile to stderr."""
+    if not args.json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def refuse_json_of_text(args: argparse.Namespace) -> None:
+    """Raise UsageError if `--json` stands beside a flag that prints a script or a configuration."""
+    for flag in ("dry_run", "cfg", "info"):
+        if args.json and getattr(args, flag):
+            name = flag.replace("_", "-")
+            raise UsageError(
+                f"--json prints the result of a start, and --{name} prints text and starts nothing.",
+                hint=f"Leave out --json or --{name}.",
+            )

@@ -8,10 +8,11 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
+from slurmddp.control.check import Checked
 from slurmddp.control.contract import from_json
 from slurmddp.control.resume import resume
 from slurmddp.control.start import Started, StartedRun
-from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
+from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED, EXIT_USAGE
 from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG, only_run
 
@@ -57,10 +58,13 @@ def test_a_submission_and_what_follows_it(project, cluster, result_of, capsys):
     assert capsys.readouterr().out == "", "an error has no result"
 
 
-def test_the_runs_of_a_sweep_stand_in_the_order_of_its_points(project, cluster, result_of):
+def test_the_runs_of_a_sweep_stand_in_the_order_of_its_points(project, cluster, result_of, capsys):
     _, started, lines = result_of("train", *BIG, "-m", "seed=3,1,2", "nodes=1,2")
     assert started.sweep is not None and started.sweep in lines
     assert outcomes(started) == [("submitted", f"{array}_{index}") for index in range(3) for array in (1, 2)]
+    assert main(["resume", started.sweep, "--check", "--json"]) == 0
+    output = capsys.readouterr()
+    assert from_json(Checked, json.loads(output.out)).jobs == () and "is queued already" in output.err
     _, resumed, _ = result_of("resume", started.sweep)
     assert [run.name for run in resumed.runs] == [run.name for run in started.runs]
     assert {run.outcome for run in resumed.runs} == {"active"}
@@ -71,3 +75,11 @@ def test_a_training_here_has_its_exit_code(project, here, result_of):
     code, started, lines = result_of("train")
     assert code == EXIT_STOPPED and "Stopped at step 40" in lines
     assert [(run.outcome, run.exit_code) for run in started.runs] == [("trained", EXIT_STOPPED)]
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--cfg", "--info"])
+@pytest.mark.parametrize("command", [["train"], ["train", "-m", "seed=1,2"], ["run", "train.py"]])
+def test_a_script_or_a_configuration_is_no_json(project, capsys, command, flag):
+    assert main([command[0], "--json", flag, *command[1:]]) == EXIT_USAGE
+    output = capsys.readouterr()
+    assert output.out == "" and f"Leave out --json or {flag}" in output.err

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.cli.commands.train import add_check
-from slurmddp.cli.json_output import add_json, start_and_print
+from slurmddp.cli.json_output import add_json, lines_beside_json, start_and_print
 from slurmddp.cli.messages import print_event
 from slurmddp.runs.text_format import counted
 
@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from slurmddp.cli import check_job
     from slurmddp.control.start import groups
 
-    selection, jobs = jobs_to_resume(args.run, args.changes, report=print_event)
-    if selection.sweep is not None and not args.json:
-        runs = counted(len(selection.sweep.runs), "run")
-        print(f"sweep   {selection.name}  ({len(jobs)} of {runs} to resume)")
+    with lines_beside_json(args):
+        selection, jobs = jobs_to_resume(args.run, args.changes, report=print_event)
+        if selection.sweep is not None:
+            runs = counted(len(selection.sweep.runs), "run")
+            print(f"sweep   {selection.name}  ({len(jobs)} of {runs} to resume)")
     return check_job.show(groups(jobs), as_json=args.json)

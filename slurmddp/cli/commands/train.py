@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmddp.cli import hydra_flags
-from slurmddp.cli.json_output import add_json, start_and_print
+from slurmddp.cli.json_output import add_json, refuse_json_of_text, start_and_print
 from slurmddp.cli.messages import EXIT_CODES, print_event
 from slurmddp.control.jobs import jobs_of
 from slurmddp.host.working_folder import working_folder
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line.
         check: raises ConfigError if the job can't be started.
     """
+    refuse_json_of_text(args)
     sources = hydra_flags.sources(args)
     if args.info:
         return hydra_flags.show_info(args, working_folder(), sources)
