@@ -263,13 +263,13 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 def _log(event: object) -> None:
     """Log what a start reports: what needs attention as a warning, the rest as information."""
-    from slurmddp.control.events import CodeSent, HostSilent, Message, Note, Waiting
-    from slurmddp.control.start import PointFailed
+    from slurmddp.control.events import CodeSent, HostSilent, Message
+    from slurmddp.control.start import PointFailed, warnings_of
     from slurmddp.control.sweep import SweepBegins
 
+    for warning in warnings_of(event):
+        log.warning("%s", warning)
     match event:
-        case Waiting(_, text) | Note(text):
-            log.warning("%s", text)
         case PointFailed(run, error):
             log.warning("%s: %s", run, error)
         case Message(text):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slurmddp.control.admission import checked_script
-from slurmddp.control.events import Message, Report, ignore
+from slurmddp.control.events import Message, Note, Report, Waiting, ignore
 from slurmddp.control.hold import hold
 from slurmddp.control.local_training import train_here
 from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_other_run, refuse_unclear
 from slurmddp.control.status import status_of
-from slurmddp.control.submission import ClaimedRun, Submission
+from slurmddp.control.submission import ClaimedRun, Submission, SubmittedJob
 from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
@@ -138,6 +138,20 @@ class RunContinues:
     """A run that exists starts again, from its last checkpoint if it has one."""
 
     status: RunStatus
+
+
+def warnings_of(event: object) -> list[str]:
+    """Return what an event warns of, as sentences for callers without a view of a start."""
+    match event:
+        case Waiting(_, text) | Note(text):
+            return [text]
+        case AlreadyActive(status, code_changes) if code_changes:
+            return [f"{status.name}: {code_changes}"]
+        case AlreadyFinished(status, _, code_changes) if code_changes:
+            return [f"{status.name}: {code_changes} again=True runs the new code."]
+        case SubmittedJob(job, _, notes):
+            return [f"{job.run_name}: {note}" for note in notes]
+    return []
 
 
 Claim = Callable[["Job", Callable[["Job"], bool]], "ClaimedRun | StartedRun"]

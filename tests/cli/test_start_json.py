@@ -83,3 +83,20 @@ def test_a_script_or_a_configuration_is_no_json(project, capsys, command, flag):
     assert main([command[0], "--json", flag, *command[1:]]) == EXIT_USAGE
     output = capsys.readouterr()
     assert output.out == "" and f"Leave out --json or {flag}" in output.err
+
+
+def test_a_call_from_python_prints_nothing_and_warns_of_what_the_command_prints(
+    project, cluster, caplog, capsys
+):
+    run = slurmddp.train(*BIG)
+    (project / "my_data.py").touch()
+    slurmddp.train(*BIG)
+    assert f"{run.name}: my_data.py has changed since this run" in caplog.messages[-1]
+    start(only_run(project), job_id="1")
+    end(only_run(project), "finished", job_id="1")
+    cluster.set_state("1", "COMPLETED")
+    slurmddp.train(*BIG)
+    assert caplog.messages[-1].endswith("again=True runs the new code.")
+    run = slurmddp.submit("math.sqrt", 2, cluster="big")
+    assert f"{run.name}: name the files that math.sqrt saves" in caplog.messages[-1]
+    assert capsys.readouterr() == ("", "")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmddp.control.contract import from_json
-from slurmddp.control.events import Note, Report, Waiting, ignore
+from slurmddp.control.events import Report, ignore
 from slurmddp.control.jobs import jobs_of
 from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.ssh.runs import pass_through, request_for, run_at
 from slurmddp.control.ssh.submit import code_sent
-from slurmddp.control.start import Started, start
+from slurmddp.control.start import Started, start, warnings_of
 from slurmddp.control.sweep import start_sweep
 from slurmddp.runs.ssh_runs import SshRun
 
@@ -59,7 +59,5 @@ def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) 
 
 def _log(event: object) -> None:
     """Log what needs attention; the laptop shows it."""
-    if isinstance(event, Note):
-        log.warning("%s", event.text)
-    elif isinstance(event, Waiting):
-        log.warning("%s", event.reason)
+    for warning in warnings_of(event):
+        log.warning("%s", warning)
