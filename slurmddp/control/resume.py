@@ -53,11 +53,11 @@ def resume(name: str, changes: Sequence[str] = (), *, report: Report = ignore) -
         report: called with each event.
 
     Returns:
-        The outcome for each run. Runs of a sweep that are active, finished or unclear are left alone.
+        The outcome for each run. Runs of a sweep that are active, finished or still ending are left alone.
 
     Raises:
         RunNotFoundError: there is no such run or sweep, or there are several.
-        ConfigError: a change is wrong, or another account owns a run.
+        ConfigError: a change is wrong, another account owns a run, or its files can't be read.
         RunStateError: the run has finished and is not extended, or it is active and can't be changed.
         SlurmError: SLURM is missing, does not answer, or refused.
         RankFailure: the training on this machine has failed.
@@ -122,8 +122,8 @@ def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Start
         folder = RunFolder(job.run_dir)
         with hold(folder, report) as lock:
             status = run_status.status(folder, SlurmClient())
-            left = _left_alone(status, changes, report)
-            return left or ClaimedRun(job, keep(lock, job.run_name), is_new=False)
+            outcome = _left_alone(status, changes, report)
+            return outcome or ClaimedRun(job, keep(lock, job.run_name), is_new=False)
 
     outcomes = start_claimed(jobs, claim, sweep=sweep.name, points=points_of(jobs), report=report)
     report(SweepStarted(sweep.name))

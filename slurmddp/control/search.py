@@ -245,7 +245,6 @@ def _is_finished(job: Job, report: Report) -> bool:
 
 
 def _state(job: Job) -> str:
-
     folder = RunFolder(job.run_dir)
     return status_of(folder).state if folder.path.exists() else "removed"
 
