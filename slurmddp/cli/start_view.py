@@ -22,9 +22,8 @@ from slurmddp.control.start import (
     PointFailed,
     PointsLeft,
     RunContinues,
-    RunPutAside,
 )
-from slurmddp.control.submission import AdoptedJob, SubmittedArray, SubmittedJob
+from slurmddp.control.submission import AdoptedJob, RunPutAside, SubmittedArray, SubmittedJob
 from slurmddp.control.sweep import SweepBegins, SweepStarted
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED

@@ -15,7 +15,14 @@ from slurmddp.control.hold import hold
 from slurmddp.control.local_training import train_here
 from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_other_run, refuse_unclear
 from slurmddp.control.status import status_of
-from slurmddp.control.submission import ClaimedRun, Submission, SubmittedJob
+from slurmddp.control.submission import (
+    ClaimedRun,
+    RunPutAside,
+    Submission,
+    SubmittedJob,
+    put_back,
+    report_put_aside,
+)
 from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
@@ -105,14 +112,6 @@ class PointsLeft:
     """Points were not started, because SLURM refused one before them."""
 
     count: int
-
-
-@dataclass(frozen=True)
-class RunPutAside:
-    """The folder of an earlier run of the same name was renamed."""
-
-    path: Path
-    """Its new place."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +280,7 @@ def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
     if isinstance(claimed, StartedRun):
         return claimed
     with claimed.lock:
+        report_put_aside([claimed], report)
         return _outcome(job, "trained", exit_code=train_here(claimed, report))
 
 
@@ -326,8 +326,7 @@ def _claim(
         status = status_of(folder)
         if again and not is_new:
             _refuse_put_aside(folder, status, report, is_held_elsewhere=lock.fileno < 0)
-            report(RunPutAside(put_aside(folder)))
-            return _claim(job, create_folder, again=False, report=report)
+            return _claim_anew(job, create_folder, report)
         if lock.fileno < 0 or (status.active and not is_unanswered(folder)):
             return leave_active(status, report, changed_since(folder, job))
         if status.state == "finished":
@@ -339,6 +338,20 @@ def _claim(
         if status.attempts:
             report(RunContinues(status))
         return ClaimedRun(job, lock.hand_over(), is_new=is_new)
+
+
+def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) -> ClaimedRun | StartedRun:
+    """Put the folder of an earlier run aside, and claim the run as a new one."""
+    aside = put_aside(RunFolder(job.run_dir))
+    try:
+        claimed = _claim(job, create_folder, again=False, report=report)
+    except BaseException:
+        put_back(aside, job.run_dir)
+        raise
+    if isinstance(claimed, ClaimedRun):
+        return replace(claimed, put_aside=aside)
+    report(RunPutAside(aside))  # Another command has started the run meanwhile.
+    return claimed
 
 
 def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> StartedRun:

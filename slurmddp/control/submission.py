@@ -38,6 +38,16 @@ class ClaimedRun:
     lock: RunLock
     is_new: bool
     """Whether its folder was created for this start; it is removed again if SLURM refuses the job."""
+    put_aside: Path | None = None
+    """The new place of an earlier run's folder, which is moved back if SLURM refuses the job."""
+
+
+@dataclass(frozen=True)
+class RunPutAside:
+    """The folder of an earlier run of the same name was renamed."""
+
+    path: Path
+    """Its new place."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class AdoptedJob:
 class Submission:
     """The runs of one submission; a context manager that releases their locks.
 
-    If nothing was submitted, it removes the folders of new runs.
+    It removes the folders of new runs that were not submitted, and moves those of earlier runs back.
     """
 
     def __init__(self, sweep: str, *, is_array: bool, report: Report) -> None:
@@ -89,15 +99,18 @@ class Submission:
         self._report = report
         self._runs: list[ClaimedRun] = []
         self._common = Common()
-        self._may_be_queued = False
+        self._queued: set[Path] = set()
+        """The folders of runs whose job SLURM has or may have."""
 
     def __enter__(self) -> Submission:
         return self
 
     def __exit__(self, *_: object) -> None:
         for run in self._runs:
-            if run.is_new and not self._may_be_queued:
+            if run.is_new and run.job.run_dir not in self._queued:
                 _remove(RunFolder(run.job.run_dir))
+                if run.put_aside is not None:
+                    put_back(run.put_aside, run.job.run_dir)
             run.lock.release()
 
     def create(self, job: Job) -> bool:
@@ -132,8 +145,10 @@ class Submission:
 
         # A lost answer of sbatch may have left a job, so the run needs no other one.
         adopted = sbatch.settle_each(folders, slurm, self._say)
+        self._queued.update(adopted)
         if adopted:
             _remember([RunFolder(path) for path in adopted])
+            report_put_aside([run for run in self._runs if run.job.run_dir in adopted], self._report)
         for path, job_id in adopted.items():
             self._report(AdoptedJob(path.name, job_id, self._is_array))
         runs = [run for run in self._runs if run.job.run_dir not in adopted]
@@ -149,7 +164,7 @@ class Submission:
         if self._is_array:
             folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
             new = {run.job.run_dir for run in runs if run.is_new}
-            with self._recorded(jobs):
+            with self._recorded(runs):
                 ids = array.submit(jobs, folder, slurm, new=new, common=self._common, say=self._say)
             self._report(SubmittedArray(jobs, tuple(ids), folder))
             return {job.run_name: job_id for job, job_id in zip(jobs, ids, strict=True)}
@@ -157,34 +172,49 @@ class Submission:
         (run,) = runs
         if not run.is_new:
             prepare(run.job, checked_script(run.job, self._report), self._say)
-        with self._recorded(jobs):
+        with self._recorded(runs):
             job_id = sbatch.build(run.job.submitter, slurm).submit(run.job)
         self._report(SubmittedJob(run.job, job_id, notes_on(run.job)))
         return {run.job.run_name: job_id}
 
     @contextmanager
-    def _recorded(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Record the runs of jobs as soon as SLURM has them, or may have them.
+    def _recorded(self, runs: Sequence[ClaimedRun]) -> Iterator[None]:
+        """Record runs as soon as SLURM has their jobs, or may have them.
 
         A later failure, for example of a closed terminal, must not remove the folder of a queued job.
         """
-        folders = [RunFolder(job.run_dir) for job in jobs]
-        self._may_be_queued = True
+        folders = [RunFolder(run.job.run_dir) for run in runs]
+        self._queued.update(folder.path for folder in folders)
         try:
             yield
         except BaseException as error:
             if isinstance(error, SlurmddpError) and not getattr(error, "may_be_queued", False):
-                self._may_be_queued = False
+                self._queued.difference_update(folder.path for folder in folders)
                 raise
-            for folder, job in zip(folders, jobs, strict=True):
+            for folder, run in zip(folders, runs, strict=True):
                 with suppress(OSError):
-                    folder.add_event(UNANSWERED, submitter=job.submitter)
+                    folder.add_event(UNANSWERED, submitter=run.job.submitter)
             remember(*folders)
+            report_put_aside(runs, self._report)
             raise
         _remember(folders)
+        report_put_aside(runs, self._report)
 
     def _say(self, text: str) -> None:
         self._report(Message(text))
+
+
+def report_put_aside(runs: Sequence[ClaimedRun], report: Report) -> None:
+    """Report the folders of earlier runs that stay where they were moved to."""
+    for run in runs:
+        if run.put_aside is not None:
+            report(RunPutAside(run.put_aside))
+
+
+def put_back(aside: Path, place: Path) -> None:
+    """Move the folder of an earlier run back to its place, unless another command has taken that."""
+    with suppress(OSError):
+        aside.rename(place)
 
 
 def _remember(folders: Sequence[RunFolder]) -> None:

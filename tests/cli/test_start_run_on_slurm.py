@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -147,6 +148,17 @@ def test_a_job_that_slurm_has_keeps_its_run_whatever_happens_next(
     monkeypatch.chdir(project)
     assert main(["train", *BIG, *points]) == 0
     assert capsys.readouterr().out.count("is queued already") == len(runs)
+    assert len(cluster.submissions) == 1
+
+
+@pytest.mark.parametrize("points", [(), ("-m", "seed=1,2")])
+def test_a_job_whose_run_folder_was_removed_gets_a_new_folder(project, cluster, capsys, points):
+    assert main(["train", *BIG, *points]) == 0
+    for run in index.all_runs():
+        shutil.rmtree(run.path)
+    assert main(["train", *BIG, *points]) == 0
+    job_ids = [run.events()[-1]["job_id"] for run in index.all_runs()]
+    assert sorted(job_ids) == (["1_0", "1_1"] if points else ["1"])
     assert len(cluster.submissions) == 1
 
 

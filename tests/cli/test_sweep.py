@@ -375,6 +375,43 @@ def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(pr
     assert len(cluster.submissions) == 2 and len(sweep.started) == 4
 
 
+def finish(cluster, folder: RunFolder) -> None:
+    job_id = folder.events()[-1]["job_id"]
+    start(folder, job_id=job_id)
+    end(folder, "finished", job_id=job_id)
+    cluster.set_state(job_id, "COMPLETED")
+
+
+@pytest.mark.parametrize("points", [["seed=1"], ["-m", "seed=1,2"]])
+def test_runs_that_slurm_does_not_start_again_stay_what_they_were(project, cluster, capsys, points):
+    again = ["train", *BIG, *points, "--again"]
+    assert main(again) == EXIT_FINISHED
+    runs = [RunFolder(path.parent) for path in (project / "runs").glob("first-*/config.yaml")]
+    for run in runs:
+        finish(cluster, run)
+    before = sorted((project / "runs").iterdir())
+    cluster.refusal = "Invalid account"
+    assert main(again) == EXIT_SLURM
+    assert "is kept as" not in capsys.readouterr().out
+    assert sorted((project / "runs").iterdir()) == before
+    assert {run.events()[-1]["outcome"] for run in runs} == {"finished"}
+    cluster.refusal = ""
+    assert main(again) == EXIT_FINISHED
+    assert capsys.readouterr().out.count("is kept as") == len(runs)
+
+
+def test_an_active_run_of_a_sweep_lets_no_other_one_be_put_aside(project, cluster, capsys):
+    words = ["train", *BIG, "-m", "seed=1,2"]
+    assert main(words) == EXIT_FINISHED
+    finished, _ = sorted(sweep_of(project).runs, key=lambda run: run.name)
+    finish(cluster, finished)
+    before = sorted((project / "runs").iterdir())
+    assert main([*words, "--again"]) == EXIT_RUN_STATE
+    assert "An active run can't be put aside; nothing was changed" in capsys.readouterr().err
+    assert sorted((project / "runs").iterdir()) == before
+    assert finished.events()[-1]["outcome"] == "finished"
+
+
 def test_an_array_whose_answer_was_lost_is_found_and_not_submitted_again(project, cluster, capsys):
     really, words = cluster.submit, ["train", *BIG, "-m", "seed=1,2,3", "array_parallelism=2"]
 
