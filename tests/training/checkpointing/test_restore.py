@@ -530,7 +530,12 @@ def test_a_run_records_that_its_newest_checkpoint_is_damaged(
             (path / "state.json").unlink()
     settings = SimpleNamespace(steps=100, max_time=None, best=None, keep_last=3, on_spike="fail")
     parts = SimpleNamespace(
-        settings=settings, saved_objects={"model": model}, unit="samples", bare_model=model
+        settings=settings,
+        saved_objects={"model": model},
+        unit="samples",
+        bare_model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        scheduler=None,
     )
     training = Training(alone, parts, folder)
     training.resume()
