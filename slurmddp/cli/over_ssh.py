@@ -16,11 +16,8 @@ from dataclasses import replace
 from slurmddp.cli.json_output import print_json
 from slurmddp.cli.messages import print_event
 from slurmddp.control.ssh import runs
-from slurmddp.control.ssh.reports import fetch_report
-from slurmddp.control.ssh.submit import submit
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, UsageError
-from slurmddp.host import browser
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.ssh_runs import SshRun
 
@@ -42,6 +39,8 @@ def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
     """
+    from slurmddp.control.ssh.submit import submit  # Only a submission sends code.
+
     return submit(keys, typed, terminal=_terminal(), report=print_event)
 
 
@@ -143,6 +142,9 @@ def _place(
 
 def _show_report(run: SshRun, *, opens: bool, as_json: bool) -> None:
     """Copy the report of a run or a sweep here, print its path or its document, and open it if asked to."""
+    from slurmddp.control.ssh.reports import fetch_report
+    from slurmddp.host import browser
+
     reported = fetch_report(run, print_event)
     if as_json:
         print_json(reported)
