@@ -188,7 +188,7 @@ class Attempt:
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of one kind since this attempt started; deleted logs may have had its number."""
-        events = [one for one in self.folder.readable_events() if one.get("attempt") == self.number]
+        events = [event for event in self.folder.readable_events() if event.get("attempt") == self.number]
         starts = [at for at, one in enumerate(events) if one.get("event") == "started"]
         return [one for one in events[max(starts, default=0) :] if one.get("event") == kind]
 

@@ -44,19 +44,19 @@ def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **optio
     """
     import argcomplete
 
-    typed = os.environ.get("COMP_LINE", "")
-    words = typed.split()[1:]
-    chosen = next((word for word in words if word in commands), "")
-    if not typed.endswith(" "):
-        words = words[:-1]  # This word is completed.
-    if chosen in words and _has_program(module_of(chosen), words[words.index(chosen) + 1 :]):
+    line = os.environ.get("COMP_LINE", "")
+    arguments = line.split()[1:]
+    chosen = next((argument for argument in arguments if argument in commands), "")
+    # The shell completes the last argument, unless a blank follows it.
+    complete = arguments if line.endswith(" ") else arguments[:-1]
+    if chosen in complete and _has_program(module_of(chosen), complete[complete.index(chosen) + 1 :]):
         raise SystemExit(0)  # The shell completes its own way: the program takes any words.
     argcomplete.autocomplete(parser(commands, module_of, chosen), always_complete_options=False, **options)
 
 
-def _has_program(module: Any, words: Sequence[str]) -> bool:
-    """Return whether a person's program stands among the words of a command that starts one."""
-    return hasattr(module, "split") and bool(module.split(words)[1])
+def _has_program(module: Any, arguments: Sequence[str]) -> bool:
+    """Return whether the arguments of a command name a program that the command starts."""
+    return hasattr(module, "split") and bool(module.split(arguments)[1])
 
 
 def parser(

@@ -61,8 +61,6 @@ def _print_event_over_ssh(event: object) -> None:
             )
         case events.HostUnknown(host, reason):
             line = f"slurmddp: {host} does not answer: {reason}"
-        case events.PutAside(path, kept_as):
-            line = f"slurmddp: note: {path} was changed on this host; it is kept as {kept_as}."
         case events.CodeSent(host, folder, files, left_out):
             line = f"code    {host}:{folder}  ({counted(files, 'file')})"
             if left_out:

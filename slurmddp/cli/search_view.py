@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from slurmddp.cli.start_view import StartView, how_to_show
-from slurmddp.control.search import BestTrial, SearchEnded, SearchLeft, TrialEnded, WaitsForTrials
+from slurmddp.control.search import BestTrial, Searched, SearchLeft, TrialEnded, WaitsForTrials
 from slurmddp.runs.text_format import number, shorter
 
 
@@ -22,7 +22,7 @@ class SearchView(StartView):
                 print(f"result  {run}  {shown}", flush=True)
             case SearchLeft():
                 print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
-            case SearchEnded(sweep, best):
+            case Searched(sweep=sweep, best=best):
                 if best is not None:
                     print(f"\nbest    {_shown(best)}")
                 print(how_to_show(sweep))

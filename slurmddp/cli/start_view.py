@@ -22,9 +22,10 @@ from slurmddp.control.start import (
     PointFailed,
     PointsLeft,
     RunContinues,
+    Started,
 )
 from slurmddp.control.submission import AdoptedJob, RunPutAside, SubmittedArray, SubmittedJob
-from slurmddp.control.sweep import SweepBegins, SweepStarted
+from slurmddp.control.sweep import SweepBegins
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.regular_file import read_regular
@@ -62,7 +63,7 @@ class StartView:
                 self._screen.close()
             case TrainingEnded(job, exit_code, status):
                 print("\n".join(_end(job, exit_code, status)))
-            case SweepBegins() | PointBegins() | PointFailed() | PointsLeft() | SweepStarted():
+            case SweepBegins() | PointBegins() | PointFailed() | PointsLeft() | Started():
                 _print_of_sweep(event)
             case SubmittedJob() | SubmittedArray() | AdoptedJob():
                 _print_submission(event)
@@ -107,7 +108,7 @@ class StartView:
         self._training = self._screen.enter_context(view)
 
 
-def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft | SweepStarted) -> None:
+def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft | Started) -> None:
     match event:
         case SweepBegins(sweep=sweep, runs=runs, to_resume=to_resume, is_search=is_search):
             count = counted(runs, "trial" if is_search else "run")
@@ -124,7 +125,7 @@ def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft 
         case PointsLeft(count):
             points = counted(count, "point")
             print(f"slurmddp: {points} not started; the same command starts them.", file=sys.stderr)
-        case SweepStarted(sweep):
+        case Started(sweep=sweep) if sweep is not None:
             print(f"\n{how_to_show(sweep)}")
 
 

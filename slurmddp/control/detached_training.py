@@ -41,10 +41,10 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
         SlurmddpError: the run did not start. The message holds the output of the process.
     """
     folder = RunFolder(job.run_dir)
-    words = [*job.overrides, *(["--again"] if again else [])]
+    arguments = [*job.overrides, *(["--again"] if again else [])]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp", "train", *words],
+            [sys.executable, "-m", "slurmddp", "train", *arguments],
             env={**os.environ, DETACHED_VARIABLE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,

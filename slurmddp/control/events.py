@@ -62,15 +62,6 @@ class CodeSent:
 
 
 @dataclass(frozen=True)
-class PutAside:
-    """A file that was changed on a login node gave way to the code that was sent."""
-
-    path: str
-    kept_as: str
-    """Its new name in the same folder."""
-
-
-@dataclass(frozen=True)
 class Note:
     """A remark about something that is not done, or that may not have the effect that is meant."""
 

@@ -45,20 +45,23 @@ def jobs_of(
 
     project_dir = working_folder()
     sources = sources or DEFAULT
-    lines = list(points)
+    all_overrides = list(points)
+    is_sweep = len(all_overrides) > 1
     shared: Shared = {}
-    variants = Variants(lambda words, keys: are_independent(words, keys, project_dir, sources, shared))
+    variants = Variants(
+        lambda overrides, keys: are_independent(overrides, keys, project_dir, sources, shared)
+    )
 
     jobs: list[Job] = []
     notes: list[str] = []
-    for words in lines:
-        job = variants.derive(words)
+    for overrides in all_overrides:
+        job = variants.derive(overrides)
         if job is None:
-            config = compose(words, project_dir, sources, shared=shared if len(lines) > 1 else None)
+            config = compose(overrides, project_dir, sources, shared=shared if is_sweep else None)
             gpus = 0 if config["cluster"] else visible_gpus(os.environ)
-            job = build_job(config, project_dir=project_dir, overrides=words, gpus_here=gpus)
-            if len(lines) > 1:
-                variants.add(words, job)
+            job = build_job(config, project_dir=project_dir, overrides=overrides, gpus_here=gpus)
+            if is_sweep:
+                variants.add(overrides, job)
             notes += unread(config, project_dir, sources)
             notes += [*unused(config, os.environ), *misspelled(config, os.environ)]
             notes += [*beyond_nodelist(job), *misspelled_options(config)]

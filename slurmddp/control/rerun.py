@@ -51,12 +51,12 @@ def command_again(name: str | None) -> Command:
 def _settings(folder: RunFolder) -> list[str]:
     """Return the settings of a run as typed, without its name."""
     try:
-        words = folder.typed()
+        overrides = folder.typed()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."
         ) from error
-    return [word for word in words if key_of(word) != "name"]
+    return [override for override in overrides if key_of(override) != "name"]
 
 
 def _free_name(name: str, folder: RunFolder) -> str:

@@ -19,7 +19,7 @@ from slurmddp.control.refusals import refuse_active, refuse_finished, refuse_unc
 from slurmddp.control.selection import Selection, select_own
 from slurmddp.control.start import Started, StartedRun, leave_active, start_claimed
 from slurmddp.control.submission import ClaimedRun
-from slurmddp.control.sweep import SweepBegins, SweepStarted, points_of
+from slurmddp.control.sweep import SweepBegins, points_of, reported_sweep
 from slurmddp.errors import RunStateError
 from slurmddp.runs.folder.history import is_unanswered
 from slurmddp.runs.folder.layout import RunFolder
@@ -126,10 +126,8 @@ def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Start
             return outcome or ClaimedRun(job, keep(lock, job.run_name), is_new=False)
 
     outcomes = start_claimed(jobs, claim, sweep=sweep.name, points=points_of(jobs), report=report)
-    report(SweepStarted(sweep.name))
-    places = {folder.name: place for place, folder in enumerate(sweep.runs)}
-    runs = sorted([*left, *outcomes], key=lambda run: places[run.name])
-    return Started(runs=tuple(runs), sweep=sweep.name)
+    order = [folder.name for folder in sweep.runs]
+    return reported_sweep(sweep.name, [*left, *outcomes], order, report)
 
 
 def _left_alone(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:

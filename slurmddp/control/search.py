@@ -156,14 +156,6 @@ class BestTrial:
     value: float
 
 
-@dataclass(frozen=True)
-class SearchEnded:
-    """All trials have ended."""
-
-    sweep: str
-    best: BestTrial | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Searched:
     """The outcome of a search."""
@@ -229,9 +221,9 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
         sampler.tell(losses)
         tried += len(jobs)
         results.refuse_failures(tried)
-    best = results.best()
-    report(SearchEnded(results.sweep, best))
-    return Searched(sweep=results.sweep, best=best)
+    searched = Searched(sweep=results.sweep, best=results.best())
+    report(searched)
+    return searched
 
 
 def _is_finished(job: Job, report: Report) -> bool:

@@ -57,7 +57,7 @@ class SubmittedJob:
     job: Job
     job_id: str
     notes: tuple[str, ...]
-    """What the person should know about the job."""
+    """Remarks about the job for the person who submits it."""
 
 
 @dataclass(frozen=True)

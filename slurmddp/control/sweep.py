@@ -11,7 +11,7 @@ from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.refusals import refuse_collisions
-from slurmddp.control.start import PointBegins, Started, StartHere, claim_for_start, start_claimed
+from slurmddp.control.start import PointBegins, Started, StartedRun, StartHere, claim_for_start, start_claimed
 from slurmddp.errors import ConfigError
 from slurmddp.runs import ssh_runs, sweeps
 from slurmddp.spec import FUNCTION_CALL
@@ -31,13 +31,6 @@ class SweepBegins:
     to_resume: int | None = None
     """Number of the runs that are resumed; None if all are to start."""
     is_search: bool = False
-
-
-@dataclass(frozen=True)
-class SweepStarted:
-    """The runs of a sweep are started, as far as they can be."""
-
-    sweep: str
 
 
 def start_sweep(
@@ -62,12 +55,12 @@ def start_sweep(
     runs_dir = runs_dir_of(jobs)
     refuse_misfits(jobs, report)
     name = name_of(jobs)
-    places = {job.run_name: place for place, job in enumerate(jobs)}
-    sweeps.refuse_other(runs_dir, name, lambda run, _: run in places)
+    order = dict.fromkeys(job.run_name for job in jobs)
+    sweeps.refuse_other(runs_dir, name, lambda run, _: run in order)
     sweeps.write(runs_dir, name, [(job.run_name, job.overrides) for job in jobs])
 
     report(SweepBegins(sweep=name, runs=len(jobs)))
-    ssh_runs.report_started([*places], name)
+    ssh_runs.report_started([*order], name)
     outcomes = start_claimed(
         jobs,
         claim_for_start(again=again, report=report),
@@ -76,8 +69,24 @@ def start_sweep(
         start_here=start_here,
         report=report,
     )
-    report(SweepStarted(name))
-    return Started(runs=tuple(sorted(outcomes, key=lambda run: places[run.name])), sweep=name)
+    return reported_sweep(name, outcomes, [*order], report)
+
+
+def reported_sweep(
+    name: str, outcomes: Sequence[StartedRun], order: Sequence[str], report: Report
+) -> Started:
+    """Return the outcome of a sweep, and report it.
+
+    Args:
+        name: name of the sweep.
+        outcomes: the outcomes of its runs.
+        order: the names of its runs in the order of its points.
+        report: called with the outcome of the sweep.
+    """
+    places = {run: place for place, run in enumerate(order)}
+    started = Started(runs=tuple(sorted(outcomes, key=lambda run: places[run.name])), sweep=name)
+    report(started)
+    return started
 
 
 def name_of(jobs: Sequence[Job]) -> str:

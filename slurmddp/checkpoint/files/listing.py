@@ -58,15 +58,17 @@ class ListedCheckpoint:
 
 def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
     """Return the checkpoints under `root`, newest first, then the renamed; `hashed` reads every byte."""
-    pointed, by = _pointed(root), best_of_run(root)
-    found = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
+    pointed = _pointed(root)
+    checkpoints = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
+    by = best_of_run(root)
     if by is not None:
-        whole = {row.path: row for row in found if row.state in ("complete", "verified")}
-        first = next((folder for folder in ranked(root, by) if folder in whole), None)
-        found = [replace(row, best=row.path == first) for row in found]
+        loadable = {row.path for row in checkpoints if row.state in ("complete", "verified")}
+        first = next((folder for folder in ranked(root, by) if folder in loadable), None)
+        checkpoints = [replace(row, best=row.path == first) for row in checkpoints]
+
     # Retention may have deleted a folder meanwhile.
-    good = [row for row in found if row.path.is_dir()]
-    return good + [
+    present = [row for row in checkpoints if row.path.is_dir()]
+    return present + [
         ListedCheckpoint(step, state, *_size_and_time(path), False, path)
         for state, prefix in RENAMED.items()
         for step, path in renamed_folders(root, prefix)

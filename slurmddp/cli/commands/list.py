@@ -157,11 +157,13 @@ def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
 
 def _typed(folder: RunFolder) -> list[str]:
     try:
-        words = folder.typed()
+        overrides = folder.typed()
     except (OSError, ValueError):
         return []
-    shown = [word for word in words if key_of(word) not in ("name", "cluster", FREE_ARGUMENTS)]
-    return [config_secrets.word_for_readers(word) for word in shown]
+    hidden = ("name", "cluster", FREE_ARGUMENTS)
+    return [
+        config_secrets.word_for_readers(override) for override in overrides if key_of(override) not in hidden
+    ]
 
 
 def steps(run: RunStatus) -> str:

@@ -183,11 +183,13 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
     A script with a Hydra of its own may have `model` or `seed`, but hardly the keys that ask for nodes.
     """
     arguments = config["program"].get("args") or ()
-    found = [word for word in arguments if word in _STARTS_NOTHING or _asks_for_job(word)]
+    misplaced = [argument for argument in arguments if argument in _STARTS_NOTHING or _asks_for_job(argument)]
+    if not misplaced:
+        return []
     script = own_script(config["program"])
-    words = " ".join(found)
-    return found and [
-        f"{script} gets {words} as its own arguments: settings and flags of slurmddp stand before {script}."
+    return [
+        f"{script} gets {' '.join(misplaced)} as its own arguments: settings and flags of slurmddp stand "
+        f"before {script}."
     ]
 
 

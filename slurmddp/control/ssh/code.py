@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from slurmddp.control.events import PutAside, Report, Waiting
+from slurmddp.control.events import Note, Report, Waiting
 from slurmddp.errors import ConfigError, LoginNodeError, plain
 from slurmddp.runs.folder import code_snapshot, secret_files, sent_code
 from slurmddp.runs.folder.create import free_name
@@ -178,7 +178,7 @@ def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
 class Receiver:
     """Takes the code of a submission into a folder of this host whose lock is held.
 
-    It reports `PutAside` for each file that was changed on this host.
+    It reports a `Note` on each file that was changed on this host.
     """
 
     def __init__(self, folder: Path, files: Sequence[SentFile], report: Report) -> None:
@@ -277,7 +277,7 @@ class Receiver:
     def _put_aside(self, path: Path) -> None:
         aside = free_name(path)
         path.rename(aside)
-        self._report(PutAside(str(path), aside.name))
+        self._report(Note(f"{path} was changed on this host; it is kept as {aside.name}."))
 
 
 def _read_content(stream: IO[bytes], file: SentFile, path: Path) -> None:

@@ -26,7 +26,7 @@ def node_of(run: SshRun) -> LoginNode:
 
 def command(
     run: SshRun,
-    words: Sequence[str],
+    command_line: Sequence[str],
     *,
     changes: bool = False,
     terminal: Mapping[str, str] | None = None,
@@ -36,7 +36,7 @@ def command(
 
     Args:
         run: the run.
-        words: the command line, without `slurmddp`.
+        command_line: without the word `slurmddp`.
         changes: whether the command starts runs, so that it goes on if the connection breaks.
         terminal: variables of the terminal that shows the output; None: it is no terminal.
         report: called with each `HostOutput`.
@@ -44,7 +44,12 @@ def command(
     Raises:
         LoginNodeError: the host can't be reached, or it can't run slurmddp.
     """
-    request = {"folder": run.folder, "words": list(words), "terminal": terminal, "changes": changes}
+    request = {
+        "folder": run.folder,
+        "words": list(command_line),
+        "terminal": terminal,
+        "changes": changes,
+    }
     with exchange(node_of(run), request, report=report) as session:
         return pass_through(session, report)[0]
 

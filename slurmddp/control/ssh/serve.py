@@ -63,7 +63,7 @@ def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Repo
     Args:
         nonce: a random text, which is proved to be read.
         command_line: runs the words of a command line.
-        report: called with `Waiting` and `PutAside` while code arrives.
+        report: called with `Waiting` and `Note` while code arrives.
 
     Returns:
         The exit code. An error of slurmddp is sent to the laptop, which raises it.

@@ -20,7 +20,7 @@ from slurmddp.runs.folder import sent_code
 
 def submit(
     keys: Mapping[str, str | None],
-    words: Sequence[str],
+    command_line: Sequence[str],
     *,
     terminal: Mapping[str, str] | None = None,
     report: Report = ignore,
@@ -29,7 +29,7 @@ def submit(
 
     Args:
         keys: the keys of the login node: `ssh`, `ssh_folder` and `python`.
-        words: the command line, without `slurmddp`.
+        command_line: without the word `slurmddp`.
         terminal: variables of the terminal that shows the output; None: it is no terminal.
         report: called with `CodeSent`, and with each `HostOutput`.
 
@@ -37,7 +37,7 @@ def submit(
         LoginNodeError: the host can't be reached, has another version, or did not get all files.
         ConfigError: the code is too large, or the folder is no project.
     """
-    with code_sent(keys, {"words": list(words), "terminal": terminal}, report) as session:
+    with code_sent(keys, {"words": list(command_line), "terminal": terminal}, report) as session:
         return pass_through(session, report)[0]
 
 

@@ -18,7 +18,7 @@ from slurmddp.spec import Job
 QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,GrpTRES,Flags"
 ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs,GrpTRES"
 ACCOUNT_FIELDS = "Account,User,ParentName,GrpTRES"
-"""What an account has beside its users: its limit for all of them is in no row of a user."""
+"""Columns of sacctmgr that show the limits of an account itself; the rows of its users lack them."""
 
 
 @dataclass(frozen=True, kw_only=True)

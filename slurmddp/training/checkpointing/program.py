@@ -110,7 +110,7 @@ def nothing_left_line(root: Path, step: int) -> str:
     """Return a line for the screen about a training that took no step after its load."""
     return (
         f"slurmddp: no step followed step {step} of {shown(root)}: nothing was left to train. "
-        "To train anew, delete that folder, or choose another folder with root=."
+        "To start from step 0, delete that folder or pass another folder as root=."
     )
 
 

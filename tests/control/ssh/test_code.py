@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.control.events import PutAside, Waiting, ignore
+from slurmddp.control.events import Note, Waiting, ignore
 from slurmddp.control.ssh import code
 from slurmddp.errors import ConfigError, LoginNodeError
 from slurmddp.runs.folder import code_snapshot, sent_code
@@ -112,7 +112,9 @@ def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(
     (project / "link.py").unlink()
     (project / "link.py").mkdir()
     (project / "link.py" / "b.py").write_text("b")
-    assert deliver(project, folder) == [PutAside(str(folder / "train.py"), "train.py.old-1")]
+    assert deliver(project, folder) == [
+        Note(f"{folder / 'train.py'} was changed on this host; it is kept as train.py.old-1.")
+    ]
     assert tree(folder) == {
         "train.py": "LR = 0.1\n",
         "train.py.old-1": "edited on the host",

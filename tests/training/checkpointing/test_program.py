@@ -65,7 +65,7 @@ def test_a_load_says_which_step_of_whom_it_resumes_and_that_nothing_is_left(
     other, nothing = capsys.readouterr().err.splitlines()
     assert other.endswith("ago by digits.py --lr 3e-3; this is digits.py --lr 1e-2)")
     assert "no step followed step 4 of ./checkpoints: nothing was left to train" in nothing
-    assert "delete that folder, or choose another folder with root=" in nothing
+    assert "delete that folder or pass another folder as root=" in nothing
 
     program("digits.py", steps=4, step=4)
     assert capsys.readouterr().err.startswith("slurmddp: loaded step 4 of ./checkpoints (saved ")
