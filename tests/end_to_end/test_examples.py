@@ -223,7 +223,7 @@ def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_pat
 
 def test_an_existing_script_restarts_in_place_and_loses_nothing(tmp_path: Path) -> None:
     folder = example("10_existing_script", tmp_path)
-    run_forked(folder, *TORCHRUN, "train.py", "--epochs", "20", "--out", "undisturbed")
+    run_forked(folder, "train.py", "--epochs", "20", "--out", "undisturbed", ranks=2)
     slow_down(folder / "train.py")
     settings = ["program.checkpoints=checkpoints/*.pt", "program.resume_args=--resume"]
     words = [*settings, "program.resumable=true", "train.py", "--epochs", "20"]
