@@ -20,7 +20,7 @@ from torch.distributed import run as torchrun
 
 from slurmddp.environments.scrub import scrub
 from support.distributed.doc_programs import SLOW_FIRST_ATTEMPT, newest_weights
-from support.distributed.ranks import Program, place_environments, run_programs
+from support.distributed.ranks import Program, free_port, place_environments, run_programs
 from support.runs.examples import EXAMPLES, example
 from support.runs.train_runs import only_run, slurmddp
 from support.slurm.run_processes import ranks_of
@@ -45,7 +45,8 @@ def run(command: Sequence[str], folder: Path) -> str:
 
 def run_forked(folder: Path, *command: str, ranks: int = 0) -> str:
     """Run a script without a launcher, or as ranks, in forks of a process that has imported torch."""
-    places = place_environments(ranks) if ranks else [{}]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places = [{**place, **meeting} for place in place_environments(ranks)] if ranks else [{}]
     words = [str(folder / command[0]), *command[1:]]
     ended = run_programs([Program(words, {**ENVIRONMENT, **place}, folder) for place in places])
     assert [code for code, _ in ended] == [0] * len(places), ended

@@ -7,10 +7,12 @@ Functions must be importable (see `rank_jobs`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import pickle
 import runpy
+import socket
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ from typing import Any
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import emulated_step, rank_environment
 from slurmddp.host import interpreter
+from slurmddp.host.ports import candidate_ports
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = [
@@ -48,6 +51,14 @@ def start_server() -> None:
 
 def stop_server() -> None:
     forkserver._forkserver._stop()
+
+
+def free_port() -> int:
+    """Return a free port that the kernel does not give to another process by itself."""
+    for port in candidate_ports(f"test {os.getpid()}"):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise LookupError("no free port")
 
 
 def place_environments(world_size: int) -> list[dict[str, str]]:

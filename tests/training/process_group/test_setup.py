@@ -1,6 +1,5 @@
 """Processes that take their rank from a launcher's variables, form a gloo group, and leave it."""
 
-import contextlib
 import json
 import os
 import socket
@@ -14,7 +13,6 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 from slurmddp.host.cpus import read_cpus
-from slurmddp.host.ports import candidate_ports
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS
@@ -22,6 +20,7 @@ from support.distributed import device_jobs, group_jobs
 from support.distributed.meetings import rank
 from support.distributed.ranks import (
     Program,
+    free_port,
     node_environments,
     place_environments,
     run_programs,
@@ -85,14 +84,6 @@ def test_ranks_that_launch_started_keep_the_variables_that_a_person_has_set():
 def test_d1_a_single_process_needs_no_group():
     (found,) = run_all([{}])
     assert (found["backend"], found["environment"], found["undone"]) == (None, "single", True)
-
-
-def free_port():
-    """Return a free port that the kernel does not give to another process by itself."""
-    for port in candidate_ports(f"test {os.getpid()}"):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise LookupError("no free port")
 
 
 def test_variables_set_by_hand_meet_at_the_given_port():
