@@ -38,8 +38,8 @@ PREPARE = """
 import sys
 from pathlib import Path
 from slurmddp.slurm.script import render
-from slurmddp.spec import Job, Program, Resources
-from slurmddp.config.schema import Cluster, Policy
+from slurmddp.settings.spec import Job, Program, Resources
+from slurmddp.settings.schema import Cluster, Policy
 from slurmddp.runs.folder.create import prepare
 project, python = Path(sys.argv[1]), sys.argv[2]
 job = Job(name="b", run_name="b-1", run_dir=project / "runs/b-1", project_dir=project, launcher="slurm",

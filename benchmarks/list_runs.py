@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 from record import keep, parser
 
-from slurmddp.config.keys import defaults
+from slurmddp.settings.keys import defaults
 
 LIMIT_S = 1.0
 """CPU seconds of a command, user and system."""

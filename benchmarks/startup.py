@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 from record import as_json, in_turn, keep, parser, ratio
 
-from slurmddp.config.keys import GROUPS, defaults
+from slurmddp.settings.keys import GROUPS, defaults
 
 ROOT = Path(__file__).parents[1]
 HELP_LIMIT_S = 0.1

@@ -23,7 +23,7 @@ from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.owner import READ_ONLY, read_own, refuse_foreign
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.status import logs
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from slurmddp.control.cancel import CancelledRun

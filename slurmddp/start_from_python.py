@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.run_handle import Run, RunOverSsh
 from slurmddp.runs.text_format import counted
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
     from slurmddp.control.start import Started
@@ -166,7 +166,7 @@ def _refuse_failed(started: Started) -> None:
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
     """Return settings as typed in a shell."""
-    from slurmddp.config.script_arguments import spelled
+    from slurmddp.settings.arguments import spelled
 
     return [f"{key}={spelled(value)}" for key, value in settings.items()]
 

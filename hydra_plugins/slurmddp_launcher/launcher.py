@@ -27,7 +27,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _SIZE = ("nodes", "gpus", "spare_nodes", "gpus_per_node", "ranks_per_node", "cpus_per_node", "mem_gb")
 _PLACE = ("cluster", "time_limit", "partition", "account", "qos", "submitter")
@@ -105,8 +105,8 @@ class SlurmddpLauncher(Launcher):
         The number tells runs apart only if the configuration of the job refers to it. Otherwise the same
         job is the same run, wherever it stands in a sweep.
         """
-        from slurmddp.config.script_arguments import FREE_ARGUMENTS, spelled
         from slurmddp.control.jobs import settings_of_program
+        from slurmddp.settings.arguments import FREE_ARGUMENTS, spelled
 
         program = _program(self._config, overrides)
         # Hydra's basic launcher gives the same number to both.
@@ -182,7 +182,7 @@ def _refuse_ssh(settings: Sequence[str]) -> None:
 
 def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the full key and the value, as Hydra's grammar writes it, of each setting that is not null."""
-    from slurmddp.config.script_arguments import spelled
+    from slurmddp.settings.arguments import spelled
 
     for name, value in settings.items():
         if isinstance(value, Mapping):

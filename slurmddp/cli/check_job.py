@@ -11,7 +11,7 @@ from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED
 from slurmddp.runs.text_format import counted
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:

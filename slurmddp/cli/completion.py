@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from slurmddp.bench.settings import BENCHES
-from slurmddp.config.keys import GROUPS, OPEN_NODES, every_key
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.ssh_runs import ssh_runs
+from slurmddp.settings.keys import GROUPS, OPEN_NODES, every_key
 
 SHELLS = ("bash", "zsh", "fish")
 SEARCH = (

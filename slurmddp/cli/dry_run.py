@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import EXIT_FINISHED, SlurmError
 from slurmddp.runs.text_format import counted, print_table
-from slurmddp.spec import GlobalBatch
+from slurmddp.settings.spec import GlobalBatch
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 def show(job: Job) -> int:

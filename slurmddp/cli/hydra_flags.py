@@ -11,7 +11,7 @@ from slurmddp.errors import EXIT_FINISHED, ConfigError, UsageError, near_matches
 
 if TYPE_CHECKING:
     from slurmddp.config.composition.sources import Sources
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _SHOWN = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -99,7 +99,7 @@ def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: b
     """Print the configuration of the job, Hydra's own, or both, as YAML; as one of `many` documents."""
     import yaml
 
-    from slurmddp.config.identity import relevant
+    from slurmddp.settings.identity import relevant
 
     shown = relevant(job.program.config)
     if many:

@@ -217,7 +217,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
     """Return how to write a setting, or the arguments of a script, that was typed as a flag; may be empty."""
     from slurmddp.cli import hydra_flags
-    from slurmddp.config.keys import every_key
+    from slurmddp.settings.keys import every_key
 
     if flag.partition("=")[0] in hydra_flags.REFUSED:
         return hydra_flags.REFUSED[flag.partition("=")[0]]

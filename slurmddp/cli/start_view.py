@@ -33,12 +33,12 @@ from slurmddp.runs.folder.code_snapshot import NOT_IN_GIT
 from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted, shorter
-from slurmddp.spec import own_script, total_steps
+from slurmddp.settings.spec import own_script, total_steps
 
 if TYPE_CHECKING:
     from slurmddp.launchers.local.allocation import Allocation
     from slurmddp.runs.status.run_status import RunStatus
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 class StartView:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slurmddp.config.script_arguments import FREE_ARGUMENTS, RESUME_ARGUMENTS
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.arguments import FREE_ARGUMENTS, RESUME_ARGUMENTS
+from slurmddp.settings.spec import is_foreign, is_own_trainer
 from slurmddp.slurm.units import parse_duration_s
-from slurmddp.spec import is_foreign, is_own_trainer
 
 STEPS = "train.steps"
 MAX_TIME = "train.max_time"

@@ -13,11 +13,11 @@ from slurmddp.config.checks import paths
 from slurmddp.config.checks.training import check_training
 from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
 from slurmddp.config.same_run import run_dir_of
-from slurmddp.config.schema import Cluster, Policy
-from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import BACKENDS, Job, Program
+from slurmddp.settings.arguments import quoted
+from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.spec import BACKENDS, Job, Program
 
 
 def build_job(

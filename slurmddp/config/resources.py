@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
 from slurmddp.host.cpus import most_ranks
 from slurmddp.runs.text_format import counted
+from slurmddp.settings.schema import Cluster
+from slurmddp.settings.spec import GlobalBatch, Resources
 from slurmddp.slurm.units import parse_minutes
-from slurmddp.spec import GlobalBatch, Resources
 
 LAPTOP_RANKS = 2
 _ONE_RANK = ("single", "data_parallel")

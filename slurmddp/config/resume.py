@@ -12,22 +12,22 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from slurmddp.config.check_values import check
 from slurmddp.config.checks import sbatch_environment, spelling
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
 from slurmddp.config.extension import LENGTHS, refuse_shorter
 from slurmddp.config.job import build_job
-from slurmddp.config.keys import TOP, every_key
 from slurmddp.config.resources import SIZE, resize
-from slurmddp.config.schema import FREE
-from slurmddp.config.script_arguments import EVERY_ARGUMENTS, key_of, typed
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_file_of_others
-from slurmddp.spec import Job, is_own_trainer
+from slurmddp.settings.arguments import EVERY_ARGUMENTS, key_of, typed
+from slurmddp.settings.check_values import check
+from slurmddp.settings.keys import TOP, every_key
+from slurmddp.settings.schema import FREE
+from slurmddp.settings.spec import Job, is_own_trainer
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:

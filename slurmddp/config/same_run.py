@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.extension import LENGTHS
-from slurmddp.config.identity import fingerprint, leaves, named, shown
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.config_secrets import without_environment
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import OLD_RUN_DIGITS
+from slurmddp.settings.identity import fingerprint, leaves, named, shown
+from slurmddp.settings.spec import OLD_RUN_DIGITS
 
 _CHANGED_LATER = frozenset({"nodes", "ranks_per_node", "train.global_batch", *LENGTHS})
 """The keys that `resume nodes=2`, `resume train.steps=800` and `elastic` change after the run was named."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmddp.config.check_values import check_value
-from slurmddp.config.keys import OPEN_NODES, TOP
 from slurmddp.config.same_run import run_dir_of
-from slurmddp.config.script_arguments import ARGUMENTS, FREE_ARGUMENTS, typed
-from slurmddp.spec import Job
+from slurmddp.settings.arguments import ARGUMENTS, FREE_ARGUMENTS, typed
+from slurmddp.settings.check_values import check_value
+from slurmddp.settings.keys import OPEN_NODES, TOP
+from slurmddp.settings.spec import Job
 
 _CHECKED = ("data",)
 """Nodes with arguments that are compared with this machine."""

@@ -11,7 +11,7 @@ from slurmddp.control.refusals import refuse_other_run
 from slurmddp.errors import SlurmError
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 def refuse_misfits(jobs: Sequence[Job], report: Report) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.submit.fit import Fit, judge
 from slurmddp.runs.folder.excluded_nodes import shared_nodes
+from slurmddp.settings.spec import Job
 from slurmddp.slurm import client
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits import site as limits
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.nodes import nodes_away
 from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_for
-from slurmddp.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from slurmddp.slurm import client
 
 if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _POLL_S = 0.05
 """Seconds between two looks at the run folder."""

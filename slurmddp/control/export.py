@@ -10,7 +10,7 @@ from slurmddp.checkpoint.files.listing import best_of_run, best_whole, newest_wh
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
 from slurmddp.control.checkpoints import checkpoints_folder
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from slurmddp.host.working_folder import working_folder
 
 if TYPE_CHECKING:
     from slurmddp.config.composition.sources import Sources
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 def jobs_of(
@@ -88,8 +88,8 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
         ConfigError: an argument is `???`.
     """
     # Hydra and its grammar are imported on use.
-    from slurmddp.config.script_arguments import literal
-    from slurmddp.spec import MODULE
+    from slurmddp.settings.arguments import literal
+    from slurmddp.settings.spec import MODULE
 
     if program[:1] == ["-m"]:
         program = [MODULE + program[1], *program[2:]] if program[1:] else []

@@ -17,7 +17,7 @@ from slurmddp.runs.index import remember
 
 if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _MOST_SHOWN = 5
 """Keys that a refusal lists."""
@@ -102,7 +102,7 @@ def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
 def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
     """Raise RunStateError if a run has done all its work, and the changes give it no more to do."""
     from slurmddp.config.extension import keys_that_extend
-    from slurmddp.config.script_arguments import key_of
+    from slurmddp.settings.arguments import key_of
 
     if status.state != "finished":
         return

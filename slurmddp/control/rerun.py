@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.config.script_arguments import key_of
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_file_of_others
+from slurmddp.settings.arguments import key_of
 
 
 @dataclass(frozen=True)

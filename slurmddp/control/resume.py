@@ -11,7 +11,6 @@ from slurmddp.config.checks.nccl_variables import misspelled
 from slurmddp.config.checks.sbatch_environment import unused
 from slurmddp.config.resources import SIZE
 from slurmddp.config.resume import job_of_run
-from slurmddp.config.script_arguments import key_of
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Message, Note, Report, ignore
 from slurmddp.control.hold import hold, keep
@@ -27,10 +26,11 @@ from slurmddp.runs.status import run_status
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.sweeps import Sweep
 from slurmddp.runs.text_format import counted
+from slurmddp.settings.arguments import key_of
 from slurmddp.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 @dataclass(frozen=True)

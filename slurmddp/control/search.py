@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.config.composition.search_space import Choices, Interval, Search
-from slurmddp.config.script_arguments import on_one_line
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Note, Report, ignore
 from slurmddp.control.refusals import refuse_collisions
@@ -42,10 +41,11 @@ from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Metrics, read
 from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.text_format import counted
+from slurmddp.settings.arguments import on_one_line
 from slurmddp.slurm import client
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _POLL_S = 0.5
 """Seconds between two looks at a run folder; SLURM is asked at most twice a minute."""

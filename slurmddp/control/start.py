@@ -42,7 +42,7 @@ from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm import client
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 ENDED_BY_PERSON = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
 """Exit codes of a training on this machine that a person has ended, and with it the runs after it."""

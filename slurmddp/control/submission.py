@@ -20,14 +20,14 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.index import remember
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
+from slurmddp.settings.spec import FUNCTION_CALL, own_script
 from slurmddp.slurm import client
 from slurmddp.slurm.options import note_on_cpus
-from slurmddp.spec import FUNCTION_CALL, own_script
 
 if TYPE_CHECKING:
     from slurmddp.runs.folder.lock import RunLock
+    from slurmddp.settings.spec import Job
     from slurmddp.slurm.client import SlurmClient
-    from slurmddp.spec import Job
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.start import PointBegins, Started, StartedRun, StartHere, claim_for_start, start_claimed
 from slurmddp.errors import ConfigError
 from slurmddp.runs import ssh_runs, sweeps
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.arguments import FREE_ARGUMENTS, key_of, on_one_line
+from slurmddp.settings.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

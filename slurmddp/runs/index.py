@@ -20,7 +20,7 @@ from slurmddp.host.working_folder import working_folder
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
-from slurmddp.spec import END_OF_RUN_NAME
+from slurmddp.settings.spec import END_OF_RUN_NAME
 
 SWEEP_SUFFIX = ".sweep"
 """The end of the name of a file that lists the runs of a sweep."""

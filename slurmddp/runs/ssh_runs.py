@@ -16,7 +16,7 @@ from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 from slurmddp.runs.folder.owner import refuse_file_of_others
-from slurmddp.spec import END_OF_RUN_NAME
+from slurmddp.settings.spec import END_OF_RUN_NAME
 
 log = logging.getLogger(__name__)
 

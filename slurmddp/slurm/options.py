@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 
 from slurmddp.errors import ConfigError
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.units import render_minutes
-from slurmddp.spec import Job
 
 Option = str | int | bool
 """True stands for a bare flag."""

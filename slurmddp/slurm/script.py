@@ -21,8 +21,8 @@ from slurmddp.environments.names import (
     SECRET_VARIABLE,
 )
 from slurmddp.errors import ConfigError
+from slurmddp.settings.spec import RUN_DIGITS, Job
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
-from slurmddp.spec import RUN_DIGITS, Job
 from slurmddp.templates import template
 
 _OF_A_TASK = (

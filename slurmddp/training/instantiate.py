@@ -16,10 +16,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurmddp.config.check_values import check_special_keys
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.plugins import locate
-from slurmddp.spec import SPECIAL_KEYS
+from slurmddp.settings.check_values import check_special_keys
+from slurmddp.settings.spec import SPECIAL_KEYS
 
 
 def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:

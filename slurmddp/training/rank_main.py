@@ -33,7 +33,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_hints import hint_of
 from slurmddp.runs.folder.program_words import words_of
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.spec import MODULE, is_own_trainer
+from slurmddp.settings.spec import MODULE, is_own_trainer
 from slurmddp.strategies import build
 from slurmddp.training.device.cpu_affinity import share_threads
 from slurmddp.training.distributon import Distributon

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slurmddp.checkpoint.files.manifest import folder_name, newest_step
-from slurmddp.config.identity import relevant
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.folder.config_secrets import for_readers
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.settings.identity import relevant
 from slurmddp.training.loggers.dispatch import Loggers, build
 from slurmddp.training.loggers.logger import LoggedRun, Logger
 from slurmddp.training.startup_timer import StartupTimer

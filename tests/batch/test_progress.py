@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.config.schema import OWN_TRAINER
-from slurmddp.spec import Program
+from slurmddp.settings.schema import OWN_TRAINER
+from slurmddp.settings.spec import Program
 from support.slurm.batch_run import (
     ENDING,
     PREEMPTED,

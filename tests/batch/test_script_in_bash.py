@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.folder import freeze
+from slurmddp.settings.spec import Program
 from slurmddp.slurm.script import render_array
-from slurmddp.spec import Program
 from support.runs.agent_runs import wait_until
 from support.slurm.script_run import FAIL, FINISH, PREEMPTED, SAVE, STOP, Script
 from support.slurm.slurm_jobs import make_job

@@ -8,13 +8,13 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.config import identity
 from slurmddp.control.jobs import jobs_of
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings import identity
+from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start
 from support.runs.train_runs import BIG, only_run
 

@@ -9,7 +9,7 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -19,7 +19,7 @@ from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import figures
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = [pytest.mark.usefixtures("elsewhere"), pytest.mark.timeout(60)]

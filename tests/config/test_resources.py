@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
-from slurmddp.spec import GlobalBatch, Resources
+from slurmddp.settings.schema import Cluster
+from slurmddp.settings.spec import GlobalBatch, Resources
 from support.runs.projects import job_of
 
 

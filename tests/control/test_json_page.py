@@ -36,7 +36,7 @@ from slurmddp.control.search import search_best
 from slurmddp.control.start import start
 from slurmddp.control.status import status
 from slurmddp.control.stop import stop
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 from support import ROOT
 
 PAGE = ROOT / "docs" / "json.md"

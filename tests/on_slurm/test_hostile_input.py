@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.sandbox import Sandbox
+from slurmddp.settings.arguments import quoted
 from support.slurm.train_project import Command, Run, make_project
 
 pytestmark = pytest.mark.slurm

@@ -15,7 +15,7 @@ from slurmddp import function_call
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start
 
 ATTACKER = 54322

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from slurmddp.config.schema import Cluster
+from slurmddp.settings.schema import Cluster
 from slurmddp.slurm.cluster_draft import draft, file_name, usable
 from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.limits.nodes import parse_groups, without_reserved

@@ -13,12 +13,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.config.schema import Cluster
 from slurmddp.errors import ConfigError
+from slurmddp.settings.schema import Cluster
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import ScriptOfRuns, render
 from slurmddp.slurm.units import parse_minutes
-from slurmddp.spec import Job
 from support import ROOT
 from support.slurm.slurm_jobs import make_job, options_in
 

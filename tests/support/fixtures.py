@@ -19,6 +19,7 @@ from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
 from support.runs.checkpoint_services import Rank, fork_writer
+from support.runs.projects import make_project
 from support.slurm.login_node import LoginNode, login_node
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import FakePrograms
@@ -203,3 +204,9 @@ def node(
     with login_node(tmp_path / "cluster", python=forked_python) as node:
         monkeypatch.setenv("PATH", f"{node.programs}:{os.environ['PATH']}")
         yield node
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project folder for the tests of the configuration."""
+    return make_project(tmp_path / "project")

@@ -700,7 +700,7 @@ def test_loggers_replace_the_steps_after_the_loaded_one(tmp_path, monkeypatch) -
 
 
 def test_a_logger_that_is_not_installed_ends_the_start(run_folder: RunFolder, monkeypatch) -> None:
-    monkeypatch.setattr("slurmddp.config.loggers.is_installed", lambda library: False)
+    monkeypatch.setattr("slurmddp.settings.loggers.is_installed", lambda library: False)
     run_folder.config_file.write_text("loggers: [wandb]")
     with pytest.raises(ConfigError, match=r"pip install 'slurmddp\[wandb\]'"), Distributon(1) as d:
         d.launch()

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from slurmddp.config.keys import every_key
 from slurmddp.errors import ConfigError
+from slurmddp.settings.keys import every_key
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.precision import PRECISIONS
 from support.distributed import rank_jobs

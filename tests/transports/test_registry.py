@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 
 from slurmddp.errors import ConfigError
-from slurmddp.spec import BACKENDS
+from slurmddp.settings.spec import BACKENDS
 from slurmddp.transports.device_group import DeviceGroup
 from slurmddp.transports.registry import known_backends, register
 from support.distributed import group_jobs

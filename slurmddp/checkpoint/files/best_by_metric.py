@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, load_manifest, step_of
 from slurmddp.errors import CheckpointError, ConfigError
-from slurmddp.spec import BEST_MODES
+from slurmddp.settings.spec import BEST_MODES
 
 Best = Sequence[str]
 """The name of a metric, and "min" or "max": whether the least or the greatest value is the best."""

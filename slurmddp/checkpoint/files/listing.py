@@ -24,7 +24,7 @@ from slurmddp.checkpoint.files.manifest import (
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 OTHER_VERSION = "other version"
 RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}

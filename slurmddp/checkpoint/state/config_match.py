@@ -8,11 +8,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.config.identity import leaves, part_of, shown
-from slurmddp.config.schema import Identity
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import without_environment
+from slurmddp.settings.identity import leaves, part_of, shown
+from slurmddp.settings.schema import Identity
 
 _SHOWN = 10
 

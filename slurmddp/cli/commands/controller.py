@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     # Torch-free, but not needed for --help.
     from slurmddp.config.checks.paths import check_script
     from slurmddp.launchers.local import exec as ranks
-    from slurmddp.spec import CONTROLLER, first_script
+    from slurmddp.settings.spec import CONTROLLER, first_script
 
     worker = CONTROLLER.split()
     if args.program in ([], ["-m"]):

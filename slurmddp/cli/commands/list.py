@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import print_event
-from slurmddp.config.script_arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.control.listing import Listing, find_sweep, list_runs, paths_of
 from slurmddp.control.ssh.runs import runs_of_sweep
 from slurmddp.control.ssh.statuses import PacedHosts, statuses_over_ssh
@@ -25,6 +24,7 @@ from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table, shorter
+from slurmddp.settings.arguments import FREE_ARGUMENTS, key_of, on_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

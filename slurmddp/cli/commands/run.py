@@ -28,7 +28,7 @@ from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 _OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 """A flag or a setting."""
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 
 def _own_keys(overrides: Sequence[str]) -> set[str]:
     """Return the keys of settings that are not slurmddp's: they are there to be referred to."""
-    from slurmddp.config.keys import TOP
-    from slurmddp.config.script_arguments import key_of
+    from slurmddp.settings.arguments import key_of
+    from slurmddp.settings.keys import TOP
 
     return {key for key in map(key_of, overrides) if key.partition(".")[0] not in TOP}

@@ -20,7 +20,7 @@ from slurmddp.host.working_folder import working_folder
 
 if TYPE_CHECKING:
     from slurmddp.config.composition.sources import Sources
-    from slurmddp.spec import Job
+    from slurmddp.settings.spec import Job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def _show_script(job: Job) -> int:
 
 
 def _settings() -> str:
-    from slurmddp.config.keys import every_key
+    from slurmddp.settings.keys import every_key
 
     keys = [key for key in every_key().values() if not key.name.startswith(("cluster.", "strategy."))]
     width = max(len(key.name) for key in keys)

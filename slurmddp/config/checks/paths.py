@@ -14,13 +14,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config.check_values import check_special_keys
 from slurmddp.config.checks.signatures import check_arguments, find_module
-from slurmddp.config.keys import NAMED_NODES, OPEN_NODES, TOP
-from slurmddp.config.loggers import targets
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.plugins import src_layout_hint
-from slurmddp.spec import CONTROLLER, MODULE, is_command, is_own_trainer, own_script
+from slurmddp.settings.check_values import check_special_keys
+from slurmddp.settings.keys import NAMED_NODES, OPEN_NODES, TOP
+from slurmddp.settings.loggers import targets
+from slurmddp.settings.spec import CONTROLLER, MODULE, is_command, is_own_trainer, own_script
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)

@@ -11,9 +11,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config.keys import TOP, keys
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import SPECIAL_KEYS
+from slurmddp.settings.keys import TOP, keys
+from slurmddp.settings.spec import SPECIAL_KEYS
 
 _PASSED = {"optimizer": 1, "scheduler": 1, "program": 3}
 """The arguments that the ranks pass by position, before those of the configuration."""

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from slurmddp.config.keys import every_key
-from slurmddp.config.script_arguments import EVERY_ARGUMENTS
 from slurmddp.errors import ConfigError
+from slurmddp.settings.arguments import EVERY_ARGUMENTS
+from slurmddp.settings.keys import every_key
 
 Number = int | float
 _TOKEN = r"([-+]?[0-9.][\w:.+-]*)"

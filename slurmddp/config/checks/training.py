@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.settings.spec import is_own_trainer, parse_best
 from slurmddp.slurm.units import parse_duration_s
-from slurmddp.spec import is_own_trainer, parse_best
 
 
 def check_training(config: Mapping[str, Any]) -> None:

@@ -29,23 +29,23 @@ from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config.check_values import check
 from slurmddp.config.checks import paths, sbatch_environment, spelling
 from slurmddp.config.checks.signatures import signature_of
 from slurmddp.config.composition import hydra_errors, hydra_keys
 from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
-from slurmddp.config.identity import relevant
-from slurmddp.config.keys import GROUPS, TOP
-from slurmddp.config.schema import COMPUTED
-from slurmddp.config.script_arguments import EVERY_ARGUMENTS, REFERENCE, key_of
-from slurmddp.config.script_arguments import composed as script_words
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.config_secrets import EXPRESSIONS
 from slurmddp.runs.folder.owner import refuse_files_of_others
-from slurmddp.spec import MODULE, own_script
+from slurmddp.settings.arguments import EVERY_ARGUMENTS, REFERENCE, key_of
+from slurmddp.settings.arguments import composed as script_words
+from slurmddp.settings.check_values import check
+from slurmddp.settings.identity import relevant
+from slurmddp.settings.keys import GROUPS, TOP
+from slurmddp.settings.schema import COMPUTED
+from slurmddp.settings.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
 _STARTS_NOTHING = ("--dry-run", "--check")

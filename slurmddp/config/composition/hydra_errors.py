@@ -17,8 +17,8 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from slurmddp.config.script_arguments import quoted
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.settings.arguments import quoted
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
 _NOT_THERE = re.compile(r"Could not delete from config\. '([^']+)' does not exist")

@@ -19,10 +19,10 @@ from hydra.core.config_store import ConfigStore
 
 from slurmddp.config.checks.signatures import Signature, unknown_argument
 from slurmddp.config.composition import hydra_keys
-from slurmddp.config.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults
-from slurmddp.config.schema import OWN_TRAINER
-from slurmddp.config.script_arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.settings.arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
+from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults
+from slurmddp.settings.schema import OWN_TRAINER
 
 SignatureOf = Callable[[str], Signature | None]
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)

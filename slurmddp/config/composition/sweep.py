@@ -16,8 +16,8 @@ from hydra.errors import HydraException
 from slurmddp.config.composition.compose import make_plan
 from slurmddp.config.composition.overrides import options, take_apart
 from slurmddp.config.composition.sources import Sources
-from slurmddp.config.script_arguments import EVERY_ARGUMENTS, choices
 from slurmddp.errors import ConfigError
+from slurmddp.settings.arguments import EVERY_ARGUMENTS, choices
 
 _AS_TYPED = ("program.script", *EVERY_ARGUMENTS, "hydra.searchpath")
 """Keys whose commas belong to their value; arguments are swept by `choice(...)` alone."""

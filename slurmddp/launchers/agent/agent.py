@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from slurmddp import spec
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.detect import detect, require
 from slurmddp.environments.names import ATTEMPT_VARIABLE, SECRET_VARIABLE
@@ -51,6 +50,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
 from slurmddp.runs.folder.late_files import look_again
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings import spec
 
 WORKER = "slurmddp.training.rank_main:main"
 _UNKILLABLE_S = 2.0

@@ -27,7 +27,7 @@ from slurmddp.launchers.agent.worker import descriptors_in
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_words import words_of
-from slurmddp.spec import MODULE, is_command
+from slurmddp.settings.spec import MODULE, is_command
 
 ENTRY = f"{__name__}:become"
 _STARTUP = Path(__file__).with_name("startup")

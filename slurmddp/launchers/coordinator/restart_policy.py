@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmddp.errors import EXIT_UNHEALTHY_NODE
 from slurmddp.runs.failures.failure import DELIBERATE_CODES
-from slurmddp.spec import GlobalBatch
+from slurmddp.settings.spec import GlobalBatch
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, as_json, describe, from_json
 from slurmddp.runs.folder.late_files import names_in
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import own_script
+from slurmddp.settings.spec import own_script
 
 
 def say(text: str) -> None:

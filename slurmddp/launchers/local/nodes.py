@@ -34,7 +34,7 @@ from slurmddp.launchers.local.allocation import Allocation, for_srun
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import node_code
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 
 _FORCE_AFTER_S = 30.0
 """Seconds for the agents to save a checkpoint and leave once an agent has failed; as SLURM's KillWait."""

@@ -32,7 +32,7 @@ from slurmddp.runs.failures.failure import as_error, describe
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from slurmddp.runs.text_format import counted
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 
 EXIT_KILLED = 128 + signal.SIGINT
 """The exit code of `wait` after a person has ended the run by force."""

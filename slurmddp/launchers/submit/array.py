@@ -20,11 +20,11 @@ from slurmddp.launchers.submit.sbatch import site_options
 from slurmddp.runs.folder.create import Common, prepare, write_element
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.spec import END_OF_RUN_NAME, Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENTS, elements
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import ScriptOfRuns, render, render_array
-from slurmddp.spec import END_OF_RUN_NAME, Job
 
 SCRIPT = "job.sbatch"
 _OF_ONE_RUN = ("job-name", "output")

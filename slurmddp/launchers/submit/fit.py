@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import SlurmError
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
-from slurmddp.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

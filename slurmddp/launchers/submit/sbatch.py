@@ -17,11 +17,11 @@ from slurmddp.launchers.submit.fit import fit_of
 from slurmddp.runs.folder.excluded_nodes import adopt, excluded_nodes, shared_nodes
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.options import job_name
 from slurmddp.slurm.script import render
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
-from slurmddp.spec import Job
 
 
 class Submitter(Protocol):

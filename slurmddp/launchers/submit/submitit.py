@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from slurmddp.errors import SlurmError
 from slurmddp.launchers.submit.sbatch import submit
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.options import Option, sbatch_options
 from slurmddp.slurm.units import render_minutes
-from slurmddp.spec import Job
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor

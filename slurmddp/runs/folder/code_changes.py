@@ -15,7 +15,7 @@ from pathlib import Path
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Job, own_script
+from slurmddp.settings.spec import Job, own_script
 
 _SHOWN = 3
 

@@ -26,7 +26,7 @@ from slurmddp.runs.folder.freeze import freeze
 from slurmddp.runs.folder.late_files import read_bytes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 
 Say = Callable[[str], object]
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.script import settings
-from slurmddp.spec import Job
 
 MODULES = (
     "slurmddp.batch.__main__",

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.spec import saved_files
+from slurmddp.settings.spec import saved_files
 
 
 def words_of(folder: RunFolder, program: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:

@@ -31,7 +31,7 @@ from slurmddp.runs.report.timeline import Timeline
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.metrics import LoggedStep, latest, read, seconds_or_none
 from slurmddp.runs.status.run_status import RunStatus
-from slurmddp.spec import is_own_trainer
+from slurmddp.settings.spec import is_own_trainer
 
 KINDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "unknown")
 """All kinds of time, the most useful first."""

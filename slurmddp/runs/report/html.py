@@ -15,8 +15,6 @@ from typing import Any
 import yaml
 
 import slurmddp
-from slurmddp.config.identity import relevant
-from slurmddp.config.script_arguments import as_typed
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.failures.failure import Failure
@@ -34,7 +32,9 @@ from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import clock, duration, number, percent
-from slurmddp.spec import CONTROLLER
+from slurmddp.settings.arguments import as_typed
+from slurmddp.settings.identity import relevant
+from slurmddp.settings.spec import CONTROLLER
 from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slurmddp.config.identity import relevant
-from slurmddp.config.script_arguments import call_of
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.arguments import call_of
+from slurmddp.settings.identity import relevant
+from slurmddp.settings.spec import FUNCTION_CALL
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import Curve, read
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 
 @dataclass(frozen=True)

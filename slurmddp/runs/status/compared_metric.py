@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import Curve, Metrics
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.logs import of_job_without_attempt
 from slurmddp.runs.status.metrics import Latest, latest
 from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
+from slurmddp.settings.spec import is_own_trainer, total_steps
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import JobState
-from slurmddp.spec import is_own_trainer, total_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurmddp.errors import near_matches
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.finding import Finding, too_long
 from slurmddp.slurm.units import parse_slurm_limit
-from slurmddp.spec import Job
 
 QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,GrpTRES,Flags"
 ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs,GrpTRES"

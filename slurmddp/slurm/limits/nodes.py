@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.errors import near_matches
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.finding import Finding, too_many_cpus
-from slurmddp.spec import Job
 
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
 """Of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmddp.errors import near_matches
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.limits import nodes
 from slurmddp.slurm.limits.finding import Finding, too_long, too_many_cpus
 from slurmddp.slurm.units import parse_slurm_limit
-from slurmddp.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

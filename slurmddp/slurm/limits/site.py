@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits import accounting, partitions
 from slurmddp.slurm.limits.accounting import Accounting
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.nodes import NodeGroup, listed_nodes
 from slurmddp.slurm.limits.partitions import Partition
-from slurmddp.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
-from slurmddp.spec import GlobalBatch
+from slurmddp.settings.spec import GlobalBatch
 from slurmddp.training.data.distributed_loader import DistributedLoader, rebuild
 from slurmddp.training.data.iterable import IterableLoader
 from slurmddp.training.data.passthrough import PassthroughLoader

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from slurmddp.config.loggers import NAMED, targets
 from slurmddp.errors import ConfigError
+from slurmddp.settings.loggers import NAMED, targets
 from slurmddp.training.instantiate import instantiate
 from slurmddp.training.loggers.logger import CLOSE_S, LoggedRun, Logger
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmddp.checkpoint.files import best_by_metric
 from slurmddp.collectives import values as collectives
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 
 class BestCheckpoint:

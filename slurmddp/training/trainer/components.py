@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.checkpoint.state.shards import has_shards
-from slurmddp.config.check_values import read_section
-from slurmddp.config.schema import TrainSettings
 from slurmddp.errors import ConfigError
-from slurmddp.spec import GlobalBatch
+from slurmddp.settings.check_values import read_section
+from slurmddp.settings.schema import TrainSettings
+from slurmddp.settings.spec import GlobalBatch
 from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slurmddp.config.schema import Policy
 from slurmddp.control.hold import keep
 from slurmddp.errors import ConfigError, NoProgressError, RankFailure
 from slurmddp.launchers.local.run import check_size
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from slurmddp.spec import Program
+from slurmddp.settings.schema import Policy
+from slurmddp.settings.spec import Program
 from support.runs.agent_runs import (
     SAVING,
     all_gone,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.config.schema import Policy
 from slurmddp.errors import RankFailure
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.run import LocalRun
+from slurmddp.settings.schema import Policy
 from support.runs.agent_runs import (
     SAVING,
     all_gone,

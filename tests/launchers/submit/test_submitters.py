@@ -18,10 +18,10 @@ from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.excluded_nodes import exclude, share
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.partitions import parse_partitions
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import outline, render
-from slurmddp.spec import Job
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import PARTITIONS, make_job, options_in
 

@@ -17,8 +17,8 @@ from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.create import Common, check_syntax, create_element, prepare, write_element
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.spec import Job, Program
 from slurmddp.slurm.script import ScriptOfRuns, render, settings
-from slurmddp.spec import Job, Program
 from support.slurm.slurm_jobs import make_job
 
 

@@ -18,7 +18,7 @@ from slurmddp.config.composition import sources
 from slurmddp.errors import EXIT_CONFIG, ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 from support.runs.cli_runs import start, submit
 from support.runs.projects import make_project
 from support.slurm.slurm_jobs import make_job

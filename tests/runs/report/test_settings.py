@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmddp.runs.report.settings import settings_of, settings_that_differ
-from slurmddp.spec import FUNCTION_CALL
+from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.run_events import make_folder
 
 

@@ -8,7 +8,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.best_step import BestStep, best_step
-from slurmddp.spec import parse_best
+from slurmddp.settings.spec import parse_best
 
 
 @pytest.mark.parametrize(

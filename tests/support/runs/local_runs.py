@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurmddp.config.schema import Cluster, Policy
 from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from slurmddp.spec import Job, Program, Resources
+from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.spec import Job, Program, Resources
 from support import TESTS
 from support.runs.agent_runs import SAVING, agent_command, make_run, wait_for_lines
 

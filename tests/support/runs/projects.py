@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.spec import Job
+from slurmddp.settings.spec import Job
 
 GROUPS = {
     "model/gpt_small": (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config.schema import Cluster, Policy
-from slurmddp.spec import Job, Program, Resources
+from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.spec import Job, Program, Resources
 
 PROGRAMS = Path(__file__).parent / "fake_slurm"
 

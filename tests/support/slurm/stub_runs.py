@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from slurmddp.config.schema import Cluster, Policy
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.submit.sbatch import build, refuse_misfit
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
+from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.spec import Job, Program, Resources
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.script import render
-from slurmddp.spec import Job, Program, Resources
 
 STUB = Path(__file__).parent / "stub-agent.sh"
 ENDLESS = 1_000_000

@@ -17,12 +17,12 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.memory.shared_buffer import StoredState
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.state_tree import flatten
-from slurmddp.config.identity import part_of
-from slurmddp.config.schema import Identity
 from slurmddp.environments.names import MEMORY_VARIABLE
 from slurmddp.errors import CheckpointError, ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.settings.identity import part_of
+from slurmddp.settings.schema import Identity
 from slurmddp.training.checkpointing import async_writer, restore
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.loop import Training

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.spec import GlobalBatch
+from slurmddp.settings.spec import GlobalBatch
 from slurmddp.training.checkpointing import training_state
 from slurmddp.training.data.distributed_loader import DistributedLoader, to_device
 from slurmddp.training.data.whole_batches import stacks_tensors

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurmddp.config.identity import fingerprint
 from slurmddp.config.same_run import differences_of_runs
-from slurmddp.spec import RUN_DIGITS
+from slurmddp.settings.identity import fingerprint
+from slurmddp.settings.spec import RUN_DIGITS
 from support.runs.projects import job_of, make_project
 
 WHERE = [

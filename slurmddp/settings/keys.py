@@ -1,4 +1,4 @@
-"""Read the keys of the configuration from the fields of `config/schema.py`, by name and by section."""
+"""Read the keys of the configuration from the fields of `settings/schema.py`, by name and by section."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from slurmddp.config.schema import COMPUTED, Config, Identity, NamedNodes, Node
+from slurmddp.settings.schema import COMPUTED, Config, Identity, NamedNodes, Node
 
 
 @dataclass(frozen=True, kw_only=True)

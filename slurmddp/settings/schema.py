@@ -4,7 +4,7 @@ A field of these dataclasses is the only description of a key. Defaults, checks,
 `docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's settings follow from it.
 To add a key, add a field.
 
-Because `config/keys.py` reads annotations as objects, the module has no `from __future__ import annotations`.
+Because `keys.py` reads annotations as objects, the module has no `from __future__ import annotations`.
 """
 
 from collections.abc import Mapping

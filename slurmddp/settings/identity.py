@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slurmddp.config.keys import TOP, every_key
-from slurmddp.config.schema import Identity
-from slurmddp.spec import RUN_DIGITS
+from slurmddp.settings.keys import TOP, every_key
+from slurmddp.settings.schema import Identity
+from slurmddp.settings.spec import RUN_DIGITS
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmddp.config.keys import GROUPS, TOP, Key, every_key
-from slurmddp.config.schema import Identity
+from slurmddp.settings.keys import GROUPS, TOP, Key, every_key
+from slurmddp.settings.schema import Identity
 from support import ROOT
 
 TABLE = re.compile(r"(?<=<!-- keys -->\n).*(?=<!-- end -->)", re.DOTALL)
@@ -23,9 +23,9 @@ from pathlib import Path
 from slurmddp.checkpoint.state.config_match import bound_to
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.config.schema import TrainSettings
+from slurmddp.settings.schema import TrainSettings
 from slurmddp.errors import ConfigError
-from slurmddp.config.check_values import read_section
+from slurmddp.settings.check_values import read_section
 
 def outcome_of(*arguments):
     try:
@@ -49,7 +49,7 @@ json.dump({
 def test_a_key_is_added_in_one_place(tmp_path: Path) -> None:
     package = tmp_path / "slurmddp"
     shutil.copytree(ROOT / "slurmddp", package, ignore=shutil.ignore_patterns("__pycache__"))
-    schema = package / "config" / "schema.py"
+    schema = package / "settings" / "schema.py"
     before = schema.read_text()
     field = '    probes: int = key(7, "how often to probe", minimum=1)\n'
     schema.write_text(before.replace("    steps: int = key(", f"{field}    steps: int = key(", 1))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurmddp.errors import ConfigError
-from slurmddp.spec import CONTROLLER, FUNCTION_CALL, MODULE
+from slurmddp.settings.spec import CONTROLLER, FUNCTION_CALL, MODULE
 
 ARGUMENTS = "program.args"
 """The key of the arguments."""

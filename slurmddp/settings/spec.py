@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.config.schema import OWN_TRAINER, Cluster, Policy
 from slurmddp.errors import ConfigError, MismatchError
+from slurmddp.settings.schema import OWN_TRAINER, Cluster, Policy
 
 RUN_DIGITS = 12
 """Length of the hash at the end of a run's name."""

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from slurmddp.cli.main import main
 from slurmddp.config.composition.compose import compose
-from slurmddp.config.script_arguments import as_typed, spelled
 from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import EXIT_CONFIG, ConfigError
 from slurmddp.runs.folder.create import prepare
-from slurmddp.spec import CONTROLLER
+from slurmddp.settings.arguments import as_typed, spelled
+from slurmddp.settings.spec import CONTROLLER
 from support.runs.projects import job_of
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.config.keys import OPEN_NODES, Key, every_key, keys
-from slurmddp.config.schema import Cluster, Config, NamedNodes, Node
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.spec import SPECIAL_KEYS
+from slurmddp.settings.keys import OPEN_NODES, Key, every_key, keys
+from slurmddp.settings.schema import Cluster, Config, NamedNodes, Node
+from slurmddp.settings.spec import SPECIAL_KEYS
 
 Section = TypeVar("Section")
 

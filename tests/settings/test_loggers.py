@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.config import loggers
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
-from slurmddp.config.loggers import NAMED, is_installed, targets
 from slurmddp.errors import ConfigError
+from slurmddp.settings import loggers
+from slurmddp.settings.loggers import NAMED, is_installed, targets
 from slurmddp.training.instantiate import locate
 
 
