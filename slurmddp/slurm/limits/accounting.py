@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from slurmddp.errors import near_matches
 from slurmddp.settings.spec import Job
@@ -30,8 +31,9 @@ class Limits:
     max_wall_min: int | None = None
     max_tres: Mapping[str, int] = field(default_factory=dict)
     """Most of each resource for one job: `node`, `cpu`, `gres/gpu`."""
-    grp_tres: Mapping[str, int] = field(default_factory=dict)
-    """Most of each resource for all running jobs together."""
+    grp_tres: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Most of each resource for all running jobs together, and the source of this limit: an account above
+    may set it."""
     max_submit: int | None = None
     """Most jobs of one user in the queue."""
     flags: frozenset[str] = frozenset()
@@ -79,7 +81,7 @@ def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]
     """
     rows = _rows(text, ASSOCIATION_FIELDS)
     groups = {
-        account.lower(): (parent.lower(), _amounts(tres))
+        account.lower(): (parent.lower(), _shared(f"account {account!r}", tres))
         for account, user, parent, tres in _rows(accounts, ACCOUNT_FIELDS)
         if not user
     }
@@ -225,9 +227,10 @@ def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: 
             site = f"{largest.source} gives a job at most {largest.max_tres[resource]} (MaxTRES {resource})"
             yield _too_much(job, key, count, site, "MaxTRES")
         shared = next((one for one in sources if resource in one.grp_tres), None)
-        if shared is not None and count > shared.grp_tres[resource]:
-            most = f"at most {shared.grp_tres[resource]} together (GrpTRES {resource})"
-            yield _too_much(job, key, count, f"{shared.source} gives all its jobs {most}", "GrpTRES")
+        if shared is not None and count > shared.grp_tres[resource][0]:
+            most, source = shared.grp_tres[resource]
+            site = f"{source} gives all its jobs at most {most} together (GrpTRES {resource})"
+            yield _too_much(job, key, count, site, "GrpTRES")
     crowd = next((one for one in sources if one.max_submit is not None), None)
     if crowd is not None and crowd.max_submit is not None:
         present = queued.get(crowd.source.lower(), 0)
@@ -268,13 +271,21 @@ def _amounts(tres: str) -> dict[str, int]:
     return {name: int(amount) for name, amount in re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres)}
 
 
-def _within(limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, int]]]) -> Limits:
+def _shared(source: str, tres: str) -> dict[str, tuple[int, str]]:
+    return {name: (amount, source) for name, amount in _amounts(tres).items()}
+
+
+def _within(
+    limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, tuple[int, str]]]]
+) -> Limits:
     """Return the limits of a person in an account with the limits of the account and of all above it."""
     shared, above = dict(limits.grp_tres), set[str]()
     while account in groups and account not in above:
         above.add(account)
         account, amounts = groups[account]
-        shared |= {name: min(amount, shared.get(name, amount)) for name, amount in amounts.items()}
+        for name, limit in amounts.items():
+            # Of equal limits, that of the account nearest to the person is named.
+            shared[name] = min(shared.get(name, limit), limit, key=itemgetter(0))
     return replace(limits, grp_tres=shared)
 
 
@@ -283,7 +294,7 @@ def _limits(source: str, wall: str, tres: str, submit: str, shared: str, flags: 
         source=source,
         max_wall_min=parse_slurm_limit(wall) if wall else None,
         max_tres=_amounts(tres),
-        grp_tres=_amounts(shared),
+        grp_tres=_shared(source, shared),
         max_submit=int(submit) if submit.isdigit() else None,
         flags=frozenset(flags.split(",")),
     )

@@ -31,7 +31,7 @@ def test_limits_are_read_as_slurm_prints_them() -> None:
     short = qualities["short"]
     assert (short.max_wall_min, short.max_submit) == (1440, 2)
     assert short.max_tres == {"cpu": 4, "gres/gpu:a100": 8, "node": 1}
-    assert short.grp_tres == {"cpu": 64}
+    assert short.grp_tres == {"cpu": (64, "QOS 'Short'")}
     assert short.flags == {"DenyOnLimit", "NoReserve"}
 
 
@@ -49,6 +49,7 @@ def test_associations_are_read_as_slurm_prints_them() -> None:
 def test_an_account_shares_the_limits_of_all_accounts_above_it() -> None:
     accounts = "root|||\nphysics||root|cpu=64,node=4\nstrings||physics|cpu=96\nstrings|ann|physics|cpu=1\n"
     (own,) = parse_associations("Strings||normal|||||node=9\n", accounts)
-    assert own.limits.grp_tres == {"cpu": 64, "node": 4}
+    above = "account 'physics'"
+    assert own.limits.grp_tres == {"cpu": (64, above), "node": (4, above)}
     (apart,) = parse_associations("loop||normal|||||\n", "loop||loop|cpu=2\n")
-    assert apart.limits.grp_tres == {"cpu": 2}
+    assert apart.limits.grp_tres == {"cpu": (2, "account 'loop'")}
