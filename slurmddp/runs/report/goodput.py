@@ -6,7 +6,8 @@ queued    from a submission, or from the end of an attempt that is requeued, to 
 starting  from `started` to `first_step`: set-up lines, imports, rendezvous, model, data, and the first step
 training  after the first step, in steps that count; includes evaluations and waits for data
 saving    pauses of the training for a checkpoint, as long as `saved` says
-lost      in steps that the next checkpoint does not hold; repeated steps count as training
+lost      in steps that the next checkpoint does not hold; repeated steps count as training.
+          Also while slurmddp's own trainer stood still: in a gap between two lines of metrics
 ending    from the last step of an attempt to its end, without the save
 idle      from a final end, or a cancel, to the next submission or start
 unknown   in attempts of a program that writes no `first_step`
@@ -29,7 +30,7 @@ from slurmddp.runs.folder.history import Attempt, fold
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.timeline import Timeline
 from slurmddp.runs.status.alive import is_alive
-from slurmddp.runs.status.metrics import LoggedStep, latest, read, seconds_or_none
+from slurmddp.runs.status.metrics import Gap, LoggedStep, latest, read, seconds_or_none
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.settings.spec import is_own_trainer
 
@@ -118,6 +119,7 @@ def measure(
     pending: bool = False,
     records_steps: bool = True,
     logged: Mapping[int, LoggedStep] | None = None,
+    gaps: Mapping[int, Sequence[Gap]] | None = None,
     ranks: int = 0,
     gpus: int = 0,
 ) -> Goodput:
@@ -131,13 +133,14 @@ def measure(
             with its last event or logged step.
         records_steps: whether the program writes `first_step`.
         logged: the last logged step of each attempt; needed only for an attempt without an end.
+        gaps: the times of each attempt without a logged step.
         ranks: ranks of the run, on all nodes.
         gpus: GPUs of the run, on all nodes.
     """
     known = [event for event in events if isinstance(event, Mapping)]
     times = in_order([seconds_or_none(event.get("time")) for event in known])
     now = max([now, *times[-1:]])
-    timeline = Timeline(logged or {})
+    timeline = Timeline(logged or {}, gaps or {})
     for event, time in zip(known, times, strict=True):
         timeline.add(event, time)
     timeline.close(now, running=running, pending=pending)
@@ -188,15 +191,17 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     running = found.active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     config = folder.config()
+    metrics = read(folder)
+    is_own = is_own_trainer(config.get("program"))
     nodes = config.get("nodes") or 0
     return measure(
         events,
         now=now if visible else latest(folder).time or 0.0,
         running=running,
         pending=found.active and visible and found.state in ("queued", "stopped", "starting", "running"),
-        records_steps=is_own_trainer(config.get("program"))
-        or any(one.first_step is not None for one in attempts),
-        logged=read(folder).logged if without_end > running else None,  # The file may be long.
+        records_steps=is_own or any(one.first_step is not None for one in attempts),
+        logged=metrics.logged if without_end > running else None,
+        gaps=metrics.gaps if is_own else None,
         ranks=nodes * (config.get("ranks_per_node") or 0),
         gpus=nodes * (config.get("gpus_per_node") or 0),
     )

@@ -13,7 +13,7 @@ _MEANINGS = {
     "starting": "until the first step was done",
     "training": "in steps that count",
     "saving": "training paused",
-    "lost": "in steps that no checkpoint holds",
+    "lost": "in steps that no checkpoint holds, or without a step",
     "ending": "after the last step",
     "unknown": "the program records no steps",
 }

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmddp.runs.folder.history import AGAIN
-from slurmddp.runs.status.metrics import LoggedStep, seconds_or_none
+from slurmddp.runs.status.metrics import Gap, LoggedStep, seconds_or_none
 
 _ENDLESS = math.inf
 Event = Mapping[str, Any]
@@ -43,6 +43,8 @@ class AttemptTimeline:
     stuck: float = _ENDLESS
     """Time from which a stuck rank held up all others."""
     logged: LoggedStep | None = None
+    gaps: Sequence[Gap] = ()
+    """Times without a logged step, also of other ranks of the attempt."""
     reached: tuple[float, int] | None = None
     """Time and number of the last step before the ranks restarted in place."""
     on_disk: int | None = None
@@ -109,17 +111,28 @@ class AttemptTimeline:
             left = min(left, self.saves[-1][0])
         turn = min(self._time_of(kept), left)
         saved = [self._saving(*span) for span in ((began, turn), (turn, left), (left, self.ended))]
+        stood_still = self._standing_still(began, turn)
         return {
             **self.waited,
             "starting": began - self.begun,
-            "training": turn - began - saved[0],
-            "lost": left - turn - saved[1],
+            "training": turn - began - saved[0] - stood_still,
+            "lost": left - turn - saved[1] + stood_still,
             "ending": self.ended - left - saved[2],
             "saving": math.fsum(saved),
         }
 
     def _saving(self, since: float, until: float) -> float:
         return math.fsum(max(0.0, min(end, until) - max(begun, since)) for begun, end, _ in self.saves)
+
+    def _standing_still(self, since: float, until: float) -> float:
+        """Return the seconds without a step, for example of a suspended job; failures have events."""
+        seconds = 0.0
+        for gap in self.gaps:
+            # The steps before the first line may still compile. Other ranks logged after a restart in place.
+            is_of_these_ranks = since <= gap.before and gap.until <= self.ended
+            if is_of_these_ranks and not self._saving(gap.since, gap.until):
+                seconds += max(0.0, min(gap.until, until) - gap.stopped)
+        return seconds
 
     def _time_of(self, step: float) -> float:
         """Return the time of `step`, interpolated between known steps; infinity after the last of them."""
@@ -144,8 +157,9 @@ class AttemptTimeline:
 class Timeline:
     """All attempts of a run, in their order."""
 
-    def __init__(self, logged: Mapping[int, LoggedStep]) -> None:
+    def __init__(self, logged: Mapping[int, LoggedStep], gaps: Mapping[int, Sequence[Gap]]) -> None:
         self._logged = logged
+        self._gaps = gaps
         self._attempts: list[AttemptTimeline] = []
         self._open: AttemptTimeline | None = None
         self._jobs: set[str] = set()
@@ -197,7 +211,14 @@ class Timeline:
     def _begin(self, event: Event, number: int, time: float) -> None:
         self._jobs |= {str(event.get("job_id"))} - {"None"}
         self._wait("", time)
-        self._open = AttemptTimeline(number, time, self._waited, seen=time, logged=self._logged.get(number))
+        self._open = AttemptTimeline(
+            number,
+            time,
+            self._waited,
+            seen=time,
+            logged=self._logged.get(number),
+            gaps=self._gaps.get(number, ()),
+        )
         self._waited = {}
 
     def _restart(self, attempt: AttemptTimeline) -> None:
@@ -205,7 +226,13 @@ class Timeline:
         self._end(min(attempt.left, attempt.seen))
         held = int(attempt.kept(_ENDLESS))
         self._open = AttemptTimeline(
-            attempt.number, self._since, {}, seen=self._since, logged=attempt.logged, on_disk=held
+            attempt.number,
+            self._since,
+            {},
+            seen=self._since,
+            logged=attempt.logged,
+            gaps=attempt.gaps,
+            on_disk=held,
         )
         attempt.logged = None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +20,10 @@ from slurmddp.runs.folder.layout import RunFolder
 _BLOCK = 1 << 16
 _MOST_BYTES = 8 << 20
 """Bytes that `latest` reads: a program may never log one of the two losses."""
+_GAP_S = 60.0
+"""A time without a logged step is a gap only if it is this long, in seconds."""
+_GAP_RATIO = 10
+"""A gap lasts at least this many times as long as its steps usually take."""
 KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
@@ -43,6 +48,20 @@ class LoggedStep:
     time: float
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A long time between two consecutive logged steps of one attempt; in seconds since the epoch."""
+
+    before: float
+    """Time of the line before the gap's first line."""
+    since: float
+    """Time of the gap's first line."""
+    stopped: float
+    """Time at which the steps between the two lines usually would have been done."""
+    until: float
+    """Time of the gap's last line."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The contents of `metrics.jsonl` for the report."""
@@ -54,6 +73,8 @@ class Metrics:
     rate_unit: str
     logged: Mapping[int, LoggedStep]
     """The last step of each attempt."""
+    gaps: Mapping[int, Sequence[Gap]] = field(default_factory=dict)
+    """The gaps of each attempt of slurmddp's own trainer; other programs log at times of their own."""
     lr: Curve = Curve()
     grad_norm: Curve = Curve()
     """The gradient norm before clipping, the mean since the line before."""
@@ -93,10 +114,46 @@ def read(folder: RunFolder) -> Metrics:
             for record in records
             if (time := seconds_or_none(record.get("time"))) is not None
         },
+        gaps=gaps(records),
         lr=_curve(_kept(records, "lr"), "lr"),
         grad_norm=_curve(_kept(records, "grad_norm"), "grad_norm"),
         own={name: _curve(_kept(records, name), name) for name in own_names(records)},
     )
+
+
+def gaps(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Gap]]:
+    """Return the gaps of each attempt; a time with an evaluation is none.
+
+    Args:
+        records: the lines of metrics that slurmddp's own trainer has logged, in the order of the file.
+    """
+    lines: dict[int, list[Mapping[str, Any]]] = {}
+    for record in records:
+        is_of_trainer = "loss" in record or "eval_loss" in record
+        if is_of_trainer and seconds_or_none(record.get("time")) is not None:
+            lines.setdefault(record.get("attempt", 0), []).append(record)
+    return {attempt: _gaps_between(own) for attempt, own in lines.items()}
+
+
+def _gaps_between(lines: Sequence[Mapping[str, Any]]) -> list[Gap]:
+    """Return the gaps between the lines of one attempt."""
+    intervals = []
+    for at, (first, second) in enumerate(pairwise(lines)):
+        steps = second["step"] - first["step"]
+        is_training = "eval_loss" not in first and "eval_loss" not in second
+        if is_training and steps > 0:  # The first line after a rollback is of an earlier step.
+            intervals.append((at, steps, second["time"] - first["time"]))
+    if not intervals:
+        return []
+
+    step_s = statistics.median(seconds / steps for _, steps, seconds in intervals)
+    found = []
+    for at, steps, seconds in intervals:
+        usual_s = max(0.0, steps * step_s)
+        if at > 0 and seconds >= max(_GAP_S, _GAP_RATIO * usual_s):
+            before, since, until = (line["time"] for line in lines[at - 1 : at + 2])
+            found.append(Gap(before, since, since + usual_s, until))
+    return found
 
 
 def latest(folder: RunFolder) -> Latest:
