@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
-from collections.abc import Sequence
 
 from slurmddp.errors import SlurmddpError, plain
+from slurmddp.short_text import first_items
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_BROKEN_PIPE = 141
@@ -64,17 +64,11 @@ def _print_event_over_ssh(event: object) -> None:
         case events.CodeSent(host, folder, files, left_out):
             line = f"code    {host}:{folder}  ({counted(files, 'file')})"
             if left_out:
-                line += f"\nnote    not sent, may hold passwords or keys: {_listed(left_out)}"
+                names = first_items(left_out, _MOST_NAMED)
+                line += f"\nnote    not sent, may hold passwords or keys: {names}"
         case _:
             return
     print(line, file=sys.stderr, flush=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    text = ", ".join(names[:_MOST_NAMED])
-    return f"{text} and {more} more" if more > 0 else text
 
 
 def report(error: SlurmddpError, *, debug: bool = False) -> int:

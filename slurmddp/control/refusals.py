@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from slurmddp.errors import ConfigError, RunStateError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.short_text import first_items
 
 if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
@@ -59,9 +60,8 @@ def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _listed(different: list[tuple[str, str, str]], there: str, here: str) -> str:
-    texts = [f"{key} is {before} {there}, and {now} {here}" for key, before, now in different[:_MOST_SHOWN]]
-    more = len(different) - _MOST_SHOWN
-    return "; ".join(texts) + (f"; and {more} more keys differ" if more > 0 else "")
+    texts = [f"{key} is {before} {there}, and {now} {here}" for key, before, now in different]
+    return first_items(texts, _MOST_SHOWN, separator="; ", rest="; and {} more keys differ")
 
 
 def refuse_unclear(status: RunStatus) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, product
 
 from slurmddp.errors import ConfigError
+from slurmddp.short_text import shorten
 
 MAX_HOSTS = 1 << 16
 """The most hosts of a list. SLURM has the same bound for one range."""
@@ -83,9 +84,8 @@ def _multiply(text: str, pieces: list[list[str]], free: int) -> Iterator[str]:
 
 
 def _nonsense(text: str, why: str) -> ConfigError:
-    shown = text if len(text) <= 80 else text[:77] + "..."
     return ConfigError(
-        f"{shown!r} is not a SLURM host list: {why}.",
+        f"{shorten(text, 80)!r} is not a SLURM host list: {why}.",
         hint="Write it as `node[01-04,7],login`; `scontrol show hostnames LIST` shows how SLURM reads it.",
     )
 

@@ -19,6 +19,7 @@ from slurmddp.environments.names import (
 )
 from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
+from slurmddp.short_text import first_items
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on do not come from srun: interactive (salloc's shell), batch, extern."""
@@ -146,11 +147,11 @@ def refuse_leaked_step(environ: Mapping[str, str]) -> None:
     here = environ.get("SLURMD_NODENAME")
     if here and here not in hosts:
         raise _leaked(
-            f"this process runs on node {here}, which is not in SLURM_STEP_NODELIST={_short(hosts)}"
+            f"this process runs on node {here}, which is not in SLURM_STEP_NODELIST={_first(hosts)}"
         )
     job_hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
     if job_hosts and not set(hosts) <= set(job_hosts):
-        raise _leaked(f"the job has the nodes {_short(job_hosts)}, the step {_short(hosts)}")
+        raise _leaked(f"the job has the nodes {_first(job_hosts)}, the step {_first(hosts)}")
     job_tasks, tasks = integer(environ, "SLURM_NTASKS"), integer(environ, "SLURM_STEP_NUM_TASKS")
     if job_tasks is not None and tasks is not None and job_tasks != tasks:
         raise _leaked(f"SLURM_NTASKS={job_tasks}, but SLURM_STEP_NUM_TASKS={tasks}")
@@ -164,8 +165,8 @@ def _leaked(found: str) -> MismatchError:
     )
 
 
-def _short(hosts: tuple[str, ...]) -> str:
-    return ",".join(hosts[:4]) + (",..." if len(hosts) > 4 else "")
+def _first(hosts: tuple[str, ...]) -> str:
+    return first_items(hosts, 4, separator=",", rest=",...")
 
 
 def _launch_id(environ: Mapping[str, str]) -> str:

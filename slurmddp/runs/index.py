@@ -21,6 +21,7 @@ from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
 from slurmddp.settings.spec import END_OF_RUN_NAME
+from slurmddp.short_text import first_items
 
 SWEEP_SUFFIX = ".sweep"
 """The end of the name of a file that lists the runs of a sweep."""
@@ -208,12 +209,11 @@ def _is_private(path: Path) -> bool:
 def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
     same = len({run.name for run in found}) < len(found)
     apart = len({run.path.parent for run in found}) > 1
-    listed = ", ".join(str(run.path) if apart else run.name for run in found[:5])
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    listed = first_items([run.path if apart else run.name for run in found], 5)
     hint = "Give the folder of the one you mean." if same else "Give more of the name."
     if files := sweeps_of_name(name):
         hint += f" The whole sweep is {files[-1].name.removesuffix(SWEEP_SUFFIX)}."
-    return RunNotFoundError(f"{name!r} fits {len(found)} runs: {listed}{more}.", hint=hint)
+    return RunNotFoundError(f"{name!r} fits {len(found)} runs: {listed}.", hint=hint)
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:

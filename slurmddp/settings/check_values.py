@@ -16,6 +16,7 @@ from slurmddp.errors import ConfigError, near_matches
 from slurmddp.settings.keys import OPEN_NODES, Key, every_key, keys
 from slurmddp.settings.schema import Cluster, Config, NamedNodes, Node
 from slurmddp.settings.spec import SPECIAL_KEYS
+from slurmddp.short_text import shorten
 
 Section = TypeVar("Section")
 
@@ -307,18 +308,13 @@ def _with_control(name: str, value: str) -> ConfigError:
 def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
     """Return the error for a value of another type; `expected` holds the types, or the name of a type."""
     words, example = (expected, "") if isinstance(expected, str) else _EXPECTED.get(expected, _SECTION)
-    given = "empty" if value in (None, "") else f"{_shortened(value)} ({_kind_of(value)})"
+    given = "empty" if value in (None, "") else f"{shorten(repr(value), 80)} ({_kind_of(value)})"
     hint = "See `slurmddp train --cfg` for the shape."
     if example:
         hint = f"For example {name}={example}."
     elif words.startswith(("a text", "a shell line")):
         hint = f"Quote it if it should be a text: '{name}=\"...\"'."
     return ConfigError(f"`{name}` is {given}, but must be {words} ({doc}).", hint=hint)
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _kind_of(value: Any) -> str:

@@ -13,7 +13,8 @@ PACKAGE = ROOT / "slurmddp"
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
-    errors plugins settings environments host slurm.units slurm.command_output slurm.limits slurm sandbox
+    errors short_text plugins settings environments host slurm.units slurm.command_output slurm.limits slurm
+    sandbox
     runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
@@ -31,8 +32,9 @@ _BELOW = """
     bench.ranks
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
-SHARED_WITH_TORCH = {"errors", "plugins", "settings", "environments", "host", "runs", "runs.folder"}
-SHARED_WITH_TORCH |= {"checkpoint", "checkpoint.files", "checkpoint.memory", "bench", "slurm.units"}
+SHARED_WITH_TORCH = {"errors", "short_text", "plugins", "settings", "environments", "host"}
+SHARED_WITH_TORCH |= {"runs", "runs.folder", "checkpoint", "checkpoint.files", "checkpoint.memory"}
+SHARED_WITH_TORCH |= {"bench", "slurm.units"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
 # Upward edges: a script's `launch()` starts processes, and imports the launcher's code when it does. A

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.checkpoint.state.shards import is_sharded, mapped
 from slurmddp.errors import CheckpointError
+from slurmddp.short_text import first_items
 
 _SHOWN = 3
 """Number of keys of each kind in a message; a model of another depth has hundreds."""
@@ -103,8 +104,7 @@ def _module_problem(present: Mapping[str, Any], saved: Any) -> tuple[str, str]:
 def _listed(items: Sequence[str], one: str, many: str) -> str:
     if not items:
         return ""
-    more = ", ..." if len(items) > _SHOWN else ""
-    return f"{len(items)} {one if len(items) == 1 else many} ({', '.join(items[:_SHOWN])}{more})"
+    return f"{len(items)} {one if len(items) == 1 else many} ({first_items(items, _SHOWN, rest=', ...')})"
 
 
 def _shape(value: Any) -> str:

@@ -13,6 +13,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.config_secrets import without_environment
 from slurmddp.settings.identity import leaves, part_of, shown
 from slurmddp.settings.schema import Identity
+from slurmddp.short_text import first_items
 
 _SHOWN = 10
 
@@ -45,10 +46,9 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
     lines = differences(saved, here["config"])
     if not lines:
         return
-    shown = "".join(f"\n  {line}" for line in lines[:_SHOWN])
-    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    shown = first_items(lines, _SHOWN, separator="\n  ", rest="\n  and {} more")
     keys = "one key differs" if len(lines) == 1 else f"{len(lines)} keys differ"
-    message = f"Checkpoint {name} is of another configuration; {keys}:{shown}{more}"
+    message = f"Checkpoint {name} is of another configuration; {keys}:\n  {shown}"
     if allow:
         log.warning("%s\nIt is loaded nevertheless, as requested.", message)
         return

@@ -25,6 +25,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import STATE_STYLES, duration, number, print_table, rich_table, shorter
 from slurmddp.settings.arguments import FREE_ARGUMENTS, key_of, on_one_line
+from slurmddp.short_text import shorten
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -150,8 +151,7 @@ def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
         alike = [typed[other] for other in typed if names[other] == names[path]]
         shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
         distinct = [word for word in words if word not in shared or word.startswith("program.script=")]
-        text = shorter(on_one_line(distinct))
-        shown[path] = text if len(text) <= _SETTINGS_CHARS else f"{text[: _SETTINGS_CHARS - 3]}..."
+        shown[path] = shorten(shorter(on_one_line(distinct)), _SETTINGS_CHARS)
     return shown
 
 

@@ -18,6 +18,7 @@ from slurmddp.control.remove import KeptRun, RemovedRun, remove
 from slurmddp.control.selection import select
 from slurmddp.errors import EXIT_FINISHED, RunStateError, UsageError
 from slurmddp.runs.text_format import counted
+from slurmddp.short_text import first_items
 
 _NAMED = 5
 """The most files that a message names."""
@@ -77,8 +78,5 @@ def _contents(run: RemovedRun) -> str:
     """Return what the folder of a run holds, in words."""
     described = f"{size_text(run.size_bytes)}, {counted(run.checkpoints, 'checkpoint')}"
     if run.written:
-        named = ", ".join(str(path) for path in run.written[:_NAMED])
-        if len(run.written) > _NAMED:
-            named += f" and {len(run.written) - _NAMED} more"
-        described += f", files that the run wrote into code/: {named}"
+        described += f", files that the run wrote into code/: {first_items(run.written, _NAMED)}"
     return described

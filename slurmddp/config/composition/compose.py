@@ -280,7 +280,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except TROUBLE as error:
-        raise ConfigError(f"{path} can't be read: {_flat(error)}.", hint="Correct the file.") from error
+        why = " ".join(str(error).split())[:400]
+        raise ConfigError(f"{path} can't be read: {why}.", hint="Correct the file.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")
     return {str(key): value for key, value in loaded.items()}
@@ -445,7 +446,3 @@ def _is_referred_to(key: str, texts: str) -> bool:
     """Return whether a top-level key is the project's own, and the value of another key refers to it."""
     name = rf"\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
     return key not in TOP and re.search(REFERENCE.pattern + name, texts) is not None
-
-
-def _flat(error: Exception) -> str:
-    return re.sub(r"\s+", " ", str(error)).strip()[:400]

@@ -19,6 +19,7 @@ from omegaconf.errors import (
 
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.settings.arguments import quoted
+from slurmddp.short_text import first_line
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
 _NOT_THERE = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
@@ -72,15 +73,16 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
     """Return the explanation of an error that names the key of the configuration; None for another one."""
-    key, first_line = error.full_key or "", str(error).partition("\n")[0]
-    last_word = first_line.rpartition(" ")[2]
+    key = error.full_key or ""
+    message = first_line(error)
+    last_word = message.rpartition(" ")[2]
     if isinstance(error, InterpolationKeyError):
-        missing = first_line.split("'")[1]
+        missing = message.split("'")[1]
         return ConfigError(
             f"`{key}` is taken from `{missing}`, which the configuration doesn't have.",
             hint=f"Give {key}=... itself, or add `{missing}`.",
         )
-    if unset := _UNSET.search(first_line):
+    if unset := _UNSET.search(message):
         return ConfigError(
             f"`{key}` is taken from the environment variable {unset[1]}, which is not set.",
             hint=f"Set it, or give a default: ${{oc.env:{unset[1]},VALUE}}.",

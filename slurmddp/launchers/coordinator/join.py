@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.launchers.coordinator.restart_policy import Rules, choose_agents
 from slurmddp.runs.failures.failure import Failure, lost_node
+from slurmddp.short_text import first_items
 
 FIRST_NOTICE_S = 3.0
 """Seconds until the missing nodes are named for the first time."""
@@ -17,8 +18,7 @@ _SPARES_WAIT_S = 10.0
 
 def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
     """Return `node 3 (c07), node 4 (c08)`."""
-    shown = ", ".join(f"node {agent} ({hosts[agent]})" for agent in agents[:8])
-    return shown + (f" and {len(agents) - 8} more" if len(agents) > 8 else "")
+    return first_items([f"node {agent} ({hosts[agent]})" for agent in agents], 8)
 
 
 class JoinWait:

@@ -23,6 +23,7 @@ from slurmddp.runs.failures.tracebacks import (
     whole,
     without_library_frames,
 )
+from slurmddp.short_text import shorten
 
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_GPU_MEMORY = "out of GPU memory"
@@ -201,7 +202,7 @@ def _of_signal(signal: str, lines: Sequence[str]) -> str:
     where = crash_place(lines)
     if signal == "SIGBUS":
         return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"
-    return f"{CRASHED}{where}" + (f": {_cut(said[-1])}" if said else "")
+    return f"{CRASHED}{where}" + (f": {shorten(said[-1], _TEXT_CHARS)}" if said else "")
 
 
 def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:
@@ -211,11 +212,11 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> st
     text, place = (refusal, place_in_file(lines, refusal)) if refusal else exception(lines, exit_code)
     for kind, pattern in _KINDS:
         if re.search(pattern, text):
-            return f"{kind}: {_cut(text)}{place}"
+            return f"{kind}: {shorten(text, _TEXT_CHARS)}{place}"
     is_deliberate = refusal and exit_code not in (None, 1)
     if (lost := _line_of_loss(lines)) and not is_deliberate:
         return _lost_peer(lost)
-    return f"{_cut(text)}{place}"
+    return f"{shorten(text, _TEXT_CHARS)}{place}"
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> str:
@@ -254,11 +255,7 @@ def _of_kill(who: str, oom: str) -> str:
 
 
 def _lost_peer(said: str) -> str:
-    return f"{LOST_PEER}: {_cut(said)}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 3] + "..."
+    return f"{LOST_PEER}: {shorten(said, _TEXT_CHARS)}"
 
 
 def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:

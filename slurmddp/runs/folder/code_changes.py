@@ -16,6 +16,7 @@ from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job, own_script
+from slurmddp.short_text import first_items
 
 _SHOWN = 3
 
@@ -59,8 +60,7 @@ def changed_since(folder: RunFolder, job: Job) -> str:
 
 def shown(names: Sequence[str]) -> str:
     """Return the names of changed files for a sentence."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return first_items(names, _SHOWN)
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -27,6 +27,7 @@ from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
 from slurmddp.runs.folder.sent_code import SentFile
+from slurmddp.short_text import first_items
 
 _MOST_MB = 200
 """Size of all copied files together, at most."""
@@ -210,8 +211,7 @@ def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
 
 
 def _links_note(links: Sequence[str], left_out: int) -> str:
-    more = f" and {len(links) - 10} more" if len(links) > 10 else ""
-    linked = f" Linked to the project, not copied: {', '.join(links[:10])}{more}." if links else ""
+    linked = f" Linked to the project, not copied: {first_items(links, 10)}." if links else ""
     note = linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
     return note.encode(errors="backslashreplace").decode()  # A name may hold bytes that are no text.
 

@@ -44,6 +44,7 @@ MODULES = (
     "slurmddp.runs.folder.late_files",
     "slurmddp.runs.folder.layout",
     "slurmddp.runs.folder.owner",
+    "slurmddp.short_text",
     "slurmddp.slurm.command_output",
     "slurmddp.slurm.job_script",
     "slurmddp.slurm.rejections",

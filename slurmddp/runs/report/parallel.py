@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.runs.report.figures import COLOURS, new_figure
 from slurmddp.runs.report.settings import as_text
+from slurmddp.short_text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def setting_axis(label: str, values: Sequence[Any]) -> Axis:
     texts = [as_text(value) for value in distinct]
     at = {text: _share(number, len(texts) - 1) for number, text in enumerate(texts)}
     step = -(-len(texts) // _MOST_NAMED)  # Of many texts only some are named.
-    ticks = [(at[text], _short(text)) for text in texts[::step]]
+    ticks = [(at[text], shorten(text, _LABEL_CHARS)) for text in texts[::step]]
     return Axis(label, tuple(at[as_text(value)] for value in values), tuple(ticks))
 
 
@@ -72,10 +73,6 @@ def _is_number(value: Any) -> bool:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.5
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LABEL_CHARS else f"{text[: _LABEL_CHARS - 3]}..."
 
 
 def height(axes: int) -> float:

@@ -21,6 +21,7 @@ from slurmddp.checkpoint.files.space import free_bytes, size_text
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.short_text import typed_first_line
 from slurmddp.training.device.choice import visible_names
 from slurmddp.training.preflight.timeout import within
 
@@ -85,7 +86,7 @@ def _run_check(check: Check, here: CheckContext, limit_s: float) -> list[Finding
     try:
         return within(limit_s, lambda: list(check(here)), here.device)
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        cause = typed_first_line(error)
         text = f"the check of its {check.__name__} failed on rank {here.info.rank}: {cause}."
         return [Finding(node=here.node, text=text, hint="Have the node examined.")]
 

@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.short_text import first_line
 from slurmddp.training.preflight.timeout import within
 
 Pair = tuple[int, int]
@@ -78,7 +79,7 @@ def _failure(action: partial[str | None], timeout_s: float, device: torch.device
     try:
         return within(timeout_s, action, device)
     except (RuntimeError, TimeoutError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
 
 
 def faulty_nodes(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:

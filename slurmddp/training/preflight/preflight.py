@@ -27,6 +27,7 @@ from slurmddp.errors import SlurmddpError, UnhealthyNodeError
 from slurmddp.runs.folder.excluded_nodes import FOUND_BY_TEST, exclude
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
+from slurmddp.short_text import first_items
 from slurmddp.training.preflight.checks import (
     CHECKS,
     NOBODY,
@@ -268,8 +269,7 @@ def _report_unhealthy(nodes: Mapping[int, str]) -> None:
 
 
 def _shortened(failed: Sequence[str]) -> str:
-    more = f" And {len(failed) - _SHOWN} more." if len(failed) > _SHOWN else ""
-    return " ".join(failed[:_SHOWN]) + more
+    return first_items(failed, _SHOWN, separator=" ", rest=" And {} more.")
 
 
 def _unhealthy_nodes(verdict: Verdict) -> UnhealthyNodeError:

@@ -18,6 +18,7 @@ import torch
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, MismatchError, RankFailure, SlurmddpError
+from slurmddp.short_text import first_items, first_line
 from slurmddp.training.device.cuda import identity_of, lacks_gpus, take_device
 from slurmddp.training.process_group.signed_store import SignedStore
 
@@ -85,7 +86,7 @@ def _without_device(info: RankInfo, error: Exception, lacks: bool) -> DeviceRepo
     """Return the report of a rank without a device; if CUDA raised the error, the node is unhealthy."""
     if isinstance(error, MismatchError):
         return DeviceReport(node=info.node_rank, trouble=error.message, hint=error.hint, unhealthy=lacks)
-    trouble = f"its GPU can't be used: {str(error).splitlines()[0]}"
+    trouble = f"its GPU can't be used: {first_line(error)}"
     hint = "Have the GPUs of that node examined (`nvidia-smi`, the kernel's log)."
     return DeviceReport(node=info.node_rank, trouble=trouble, hint=hint, unhealthy=True)
 
@@ -151,7 +152,7 @@ def _find_shared(reports: Sequence[DeviceReport]) -> DevicesError | None:
 def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DevicesError:
     first = ranks[0]
     hosts = list(dict.fromkeys(reports[rank].host for rank in ranks[1:]))
-    where = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
+    where = first_items(hosts, 8, rest=", ...")
     more = f" The same holds for {len(ranks) - 1} more rank(s), on {where}." if hosts else ""
     nodes = sorted({reports[rank].node for rank in ranks if reports[rank].unhealthy})
     return DevicesError(f"Rank {first} on {reports[first].host}: {text}{more}", hint=hint, nodes=nodes)

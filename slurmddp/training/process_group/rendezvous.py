@@ -31,6 +31,7 @@ from slurmddp.errors import ConfigError, RankFailure, SlurmddpError, StoppedAtCh
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero, master_name, resolve
 from slurmddp.host.ports import listen_as_rank_zero
+from slurmddp.short_text import first_line
 from slurmddp.training.process_group.participants import COMPLETE, STOPPED, Participants
 from slurmddp.training.process_group.port_discovery import Handshake, PortServer, ask_for_port
 from slurmddp.training.process_group.start_prefix import part_of_this_start
@@ -163,7 +164,7 @@ def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Sto
             else f"{init_method} (init_method)"
         )
         raise SlurmddpError(
-            f"Rank {info.rank} found no other rank at {where}: {str(error).splitlines()[0].rstrip('.')}.",
+            f"Rank {info.rank} found no other rank at {where}: {first_line(error).rstrip('.')}.",
             hint="Check that the folder is on a disk that all nodes share."
             if init_method.startswith("file:")
             else "Check that rank 0 runs on that host and that the port is free there.",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError
+from slurmddp.short_text import first_items
 from slurmddp.training.process_group.signed_store import SignedStore
 
 _OFFER = "slurmddp/start"
@@ -57,10 +58,10 @@ def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
             return prefix
     accepted = store.get_all([f"{_OFFER}/{prefix}/accepted-{rank}" for rank in range(1, info.world_size)])
     missing = [rank for rank, value in enumerate(accepted, 1) if value is None]
-    shown, more = ", ".join(map(str, missing[:_SHOWN])), ", ..." if len(missing) > _SHOWN else ""
+    shown = first_items(missing, _SHOWN, rest=", ...")
     sizes = [_other_size(store, rank, info) for rank in range(1, info.world_size)]
     raise SlurmddpError(
-        f"{len(missing)} of {info.world_size} ranks have not started with rank 0: rank {shown}{more}."
+        f"{len(missing)} of {info.world_size} ranks have not started with rank 0: rank {shown}."
         + next(filter(None, sizes), ""),
         hint="The logs of these ranks say why; a rank without a log was not started.",
     )

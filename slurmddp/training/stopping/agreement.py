@@ -26,6 +26,7 @@ from torch.distributed import Store, TCPStore
 
 from slurmddp.errors import RankFailure
 from slurmddp.runs.folder.late_files import is_there
+from slurmddp.short_text import first_line
 from slurmddp.training.process_group.signed_store import SignedStore
 from slurmddp.training.stopping.signals import StopSignals
 
@@ -176,7 +177,7 @@ class StopAgreement:
             self._decides_alone = True
             self._decided.set()
             if not self._closing.wait(_CLOSING_S):
-                log.warning(_STORE_LOST, self._rank, _first_line(error))
+                log.warning(_STORE_LOST, self._rank, first_line(error))
         finally:
             self._decided.set()
 
@@ -223,17 +224,13 @@ class StopAgreement:
             return
         waiting = f"Rank {self._rank} was asked to stop ({self.reason}) and waited for the others to agree"
         if self._lost:
-            gone = f"the store on the first rank went away: {_first_line(self._lost)}"
+            gone = f"the store on the first rank went away: {first_line(self._lost)}"
             raise RankFailure(f"{waiting}, but {gone}") from self._lost
         missing = ", ".join(str(rank) for rank in shared.missing())
         raise RankFailure(
             f"{waiting}; after {self._timeout_s:g} s there was no answer from rank {missing}.",
             hint="That rank hangs or has died; its log says where.",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _default_poll_s(world_size: int) -> float:

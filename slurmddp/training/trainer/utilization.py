@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from slurmddp.host.process import peak_memory_bytes
+from slurmddp.short_text import typed_first_line
 from slurmddp.training import rng
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.run_log import RunLog
@@ -55,7 +56,7 @@ class Utilization:
         try:
             self._flops = count_flops(self._components.bare_model, self._components.loss, batch)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = typed_first_line(error)
             text = f"The model's operations can't be counted, so TFLOP/s and MFU are not known ({reason})."
             self._journal.event("warned", about="flops", text=text)
             self._distributon.print(text)

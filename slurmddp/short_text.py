@@ -1,0 +1,35 @@
+"""Short forms of texts for one line of a message or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters; a longer one is cut off and ends with `...`."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type if the error has no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def typed_first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def first_items(
+    items: Sequence[object], limit: int, *, separator: str = ", ", rest: str = " and {} more"
+) -> str:
+    """Return the first items as one text, and how many more there are.
+
+    Args:
+        items: all items.
+        limit: the largest number of items to show.
+        separator: text between two items.
+        rest: text that stands for the other items; `{}` is their number.
+    """
+    shown = separator.join(str(item) for item in items[:limit])
+    return shown + rest.format(len(items) - limit) if len(items) > limit else shown
