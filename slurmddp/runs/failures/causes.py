@@ -36,6 +36,7 @@ LOST_PEER = "lost another rank"
 KILLED = "by a person, the site or SLURM"
 UNHANDLED = "its program does not handle this signal"
 CRASHED = "crashed"
+CRASHED_AT_EXIT = f"{CRASHED} at its exit"
 CRASHED_WORKER = f"{CRASHED} in a data worker"
 ENDED_WORKER = "a data worker ended by itself"
 LEFT_EARLY = "left while others continued"
@@ -62,6 +63,8 @@ _WHAT_TO_DO = {
     UNHANDLED: "`scancel --signal` or a program on the node sent it. Handle it in the program; "
     "`slurmddp stop` lets a run save and stop.",
     CRASHED: "The crash is in compiled code. The output of the rank has the whole stack of a Python program.",
+    CRASHED_AT_EXIT: "A thread of compiled code still ran while Python shut down, after the program's last "
+    "line; threads of torch's gloo do so now and then, also under torchrun.",
     CRASHED_WORKER: "The crash is in compiled code below Python; with train.workers=0 the log shows where.",
     ENDED_WORKER: "With train.workers=0 the log shows where.",
     LEFT_EARLY: "All ranks have to take the same number of steps.",
@@ -72,6 +75,8 @@ _WHAT_TO_DO = {
     UNFIT_NODE: "rank-0.log says what to check on that node.",
     UNABLE_NODE: "The log of that node says more.",
 }
+_TERMINATED = "terminate called without an active exception"
+"""The last words of a process in which a thread asks for the interpreter while Python shuts down."""
 _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"(\w*Error|SystemExit): .")
@@ -199,10 +204,24 @@ def _of_signal(signal: str, lines: Sequence[str]) -> str:
     last = [*lines[-4:], *said[-1:]]  # NCCL's watchdog names the loss, and then shows stacks.
     if signal == "SIGABRT" and (lost := _line_of_loss(last)):
         return _lost_peer(lost)
+    if signal == "SIGABRT" and (before := _before_abort_at_exit(lines)) is not None:
+        return _of_exit(EXIT_FAILED, before, None) or f"{CRASHED_AT_EXIT}: {_TERMINATED}"
     where = crash_place(lines)
     if signal == "SIGBUS":
         return f"{SHARED_MEMORY}, or a file that was mapped is cut off or on a full disk{where}"
     return f"{CRASHED}{where}" + (f": {shorten(said[-1], _TEXT_CHARS)}" if said else "")
+
+
+def _before_abort_at_exit(lines: Sequence[str]) -> Sequence[str] | None:
+    """Return the lines before an abort while Python shut down; None if the process did not end so.
+
+    faulthandler shows no Python frame at that time, or is off already.
+    """
+    if _TERMINATED not in lines:
+        return None
+    aborted = len(lines) - 1 - list(reversed(lines)).index(_TERMINATED)
+    has_frame = any(FRAME.match(line) for line in lines[aborted + 1 :])
+    return None if has_frame else lines[:aborted]
 
 
 def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> str:

@@ -144,6 +144,28 @@ def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
     assert reason_of(1, None, list(marked)) == REASONS["disk"]
 
 
+TERMINATED = "terminate called without an active exception"
+
+
+FATAL = f"{TERMINATED}\nFatal Python error: Aborted\n\nCurrent thread 0x7 (most recent call first):\n"
+AT_EXIT = [TERMINATED, f"{FATAL}  Garbage-collecting\n  <no Python frame>"]
+
+
+@pytest.mark.parametrize("end", AT_EXIT, ids=["faulthandler is off", "faulthandler is on"])
+def test_an_abort_while_python_shuts_down_is_named(end: str) -> None:
+    reason = reason_of(None, "SIGABRT", tail_of(f"step 100, loss 2.0\n{end}\n"))
+    assert reason == f"crashed at its exit: {TERMINATED}"
+    assert "gloo" in advice(reason) and "the whole stack" not in advice(reason)
+    error = (LOGS / "torch_exception.log").read_text()
+    reason = reason_of(None, "SIGABRT", tail_of(f"{error}{end}\n"))
+    assert reason == REASONS["torch_exception"], "the abort does not hide the error of the program"
+
+
+def test_an_abort_before_the_exit_has_a_stack() -> None:
+    text = f'step 100, loss 2.0\n{FATAL}  File "/home/a/train.py", line 7 in main\n'
+    assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed (train.py:7 in main)"
+
+
 def test_an_abort_quotes_the_library() -> None:
     text = "terminate called after throwing an instance of 'c10::Error'\n  what():  bad device\nFatal error"
     assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed: bad device"
