@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
+from slurmddp.host.free_name import first_free
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_file_of_others
@@ -64,5 +65,4 @@ def _free_name(name: str, folder: RunFolder) -> str:
     beside = [path.name for path in folder.path.parent.iterdir()]
     taken = {run.rpartition("-")[0] for run in [*beside, *(run.name for run in index.all_runs())]}
     base = re.sub(r"-rerun(-\d+)?$", "", name) + "-rerun"
-    names = [base, *(f"{base}-{count}" for count in range(2, len(taken) + 3))]
-    return next(name for name in names if name not in taken)
+    return first_free(f"{base}-", taken.__contains__, plain=base)

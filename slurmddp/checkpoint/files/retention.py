@@ -27,6 +27,7 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.errors import CheckpointError
+from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder.late_files import is_there
 
 NEVER_BELOW = 2
@@ -127,15 +128,12 @@ def restore_replaced(root: Path) -> None:
 
 def set_aside(folder: Path, prefix: str) -> Path | None:
     """Rename a checkpoint to `<prefix><name>`; return the new path, or None if the rename fails."""
-    for number in range(1, 1000):
-        target = folder.with_name(f"{prefix}{folder.name}" + (f"-{number}" if number > 1 else ""))
-        if is_there(target):
-            continue
-        try:
-            return folder.rename(target)
-        except OSError:
-            return None
-    return None
+    plain = f"{prefix}{folder.name}"
+    name = first_free(f"{plain}-", lambda name: is_there(folder.with_name(name)), plain=plain)
+    try:
+        return folder.rename(folder.with_name(name))
+    except OSError:
+        return None
 
 
 def _delete(folder: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from slurmddp.checkpoint.files.manifest import FORMAT
 from slurmddp.checkpoint.state.shards import entry_of, local
 from slurmddp.errors import CheckpointError
+from slurmddp.host.free_name import first_free
 
 MAX_DEPTH = 100
 """The deepest nesting; deeper states count as containers that hold themselves."""
@@ -205,9 +206,5 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
 
 
 def _free_name(name: str, taken: Mapping[str, torch.Tensor]) -> str:
-    candidate, number = name, 1
     # The safetensors format reserves the name "__metadata__".
-    while candidate in taken or candidate == "__metadata__":
-        number += 1
-        candidate = f"{name}~{number}"
-    return candidate
+    return first_free(f"{name}~", lambda name: name in taken or name == "__metadata__", plain=name)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmddp.errors import SlurmddpError
+from slurmddp.host.free_name import first_free
 from slurmddp.launchers.submit.sbatch import site_options
 from slurmddp.runs.folder.create import Common, prepare, write_element
 from slurmddp.runs.folder.history import read_history
@@ -96,10 +97,7 @@ def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:
 
 def free_folder(runs_dir: Path, name: str) -> Path:
     """Return the first `.NAME.N` that does not exist in the folder of all runs."""
-    number = 1
-    while (folder := runs_dir / f".{name}.{number}").exists():
-        number += 1
-    return folder
+    return runs_dir / first_free(f".{name}.", lambda name: (runs_dir / name).exists())
 
 
 def submit(

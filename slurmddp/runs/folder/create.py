@@ -21,6 +21,7 @@ import yaml
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
+from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder import code_changes, code_snapshot
 from slurmddp.runs.folder.freeze import freeze
 from slurmddp.runs.folder.late_files import read_bytes
@@ -232,10 +233,8 @@ def _replace_code(new: Path, place: Path, replaced: Path) -> None:
 
 def free_name(path: Path) -> Path:
     """Return the first `NAME.old-N` that is free beside `path`."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
-        number += 1
-    return aside
+    name = first_free(f"{path.name}.old-", lambda name: path.with_name(name).exists())
+    return path.with_name(name)
 
 
 @contextmanager
