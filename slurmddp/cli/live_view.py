@@ -128,7 +128,7 @@ class Reading:
         known.append(f"held-out {self.held_out:.3f}" if self.held_out is not None else "")
         known.append(f"{_short(self.rate)} {self.rate_unit}" if self.rate is not None else "")
         left = self.remaining_s
-        known.append(f"{clock(left)} left" if left is not None else "")
+        known.append(f"{countdown(left)} left" if left is not None else "")
         return [fact for fact in known if fact]
 
 
@@ -164,7 +164,7 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
     return "", "" if event == "first_step" else note
 
 
-def clock(seconds: float) -> str:
+def countdown(seconds: float) -> str:
     """Return a duration as `M:SS` or `H:MM:SS`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)

@@ -134,7 +134,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
 
 
-def clock(moment: float | None) -> str:
+def local_time(moment: float | None) -> str:
     """Say a moment in this machine's time zone."""
     return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from slurmddp.cli.live_view import Reading, RunView, clock, new_records
+from slurmddp.cli.live_view import Reading, RunView, countdown, new_records
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
@@ -204,7 +204,7 @@ def test_the_time_to_go_follows_the_last_steps():
     assert reading.remaining_s == 35.0
     reading.add_metric({"step": 20, "time": 500.0, "loss": 1.0})
     assert reading.remaining_s is None, "after a restart the pause in between is no pace"
-    assert [clock(value) for value in (0, 61.4, 3723, -4)] == ["0:00", "1:01", "1:02:03", "0:00"]
+    assert [countdown(value) for value in (0, 61.4, 3723, -4)] == ["0:00", "1:01", "1:02:03", "0:00"]
 
 
 def test_a_line_that_is_still_being_written_waits(tmp_path):

@@ -14,7 +14,7 @@ from slurmddp.cli.main import main
 from slurmddp.control.status import _awaited
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.text_format import clock
+from slurmddp.runs.text_format import local_time
 from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import end, start, submit
 
@@ -114,8 +114,8 @@ def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slu
     assert "Ask for more with mem_gb=" in out
     assert [f"rank {rank} on" in out for rank in range(7)] == [False] * 2 + [True] * 5
     assert "(2 more before)" in out
-    assert f"{clock(100.0)} after step 140: rank 6 on" in out
-    assert f"{clock(100.0)}: rank 5 on" in out
+    assert f"{local_time(100.0)} after step 140: rank 6 on" in out
+    assert f"{local_time(100.0)}: rank 5 on" in out
     assert main(["status", "--json", "gpt"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failure"]["reason"] == "out of memory: so"

@@ -10,7 +10,7 @@ from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.control.checkpoints import Checkpoints, checkpoints
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED
-from slurmddp.runs.text_format import clock, print_table
+from slurmddp.runs.text_format import local_time, print_table
 
 HEADERS = ("STEP", "STATE", "SIZE", "SAVED", "", "FOLDER")
 _STYLES = {"complete": "", "verified": "green", "damaged": "red", OTHER_VERSION: "red"}
@@ -55,4 +55,11 @@ def _print(result: Checkpoints) -> None:
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
     marks = [word for word, is_so in (("latest", row.latest), ("best", row.best)) if is_so]
-    return str(row.step), row.state, size_text(row.bytes), clock(row.saved), ", ".join(marks), str(row.path)
+    return (
+        str(row.step),
+        row.state,
+        size_text(row.bytes),
+        local_time(row.saved),
+        ", ".join(marks),
+        str(row.path),
+    )

@@ -15,8 +15,8 @@ from slurmddp.runs.report.goodput import Goodput
 from slurmddp.runs.status.peak_memory import gib
 from slurmddp.runs.text_format import (
     STATE_STYLES,
-    clock,
     duration,
+    local_time,
     number,
     paint,
     percent,
@@ -107,7 +107,7 @@ def _restarts(run: RunDetails) -> Iterator[tuple[str, str]]:
     """Yield the last failures after which the ranks restarted in place."""
     name = "restarted"
     for restart in run.restarted[-_RESTARTS:]:
-        yield name, f"{clock(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
+        yield name, f"{local_time(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
         name = ""
     if len(run.restarted) > _RESTARTS:
         yield name, f"({len(run.restarted) - _RESTARTS} more before)"
@@ -186,7 +186,7 @@ def _print_attempts(run: RunDetails) -> None:
     """Print the nodes and the end of each attempt."""
     if run.history:
         rows = [
-            (str(each.number), clock(each.started), each.nodes or "-", each.ended or "not ended yet")
+            (str(each.number), local_time(each.started), each.nodes or "-", each.ended or "not ended yet")
             for each in run.history
         ]
         print("\nAttempts")
@@ -235,4 +235,4 @@ def _short(seconds: float) -> str:
 
 
 def _ago(run: RunDetails, moment: float | None) -> str:
-    return "-" if moment is None else f"{clock(moment)} ({duration(run.time - moment)} ago)"
+    return "-" if moment is None else f"{local_time(moment)} ({duration(run.time - moment)} ago)"

@@ -31,7 +31,7 @@ from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
-from slurmddp.runs.text_format import clock, duration, number, percent
+from slurmddp.runs.text_format import duration, local_time, number, percent
 from slurmddp.settings.arguments import as_typed
 from slurmddp.settings.identity import relevant
 from slurmddp.settings.spec import CONTROLLER
@@ -191,7 +191,7 @@ def render(page: Page) -> str:
         run=page.status,
         columns=_COLUMNS,
         coded=_coded,
-        clock=clock,
+        local_time=local_time,
         gib=gib,
         tiles_per_row=partial(_per_row, len(page.tiles)),
     )
@@ -290,7 +290,7 @@ def _row(attempt: Attempt, logged: LoggedStep | None, outcome: str, tone: str) -
         str(attempt.number),
         attempt.job_id or "-",
         attempt.nodes or "-",
-        clock(attempt.started),
+        local_time(attempt.started),
         duration(_lasted(attempt, logged)),
         "none" if last is None else f"{first} to {last}",
         outcome,
