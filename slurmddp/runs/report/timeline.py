@@ -47,6 +47,8 @@ class AttemptTimeline:
     """Times without a logged step, also of other ranks of the attempt."""
     reached: tuple[float, int] | None = None
     """Time and number of the last step before the ranks restarted in place."""
+    failed: bool = False
+    """Whether an event records why these ranks had to end."""
     on_disk: int | None = None
     """The last step on disk when the ranks resumed from a state in memory; None for other ranks."""
 
@@ -54,6 +56,7 @@ class AttemptTimeline:
         """Add one event of the attempt."""
         kind, step = event.get("event"), whole_number(event.get("step"))
         self.seen = max(self.seen, time)
+        self.failed = self.failed or kind in ("rank_failed", "stalled", "restarted")
         if kind == "resumed" and step is not None:
             self.resumed = step
             self.on_disk = self.on_disk if event.get("from") == "memory" else None
@@ -81,7 +84,7 @@ class AttemptTimeline:
             self.reached = (min(self.left, self.stuck, max(self.first[0], last)), step)
 
     def restarts(self, event: Event) -> bool:
-        """Return whether `event` comes from ranks that restarted in place after earlier ranks made steps."""
+        """Return whether `event` shows that ranks which made steps restarted in place or rolled back."""
         return self.first is not None and event.get("event") in ("resumed", "first_step")
 
     @property
@@ -193,7 +196,7 @@ class Timeline:
             self._end_without_event(time, again=event.get("launcher") != "local")
             self._begin(event, number, time)
         elif self._open is not None and self._open.number == number and self._open.restarts(event):
-            self._restart(self._open)
+            self._restart(self._open, event, time)
         if self._open is not None and self._open.number == number:
             self._open.add(event, time)
             if kind == "ended":
@@ -221,10 +224,14 @@ class Timeline:
         )
         self._waited = {}
 
-    def _restart(self, attempt: AttemptTimeline) -> None:
-        """Start the ranks of an attempt again at the end of the ranks before."""
-        self._end(min(attempt.left, attempt.seen))
-        held = int(attempt.kept(_ENDLESS))
+    def _restart(self, attempt: AttemptTimeline, event: Event, time: float) -> None:
+        """Start the ranks of an attempt again at the end of the ranks before.
+
+        Ranks that rolled back are the same processes: they train from the load on, without a `first_step`.
+        """
+        step = whole_number(event.get("step"))
+        rolled_back = event.get("event") == "resumed" and not attempt.failed and step is not None
+        self._end(time if rolled_back else min(attempt.left, attempt.seen))
         self._open = AttemptTimeline(
             attempt.number,
             self._since,
@@ -232,8 +239,11 @@ class Timeline:
             seen=self._since,
             logged=attempt.logged,
             gaps=attempt.gaps,
-            on_disk=held,
+            on_disk=int(attempt.kept(_ENDLESS)),
         )
+        if rolled_back and step is not None:
+            self._open.first = (time, step)
+            self._open.loads = attempt.loads
         attempt.logged = None
 
     def _end(self, time: float) -> None:

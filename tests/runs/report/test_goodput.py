@@ -187,6 +187,35 @@ def test_ranks_that_began_anew_in_place():
     assert "lost" not in parts_of(unsaved, logged=signs), "the line is of the later ranks"
 
 
+@pytest.mark.parametrize(
+    ("rest", "parts"),
+    [
+        pytest.param(
+            [saved(72, 40), saved(92, 60), ended(93, "finished")],
+            {"starting": 10, "training": 20 + 20 + 18, "saving": 6, "lost": 18, "ending": 1}, id="finished",
+        ),
+        pytest.param(
+            [saved(72, 40), event("rank_failed", 80, 0), ended(80, "failed")],
+            {"starting": 10, "training": 20 + 20, "saving": 4, "lost": 18 + 8}, id="failed afterwards",
+        ),
+        pytest.param(
+            [event("rank_failed", 60, 0), resumed(65, 20, 0), first_step(67, step=21), saved(87, 40),
+             ended(87, "finished")],
+            {"starting": 10 + 7, "training": 20 + 18, "saving": 4, "lost": 18 + 10},
+            id="restarted in place afterwards",
+        ),
+        pytest.param(
+            [resumed(60, 20, 0), saved(82, 40), ended(82, "finished")],
+            {"starting": 10, "training": 20 + 20, "saving": 4, "lost": 18 + 10}, id="rolled back twice",
+        ),
+    ],
+)  # fmt: skip
+def test_after_a_rollback_the_same_ranks_train_on(rest, parts):
+    """The ranks save step 20 at 32, and load it again at 50, after a spike of the loss."""
+    rolled_back = [started(0), first_step(10), saved(32, 20), resumed(50, 20, 0)]
+    assert parts_of([*rolled_back, *rest]) == parts
+
+
 def test_a_program_that_records_no_steps_has_no_goodput():
     found = measure([submitted(0), started(10), ended(100, "finished")], now=1e6, records_steps=False)
     assert (found.parts, found.share) == ({"queued": 10, "unknown": 90}, None)

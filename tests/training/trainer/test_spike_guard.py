@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from slurmddp.errors import SlurmddpError
+from slurmddp.runs.report.goodput import measure
 from slurmddp.training.trainer.spike_guard import MOST, PERIOD, SpikeGuard, spike_limit
 from support.distributed import trainer_jobs
 from support.distributed.exact_cases import Case, config_of
@@ -100,6 +101,9 @@ def test_rollbacks_leave_out_the_data_that_led_to_them(tmp_path: Path) -> None:
     ]
     guard = final_state(folder)["objects"]["progress"]["guard"]
     assert (guard["left_out"], guard["at"], len(guard["recent"])) == (8, [5, 8, 10, 12], 12)
+    times = [event["time"] for event in folder.events()]
+    parts = measure(folder.events(), now=times[-1], running=True).parts
+    assert "starting" not in parts, "the first event is the first step; the time after a rollback is no start"
 
 
 def test_a_rollback_leaves_a_checkpoint_that_leads_to_a_spike_again_for_an_older_one(tmp_path: Path) -> None:
