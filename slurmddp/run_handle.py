@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slurmddp.control.ssh import runs
 from slurmddp.errors import LoginNodeError, RunNotFoundError, SlurmddpError
 from slurmddp.runs import index, ssh_runs
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, read_own, refuse_foreign
 from slurmddp.runs.ssh_runs import SshRun
 from slurmddp.runs.status import logs
@@ -159,11 +160,13 @@ class Run:
         """
         if (error := self.exception(timeout_s)) is not None:
             raise error
-        plain, pickled, config = self._contents("result.json", "result.pkl", "config.yaml")
+        plain, pickled, config = self._contents(
+            RunFolder.plain_result_file, RunFolder.result_file, RunFolder.config_file
+        )
         if plain is not None:
-            return self._load(json.loads, plain, "result.json")
+            return self._load(json.loads, plain, RunFolder.plain_result_file)
         if pickled is not None:
-            return self._load(pickle.loads, pickled, "result.pkl")
+            return self._load(pickle.loads, pickled, RunFolder.result_file)
         if _is_function(config):
             raise SlurmddpError(
                 f"{self.name} has finished, and its folder holds no result.",
@@ -171,7 +174,7 @@ class Run:
             )
         return None
 
-    def _load(self, load: Callable[[bytes], Any], content: bytes, name: str) -> Any:
+    def _load(self, load: Callable[[bytes], Any], content: bytes, name: Path) -> Any:
         """Return the value in the content of a file; raises SlurmddpError if it holds none."""
         try:
             return load(content)
@@ -182,7 +185,7 @@ class Run:
                 hint="`slurmddp.submit(..., again=True)` calls the function once more.",
             ) from error
 
-    def _contents(self, *names: str) -> list[bytes | None]:
+    def _contents(self, *names: Path) -> list[bytes | None]:
         """Return the contents of files of the run folder, None for a missing one.
 
         Raises:
@@ -291,7 +294,7 @@ class RunOverSsh(Run):
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
-    def _contents(self, *names: str) -> list[bytes | None]:
+    def _contents(self, *names: Path) -> list[bytes | None]:
         folder = str(self.path).removeprefix(f"{self._run.host}:")
         return runs.own_files(self._run, [f"{folder}/{name}" for name in names], unshared=True)
 

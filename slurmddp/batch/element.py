@@ -13,7 +13,7 @@ from pathlib import Path
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.job_script import elements
 
-_WITH_DIGITS = ("job.json", "job.sbatch")
+_WITH_DIGITS = (RunFolder.job_file.name, RunFolder.script_file.name)
 """The files with the name of the run, in the order in which they are written: `job.sbatch` marks the end."""
 
 
@@ -35,7 +35,7 @@ def fill(folder: RunFolder, shared: Path, digits: str) -> None:
     if (run / _WITH_DIGITS[-1]).exists():  # The script saw no file: a file system may fail for a moment.
         return
 
-    (run / "logs").mkdir(0o755, exist_ok=True)
+    folder.logs_dir.mkdir(0o755, exist_ok=True)
     for path in sorted(shared.iterdir()):
         if path.is_dir():
             shutil.rmtree(run / path.name, ignore_errors=True)

@@ -63,7 +63,7 @@ class EventCommands:
         program = ["-IS", str(frozen)] if frozen.exists() else ["-m", "slurmddp.batch"]
         environ = {**os.environ, RUN_DIR_VARIABLE: str(self._folder.path), ATTEMPT_VARIABLE: str(attempt)}
         try:
-            with (self._folder.log_dir(attempt) / "on-event.log").open("ab") as log:
+            with self._folder.event_log(attempt).open("ab") as log:
                 watcher = subprocess.Popen(
                     [sys.executable, *program, "event"],
                     stdin=subprocess.PIPE,
@@ -100,7 +100,7 @@ def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float 
     command, event = request["command"], request["event"]
     why = _failure(command, json.dumps(event).encode() + b"\n", timeout_s)
     if why:
-        log = folder.log_dir(event["attempt"]) / "on-event.log"
+        log = folder.event_log(event["attempt"])
         text = f"policy.on_event: `{command[0]}` {why}, at the event {event['event']}; its output is in {log}"
         folder.add_event("warned", attempt=event["attempt"], text=text)
 

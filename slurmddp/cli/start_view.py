@@ -151,7 +151,7 @@ def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None
             print(
                 f"\narray   {number}  ({counted(len(elements), 'job')} on {_nodes(elements[0])} each{bound})"
             )
-            print(f"script  {array_folder}/job.sbatch")
+            print(f"script  {array_folder}/{RunFolder.script_file}")
         case AdoptedJob(run, job_id, is_element):
             print(
                 f"SLURM has job {job_id} of {run}, which its folder did not name; it is recorded, "

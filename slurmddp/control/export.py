@@ -10,6 +10,7 @@ from slurmddp.checkpoint.files.listing import best_of_run, best_whole, newest_wh
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
 from slurmddp.control.checkpoints import checkpoints_folder
 from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import parse_best
 
 
@@ -70,7 +71,7 @@ def export(
         folder, damaged = _newest(root)
 
     step = step_of(folder)
-    owner = root.parent.name if root.name == "checkpoints" else root.name
+    owner = root.parent.name if root.name == RunFolder.checkpoints_dir.name else root.name
     output = output or Path(f"{owner}-step-{step}.safetensors")
     try:
         model, tensors = export_weights(folder, output, model=model, force=force)

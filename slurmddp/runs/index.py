@@ -25,6 +25,9 @@ from slurmddp.short_text import first_items
 
 SWEEP_SUFFIX = ".sweep"
 """The end of the name of a file that lists the runs of a sweep."""
+_CONFIG = str(RunFolder.config_file)
+_WRITTEN = (str(RunFolder.attempts_file), str(RunFolder.metrics_file))
+"""Files that a run writes to while it trains."""
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +113,8 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
         RunNotFoundError: there is no such run, or there are several.
     """
     here = start or working_folder()
-    if name and "/" in name and _is_file(here / name / "config.yaml"):  # No name of a run has a slash.
+    # No name of a run has a slash.
+    if name and "/" in name and _is_file(here / name / RunFolder.config_file):
         return _at(here / name)
     runs = all_runs(here, name=name or "")
     if name is None:
@@ -119,7 +123,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
         return runs[0]
     exact = [run for run in runs if run.name == name]
     path = here / name
-    if not exact and name and _is_file(path / "config.yaml"):
+    if not exact and name and _is_file(path / RunFolder.config_file):
         return _at(path)
     found = exact or [run for run in runs if name and run.name.startswith(name)]
     found = _without_put_aside(found)
@@ -176,10 +180,10 @@ def _indexed(path: Path) -> list[str]:
 
 def last_touched(path: str) -> float | None:
     """Return when a run was last written to; None if the folder holds no run."""
-    written = _written_at(f"{path}/config.yaml")
+    written = _written_at(f"{path}/{_CONFIG}")
     if written is None:
         return None
-    others = (_written_at(f"{path}/{name}") for name in ("attempts.jsonl", "metrics.jsonl"))
+    others = (_written_at(f"{path}/{name}") for name in _WRITTEN)
     return max([written, *(one for one in others if one is not None)])
 
 

@@ -15,6 +15,8 @@ from slurmddp.host.regular_file import read_regular
 
 ELEMENTS = "elements"
 """A file beside the script of an array. Its line INDEX + 1 is the name of the run folder of an element."""
+ELEMENT = "element"
+"""A folder beside the script of an array. It holds the files that are equal for all its runs."""
 
 
 def script_of(job_id: str, script: str) -> str:

@@ -115,7 +115,7 @@ class LocalNodes:
 
     def log(self, node_rank: int) -> Path:
         """Return the file to which a node's agent writes."""
-        return self._folder.log_dir(self._attempt) / f"node-{node_rank}.log"
+        return self._folder.node_log(self._attempt, node_rank)
 
     def poll(self) -> int | None:
         """Return the attempt's exit code, which node 0's agent decides, once every agent has ended."""

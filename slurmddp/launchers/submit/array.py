@@ -23,11 +23,10 @@ from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import END_OF_RUN_NAME, Job
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.job_script import ELEMENTS, elements
+from slurmddp.slurm.job_script import ELEMENT, ELEMENTS, elements
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import ScriptOfRuns, render, render_array
 
-SCRIPT = "job.sbatch"
 _OF_ONE_RUN = ("job-name", "output")
 """Options of sbatch whose values differ between runs and that an array has one of."""
 _OF_LENGTH = ("train", "program")
@@ -130,12 +129,12 @@ def submit(
         (folder / ELEMENTS).write_text(names, encoding="utf-8", errors="surrogateescape")
         own = ScriptOfRuns(jobs[0])
         runs = [job.run_dir for job in jobs]
-        common.written = write_element(folder / "element", own.job, own.text, runs)
+        common.written = write_element(folder / ELEMENT, own.job, own.text, runs)
         for job in jobs:
             fits = own.fits(job)
             if not fits or job.run_dir not in new:
                 prepare(job, own.render(job) if fits else render(job), say, common)
-        script = folder / SCRIPT
+        script = RunFolder(folder).script_file
         script.write_text(render_array(jobs, folder), encoding="utf-8")
         array = slurm.submit(script, token=_new_token(), options=site_options(jobs, script, slurm))
     except BaseException as error:
@@ -157,7 +156,7 @@ def remove_left_over(runs_dir: Path) -> None:
     for file in runs_dir.glob(f".*/{ELEMENTS}"):
         names = elements(str(file.parent))
         # A person may keep other files in this folder, even a hidden folder with a file of that name.
-        is_array = (file.parent / "element").is_dir() and all(map(_is_name_of_run, names))
+        is_array = (file.parent / ELEMENT).is_dir() and all(map(_is_name_of_run, names))
         if is_array and names and not any((runs_dir / name).exists() for name in names):
             shutil.rmtree(file.parent, ignore_errors=True)
 

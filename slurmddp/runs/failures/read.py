@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +174,8 @@ def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
 
 def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
     """Return whether SLURM reports an out-of-memory kill in the batch log or in the log of a node."""
-    logs = folder.log_dir(attempt)
-    return any(_SLURM_SAW_OOM.search(line) for path in _slurms_words(logs) for line in _tail(path))
-
-
-def _slurms_words(logs: Path) -> Iterator[Path]:
-    yield logs / "batch.log"
-    yield from logs.glob("node-*.log")
+    logs = [folder.batch_log(attempt), *folder.log_dir(attempt).glob("node-*.log")]
+    return any(_SLURM_SAW_OOM.search(line) for path in logs for line in _tail(path))
 
 
 def _tail(path: Path) -> list[str]:

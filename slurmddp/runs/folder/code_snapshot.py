@@ -25,9 +25,11 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.hard_link import link
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
 from slurmddp.runs.folder.sent_code import SentFile
 from slurmddp.short_text import first_items
+from slurmddp.slurm.job_script import ELEMENT, ELEMENTS
 
 _MOST_MB = 200
 """Size of all copied files together, at most."""
@@ -443,7 +445,7 @@ def _listed(repository: Path, *which: str) -> Iterator[Path]:
             yield repository / os.fsdecode(entry)
 
 
-_MARKS = (("overrides.txt", "config.yaml"), ("elements", "element"))
+_MARKS = ((RunFolder.overrides_file, RunFolder.config_file), (ELEMENTS, ELEMENT))
 """The files that together mark a run folder, or the folder of an array."""
 
 

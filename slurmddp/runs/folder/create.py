@@ -103,18 +103,19 @@ def write_element(place: Path, job: Job, script: str, runs: Sequence[Path]) -> R
         runs: the folders of the runs, of which no snapshot of the code holds a part.
     """
     check_syntax(script)
+    folder = RunFolder(place)
     with _writable(place), _writable_for_us_alone():
         place.mkdir()
         freeze(place, job, script)
-        code_changes.write(place / "code.json", job)
+        code_changes.write(folder.code_digests_file, job)
         if job.snapshot:
-            _take_code(place, job, exclude=[place.parent, *runs])
+            _take_code(folder, job, exclude=[place.parent, *runs])
     warn_if_exposed(place)
-    return RunFolder(place)
+    return folder
 
 
 @contextmanager
-def _draft(job: Job, script: str | None, common: Common) -> Iterator[Path]:
+def _draft(job: Job, script: str | None, common: Common) -> Iterator[RunFolder]:
     if script is not None and common.written is None:  # The same cluster has the same `setup` lines.
         check_syntax(script)
     place = RunFolder(job.run_dir).path
@@ -141,31 +142,31 @@ def check_syntax(script: str) -> None:
         )
 
 
-def _fill(draft: Path, job: Job, script: str | None, common: Common) -> None:
+def _fill(draft: RunFolder, job: Job, script: str | None, common: Common) -> None:
     """Write all files of a submission into the empty folder `draft`."""
-    (draft / "logs").mkdir()
+    draft.logs_dir.mkdir()
     _write_settings(draft, job, common)
     like = common.written
     if script is not None:
-        freeze(draft, job, script)
+        freeze(draft.path, job, script)
     if like is not None and like.code_digests_file.exists():
-        shutil.copy2(like.code_digests_file, draft / "code.json")
+        shutil.copy2(like.code_digests_file, draft.code_digests_file)
     else:
-        code_changes.write(draft / "code.json", job)
+        code_changes.write(draft.code_digests_file, job)
     if not job.snapshot:
         return
     if like is not None and like.code_note_file.exists():
-        code_snapshot.share(like.code_dir, draft / "code")
-        shutil.copy2(like.code_note_file, draft / "code.txt")
+        code_snapshot.share(like.code_dir, draft.code_dir)
+        shutil.copy2(like.code_note_file, draft.code_note_file)
     else:
-        _take_code(draft, job, exclude=[draft, job.run_dir])
+        _take_code(draft, job, exclude=[draft.path, job.run_dir])
 
 
-def _write_settings(draft: Path, job: Job, common: Common) -> None:
+def _write_settings(draft: RunFolder, job: Job, common: Common) -> None:
     """Write the configuration of a run, resolved and as typed."""
-    (draft / "config.yaml").write_text(common.as_yaml(job.program.config), encoding="utf-8")
+    draft.config_file.write_text(common.as_yaml(job.program.config), encoding="utf-8")
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
-    (draft / "overrides.txt").write_text(typed, encoding="utf-8")
+    draft.overrides_file.write_text(typed, encoding="utf-8")
 
 
 def _as_yaml(value: Mapping[str, Any]) -> str:
@@ -174,18 +175,18 @@ def _as_yaml(value: Mapping[str, Any]) -> str:
     return yaml.dump(value, Dumper=_DUMPER, sort_keys=False) if "\x85" in text else text
 
 
-def _take_code(place: Path, job: Job, exclude: Sequence[Path]) -> None:
+def _take_code(folder: RunFolder, job: Job, exclude: Sequence[Path]) -> None:
     """Take a snapshot without the folder of all runs; of a project in that folder, without `exclude`."""
     runs = job.run_dir.parent
     left_out = exclude if job.project_dir.is_relative_to(runs) else [runs]
-    note = code_snapshot.take(job.project_dir, place / "code", exclude=left_out)
-    (place / "code.txt").write_text(f"{note}\n", encoding="utf-8")
+    note = code_snapshot.take(job.project_dir, folder.code_dir, exclude=left_out)
+    folder.code_note_file.write_text(f"{note}\n", encoding="utf-8")
 
 
-def _put_in_place(draft: Path, place: Path) -> bool:
+def _put_in_place(draft: RunFolder, place: Path) -> bool:
     """Rename the draft to its place; return False if a run exists there."""
     try:
-        draft.rename(place)
+        draft.path.rename(place)
     except OSError:
         if place.is_dir():
             return False
@@ -193,19 +194,20 @@ def _put_in_place(draft: Path, place: Path) -> bool:
     return True
 
 
-def _update(draft: Path, folder: RunFolder, say: Say) -> None:
+def _update(draft: RunFolder, folder: RunFolder, say: Say) -> None:
     """Replace the files of an existing run by the files of a submission, each at once."""
-    (folder.path / "logs").mkdir(exist_ok=True)
-    if changed := code_changes.differences(folder.code_digests_file, draft / "code.json"):
+    folder.logs_dir.mkdir(exist_ok=True)
+    if changed := code_changes.differences(folder.code_digests_file, draft.code_digests_file):
         say(f"The code has changed since the last submission: {code_changes.shown(changed)}.")
-    for name in (
-        "config.yaml", "overrides.txt", "job.json", "job.pyz", "job.sbatch", "code.txt", "code.json",
+    for new in (
+        draft.config_file, draft.overrides_file, draft.job_file, draft.batch_file, draft.script_file,
+        draft.code_note_file, draft.code_digests_file,
     ):  # fmt: skip
-        if (draft / name).exists():
-            _replace(folder.path / name, (draft / name).read_bytes())
-    if not (draft / "code.txt").exists():
+        if new.exists():
+            _replace(folder.path / new.name, new.read_bytes())
+    if not draft.code_note_file.exists():
         folder.code_note_file.unlink(missing_ok=True)
-    _replace_code(draft / "code", folder.code_dir, draft / "replaced")
+    _replace_code(draft.code_dir, folder.code_dir, draft.path / "replaced")
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)
 
@@ -238,12 +240,12 @@ def free_name(path: Path) -> Path:
 
 
 @contextmanager
-def _beside(place: Path) -> Iterator[Path]:
+def _beside(place: Path) -> Iterator[RunFolder]:
     """Yield a new folder next to `place`, private to this account, and remove its rest afterwards."""
     draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
     draft.mkdir(mode=0o700)
     try:
-        yield draft
+        yield RunFolder(draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.script import settings
 
@@ -63,9 +64,10 @@ sys.exit(main(sys.argv[1:], os.environ))
 
 def freeze(place: Path, job: Job, script: str) -> None:
     """Write the batch script of a job, its settings and the batch step into the folder `place`."""
-    (place / "job.sbatch").write_text(script, encoding="utf-8")
-    (place / "job.json").write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
-    (place / "job.pyz").write_bytes(batch_program())
+    folder = RunFolder(place)
+    folder.script_file.write_text(script, encoding="utf-8")
+    folder.job_file.write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
+    folder.batch_file.write_bytes(batch_program())
 
 
 @cache

@@ -32,12 +32,17 @@ def state_dir() -> Path:
 
 
 class _Entry:
-    """A path in a run folder. It is joined when it is read, because a sweep has thousands of folders."""
+    """A path in a run folder; on the class `RunFolder`, the path relative to the folder.
+
+    It is joined when it is read, because a sweep has thousands of folders.
+    """
 
     def __init__(self, *names: str) -> None:
         self._names = names
 
-    def __get__(self, folder: RunFolder, _: object = None) -> Path:
+    def __get__(self, folder: RunFolder | None, _: object = None) -> Path:
+        if folder is None:
+            return Path(*self._names)
         return folder.path.joinpath(*self._names)
 
 
@@ -56,6 +61,7 @@ class RunFolder:
     """A sentence that describes the snapshot in `code/`, or gives the reason why there is no snapshot."""
     code_digests_file = _Entry("code.json")
     """The digests of the files of the project's code at the submission."""
+    logs_dir = _Entry("logs")
     attempts_file = _Entry("attempts.jsonl")
     metrics_file = _Entry("metrics.jsonl")
     loggers_dir = _Entry("loggers")
@@ -98,11 +104,11 @@ class RunFolder:
         return is_there(self.stop_file)
 
     def log_dir(self, attempt: int) -> Path:
-        return self.path / "logs" / f"attempt-{attempt}"
+        return self.logs_dir / f"attempt-{attempt}"
 
     def job_log(self, job_id: str) -> Path:
         """The output of SLURM itself, and of a job that began no attempt."""
-        return self.path / "logs" / f"slurm-{job_id}.out"
+        return self.logs_dir / f"slurm-{job_id}.out"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.log_dir(attempt) / f"rank-{rank}.log"
@@ -114,6 +120,10 @@ class RunFolder:
     def batch_log(self, attempt: int) -> Path:
         """The output of the batch script and of srun."""
         return self.log_dir(attempt) / "batch.log"
+
+    def event_log(self, attempt: int) -> Path:
+        """The output of the command of `policy.on_event`."""
+        return self.log_dir(attempt) / "on-event.log"
 
     def unable_file(self, attempt: int, node: int) -> Path:
         """The report of an agent without a link to node 0, that its node can run no ranks."""
@@ -142,8 +152,7 @@ class RunFolder:
 
         Two callers never get the same number. A claim fences off the earlier attempts: see `is_superseded`.
         """
-        logs = self.path / "logs"
-        logs.mkdir(0o755, parents=True, exist_ok=True)
+        self.logs_dir.mkdir(0o755, parents=True, exist_ok=True)
         attempt = max(self.attempts(), default=-1) + 1
         while True:
             try:
@@ -154,7 +163,7 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, in order."""
-        found = [name.partition("-") for name in names_in(self.path / "logs")]
+        found = [name.partition("-") for name in names_in(self.logs_dir)]
         return sorted(int(number) for kind, _, number in found if kind == "attempt" and number.isdecimal())
 
     def is_superseded(self, attempt: int) -> bool:

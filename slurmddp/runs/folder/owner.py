@@ -13,6 +13,7 @@ from pathlib import Path
 from slurmddp.errors import ConfigError, unreadable
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.folder.late_files import is_there
+from slurmddp.runs.folder.layout import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def foreign_owner(path: Path) -> str | None:
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
     # The folder of all runs holds no such file; a listing of it would take long.
-    is_run = (root.parent / "config.yaml").exists() and not is_there(root)
+    is_run = (root.parent / RunFolder.config_file).exists() and not is_there(root)
     folder = root.parent if is_run else root
     owner = foreign_owner(folder)
     if owner is not None:

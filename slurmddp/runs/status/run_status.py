@@ -304,11 +304,11 @@ def _reached(history: History, values: Latest) -> int | None:
 def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | None:
     """Return the log that a person should open first."""
     logs = folder.log_dir(newest.number)
-    wanted = [folder.rank_log(newest.number, 0), logs / "node-0.log"]
+    wanted = [folder.rank_log(newest.number, 0), folder.node_log(newest.number, 0)]
     if failure is not None and failure.rank is not None:
         wanted.insert(0, folder.rank_log(newest.number, failure.rank))
     elif failure is not None and failure.node_rank is not None:
-        wanted.insert(0, logs / f"node-{failure.node_rank}.log")
+        wanted.insert(0, folder.node_log(newest.number, failure.node_rank))
     names = names_in(logs)
     files = (path for path in wanted if path.name in names and path.is_file())
     return next(files, logs if is_there(logs) else None)
