@@ -130,11 +130,14 @@ class AttemptTimeline:
     def _standing_still(self, since: float, until: float) -> float:
         """Return the seconds without a step, for example of a suspended job; failures have events."""
         seconds = 0.0
+        counted_until = since
         for gap in self.gaps:
             # The steps before the first line may still compile. Other ranks logged after a restart in place.
             is_of_these_ranks = since <= gap.before and gap.until <= self.ended
             if is_of_these_ranks and not self._saving(gap.since, gap.until):
-                seconds += max(0.0, min(gap.until, until) - gap.stopped)
+                stopped = max(gap.stopped, counted_until)  # Gaps overlap if a clock was set back.
+                seconds += max(0.0, min(gap.until, until) - stopped)
+                counted_until = max(counted_until, gap.until)
         return seconds
 
     def _time_of(self, step: float) -> float:

@@ -97,6 +97,15 @@ def test_a_gap_between_two_lines_is_lost_unless_the_record_explains_it(events, r
     assert goodput.whole == plain.whole == pytest.approx(sum(goodput.parts.values()))
 
 
+def test_a_second_in_two_gaps_counts_once():
+    """The clock was set back by 1000 s between two gaps."""
+    records = [*USUAL, *lines(*range(1700, 1710), first=21), *lines(*range(709, 719), first=31)]
+    records += lines(1700, 1701, first=41)
+    run = [*BEGUN, ended(1702, "finished")]
+    goodput = measure(run, now=1e6, gaps=gaps(records))
+    assert goodput.parts == {"starting": 100, "training": 1602 - 1579, "lost": 1579}
+
+
 def test_a_gap_in_steps_that_are_lost_is_lost_once():
     run = [*BEGUN, saved(110, 10), event("rank_failed", 740, 0), ended(740, "failed")]
     parts = measure(run, now=1e6, gaps=gaps([*USUAL, *AFTER])).parts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurmddp.runs.report.goodput import KINDS, in_order, measure
 from slurmddp.runs.report.start_phases import newest_phases
 from slurmddp.runs.report.timeline import whole_number
-from slurmddp.runs.status.metrics import LoggedStep, seconds_or_none
+from slurmddp.runs.status.metrics import LoggedStep, gaps, seconds_or_none
 from support.runs.run_events import ended, event, saved, started, submitted
 
 EVENT_NAMES = [
@@ -62,6 +62,14 @@ def likely_records(draw):
 
 LOGGED = st.dictionaries(st.integers(0, 3), st.builds(LoggedStep, st.integers(0, 50), st.floats(0, 1000)))
 
+LINES = st.lists(
+    st.fixed_dictionaries(
+        {"step": st.integers(0, 50), "attempt": st.integers(0, 2), "time": st.floats(0, 1000)},
+        optional={"loss": NUMBERS, "eval_loss": NUMBERS},
+    ),
+    max_size=12,
+)
+
 
 @given(
     st.one_of(
@@ -71,8 +79,10 @@ LOGGED = st.dictionaries(st.integers(0, 3), st.builds(LoggedStep, st.integers(0,
     st.floats(0, 1000),
     st.booleans(),
     LOGGED,
+    st.one_of(LINES, LINES.map(lambda lines: sorted(lines, key=lambda line: line["time"]))),
 )
-def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs):
+def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs, lines):
+    more = {"records_steps": tells, "logged": signs, "gaps": gaps(lines)}
     known = [one for one in events if isinstance(one, dict)]
     times = in_order([seconds_or_none(one.get("time")) for one in known])
     end = max([now, *times[-1:]])
@@ -83,7 +93,7 @@ def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs
         or (one["event"] != "cancelled" and whole_number(one.get("attempt")) is not None)
     ]
     for goes_on in (True, False):
-        found = measure(events, now=now, running=goes_on, pending=goes_on, records_steps=tells, logged=signs)
+        found = measure(events, now=now, running=goes_on, pending=goes_on, **more)
         assert set(found.parts) <= set(KINDS)
         assert all(seconds >= 0 for one in found.attempts for seconds in one.parts.values())
         whole = end - begun[0] if begun else 0.0
@@ -94,7 +104,7 @@ def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs
         assert found.share is None or 0 <= found.share <= 1 + 1e-9
     phases = newest_phases(events)
     assert phases is None or all(seconds >= 0 for seconds in phases.seconds.values())
-    both = measure([*events, *events], now=now, running=True, pending=True, records_steps=tells, logged=signs)
+    both = measure([*events, *events], now=now, running=True, pending=True, **more)
     assert all(seconds >= 0 for one in both.attempts for seconds in one.parts.values())
 
 
