@@ -160,13 +160,12 @@ class Run:
         """
         if (error := self.exception(timeout_s)) is not None:
             raise error
-        plain, pickled, config = self._contents(
-            RunFolder.plain_result_file, RunFolder.result_file, RunFolder.config_file
-        )
+        json_file, pickle_file = RunFolder.plain_result_file, RunFolder.result_file
+        plain, pickled, config = self._contents(json_file, pickle_file, RunFolder.config_file)
         if plain is not None:
-            return self._load(json.loads, plain, RunFolder.plain_result_file)
+            return self._load(json.loads, plain, json_file)
         if pickled is not None:
-            return self._load(pickle.loads, pickled, RunFolder.result_file)
+            return self._load(pickle.loads, pickled, pickle_file)
         if _is_function(config):
             raise SlurmddpError(
                 f"{self.name} has finished, and its folder holds no result.",

@@ -54,12 +54,5 @@ def _print(result: Checkpoints) -> None:
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    marks = [word for word, is_so in (("latest", row.latest), ("best", row.best)) if is_so]
-    return (
-        str(row.step),
-        row.state,
-        size_text(row.bytes),
-        local_time(row.saved),
-        ", ".join(marks),
-        str(row.path),
-    )
+    marks = ", ".join(word for word, is_so in (("latest", row.latest), ("best", row.best)) if is_so)
+    return str(row.step), row.state, size_text(row.bytes), local_time(row.saved), marks, str(row.path)
