@@ -24,6 +24,18 @@ print(json.dumps({
     "variable": os.environ.get("PYTHONPATH"),
 }))
 """
+BUSY = """
+import ctypes, hashlib, sys, threading, types
+def release():
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)  # PR_SET_NAME
+    begun.set()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # Work without the interpreter lock.
+    print("released")
+begun = threading.Event()
+threading.Thread(target=release, daemon=True).start()
+begun.wait()
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+"""
 
 
 @pytest.fixture
@@ -99,6 +111,12 @@ def test_the_agent_gets_the_stacks_of_the_program(project: Path) -> None:
     subprocess.run(command, env=values, pass_fds=[page.descriptor], cwd=project, check=True, timeout=240)
     assert 'File "<string>", line 2 in <module>' in page.stacks(0, page.stacks_bytes())
     page.close()
+
+
+def test_a_program_ends_after_the_threads_of_gloo(project: Path) -> None:
+    """A thread that takes the interpreter lock during the shutdown would abort the process."""
+    (project / "busy.py").write_text(BUSY)
+    assert start(project, "busy.py") == "released\n"
 
 
 def test_it_names_what_other_modules_define() -> None:

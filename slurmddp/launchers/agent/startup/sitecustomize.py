@@ -2,9 +2,10 @@
 
 An agent puts this folder first in PYTHONPATH. Python imports `sitecustomize` once the search path is complete
 and before it runs the program. This module then lets imports find the code's snapshot, lets the agent ask for
-the stacks of a rank that hangs, and removes every trace of itself: the program finds the search path, the
-PYTHONPATH and the `sitecustomize` of its site as it would without slurmddp. It imports nothing that Python
-has not imported itself, because a program may depend on being the first to import a module.
+the stacks of a rank that hangs, lets the program wait for gloo's threads at its end, and removes every other
+trace of itself: the program finds the search path, the PYTHONPATH and the `sitecustomize` of its site as it
+would without slurmddp. It imports nothing that Python has not imported itself, because a program may depend
+on being the first to import a module.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def _prepare() -> None:
         if "-m" in sys.orig_argv[:3]:
             sys.meta_path.insert(0, _ModuleFolder(project, code))
     _arm_faulthandler(os.environ.get(HEARTBEAT_VARIABLE, ""))
+    _end_after_gloo()
 
 
 def _leave_search_path(folder: str) -> None:
@@ -117,6 +119,21 @@ def _arm_faulthandler(descriptor: str) -> None:
 
         number = SIGRTMIN + STACKS_SIGNAL_OFFSET
         faulthandler.register(number, file=int(descriptor), all_threads=True, chain=False)
+
+
+def _end_after_gloo() -> None:
+    """Wait for gloo's threads after all exit handlers of the program, because torch could abort it."""
+    import atexit
+
+    atexit.register(_wait_for_gloo)
+    del sys.modules["atexit"]
+
+
+def _wait_for_gloo() -> None:
+    if "torch.distributed" in sys.modules:
+        from slurmddp.host import gloo_threads
+
+        gloo_threads.wait_until_idle()
 
 
 if __name__ == "sitecustomize":
