@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from slurmddp.control.listing import Listing, list_runs
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
-from slurmddp.runs.folder.history import Attempt, fold, how_ended
+from slurmddp.runs.folder.history import Attempt, fold, how_ended, of_newest_attempt
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
@@ -26,7 +26,6 @@ from slurmddp.slurm.client import SlurmClient
 
 _LAST_LINES = 6
 """Lines of each log that tell of an end without a failing rank."""
-_WAITING = "slurmddp agent: waiting for "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,6 @@ def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
         **_records(folder, run, now),
         time=now,
         best=_best(folder),
-        awaited=_awaited(run),
         avoided_nodes=tuple(excluded_nodes(folder, now)),
         last_lines=_last_lines(folder) if has_unexplained_end else (),
         curves=tuple(curve_commands(folder)),
@@ -117,6 +115,7 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
             "goodput": read_goodput(folder, run, now),
             "phases": newest_phases(events),
             "memory": newest_peak_memory(events),
+            "awaited": _awaited(events) if run.state in ("starting", "running") else "",
             "notices": tuple(notices(events)),
             "history": _history(fold(events).attempts),
         }
@@ -142,12 +141,11 @@ def _best(folder: RunFolder) -> BestStep | None:
     return None
 
 
-def _awaited(run: RunStatus) -> str:
-    """Return the nodes that have not joined, which node 0's agent names before the ranks start."""
-    if run.state not in ("starting", "running") or run.log is None or run.log.name != "node-0.log":
-        return ""
-    newest = "".join(logs.tail(run.log, 1))
-    return newest.removeprefix(_WAITING) if newest.startswith(_WAITING) else ""
+def _awaited(events: Iterable[Any]) -> str:
+    """Return the nodes that have not joined, which node 0's agent records before the ranks start."""
+    _, newest = of_newest_attempt(events)
+    waits = [str(event.get("nodes", "")) for event in newest if event.get("event") == "awaits"]
+    return waits[-1] if waits else ""
 
 
 def _last_lines(folder: RunFolder) -> tuple[str, ...]:

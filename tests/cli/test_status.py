@@ -6,12 +6,10 @@ import json
 import re
 import shlex
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.control.status import _awaited
 from slurmddp.errors import EXIT_FAILED, EXIT_NO_RUN
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.text_format import local_time
@@ -300,30 +298,28 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
     assert expected in capsys.readouterr().err
 
 
-BEGUN = "slurmddp agent: node 0 of 3 on n1, attempt 0: imports took 2.10 s, ranks here: 8\n"
-WAITS = "slurmddp agent: waiting for node 2 (n3); 2 of 3 nodes are here, and all start their ranks together\n"
+AWAITED = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
 
 
 @pytest.mark.parametrize(
-    ("state", "name", "text", "is_shown"),
+    ("waits", "state", "is_shown"),
     [
-        ("running", "node-0.log", BEGUN + WAITS + WAITS, True),
-        ("running", "node-0.log", BEGUN + WAITS + "slurmddp agent: node 2 (n3) is lost\n", False),
-        ("running", "node-0.log", "", False),
-        ("running", "rank-0.log", WAITS, False),
-        ("failed", "node-0.log", BEGUN + WAITS, False),
+        ([(0, AWAITED)], "RUNNING", True),
+        ([(0, AWAITED), (0, "")], "RUNNING", False),
+        ([(0, AWAITED), (1, "")], "RUNNING", False),
+        ([(0, AWAITED)], "FAILED", False),
+        ([], "RUNNING", False),
     ],
 )
-def test_the_nodes_for_which_the_others_wait_are_named(tmp_path, state, name, text, is_shown):
-    log = tmp_path / name
-    log.write_text(text)
-    one = SimpleNamespace(state=state, log=log)
-    words = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
-    assert _awaited(one) == (words if is_shown else "")
-
-
-def test_a_run_without_a_log_waits_for_nobody():
-    assert _awaited(SimpleNamespace(state="running", log=None)) == ""
+def test_the_nodes_for_which_the_others_wait_are_named(make_run, slurm, capsys, waits, state, is_shown):
+    folder = make_run()
+    for event in ({"event": "submitted"}, {"event": "started", "attempt": 0}):
+        append_line(folder.attempts_file, {**event, "time": time.time(), "job_id": "7"})
+    for attempt, nodes in waits:
+        folder.add_event("awaits", attempt=attempt, nodes=nodes)
+    slurm.set_state("7", state)
+    assert main(["status", "gpt", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["awaited"] == (AWAITED if is_shown else "")
 
 
 @pytest.mark.parametrize(("age_s", "until"), [(5, ""), (200, " until the last heartbeat")])

@@ -138,7 +138,7 @@ class Coordinator:
         self._later: list[Callable[[], object]] = []
         """Records to write once the orders are sent."""
         # The nodes.
-        self._joining = JoinWait(hosts, rules, record.say, now)
+        self._joining = JoinWait(hosts, rules, record, now)
         self._present = {0}
         self._gone: dict[int, Failure] = {}
         """Agents that are lost or unable, with the reasons."""

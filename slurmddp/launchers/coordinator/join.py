@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from slurmddp.launchers.coordinator.recorder import Record
 from slurmddp.launchers.coordinator.restart_policy import Rules, choose_agents
 from slurmddp.runs.failures.failure import Failure, lost_node
 from slurmddp.short_text import first_items
@@ -24,8 +25,9 @@ def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
 class JoinWait:
     """Node 0's wait for all agents; times are of one monotonic clock."""
 
-    def __init__(self, hosts: Sequence[str], rules: Rules, say: Callable[[str], None], now: float) -> None:
-        self._hosts, self._rules, self._say = hosts, rules, say
+    def __init__(self, hosts: Sequence[str], rules: Rules, record: Record, now: float) -> None:
+        self._hosts, self._rules, self._record = hosts, rules, record
+        self._awaited = ""
         self._begun, self.next_notice = now, now + FIRST_NOTICE_S
 
     def poll(
@@ -54,14 +56,23 @@ class JoinWait:
         else:
             self._notify(now, sorted(coming), len(present))
             return None
+
+        self._note("")
         if agents and (absent := sorted(coming | gone.keys())):
-            self._say(f"the ranks begin without {names_of(absent, self._hosts)}")
+            self._record.say(f"the ranks begin without {names_of(absent, self._hosts)}")
         return agents, missed[min(missed)] if missed else None
 
     def _notify(self, now: float, coming: Sequence[int], here: int) -> None:
         if now >= self.next_notice:
             self.next_notice = now + NOTICE_S
-            self._say(
-                f"waiting for {names_of(coming, self._hosts)}; {here} of "
+            awaited = (
+                f"{names_of(coming, self._hosts)}; {here} of "
                 f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
             )
+            self._record.say(f"waiting for {awaited}")
+            self._note(awaited)
+
+    def _note(self, awaited: str) -> None:
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._record.awaits(awaited)

@@ -22,6 +22,9 @@ class Record:
     def warn(self, text: str) -> None:
         """Write a line to the log, and an event for `slurmddp status`; the attempt continues."""
 
+    def awaits(self, nodes: str) -> None:
+        """Record the nodes for which the others wait before the ranks start; empty after the wait."""
+
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:

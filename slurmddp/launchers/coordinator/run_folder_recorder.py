@@ -41,6 +41,9 @@ class Records(Record):
         say(text)
         self._add("warned", about="node", text=text)
 
+    def awaits(self, nodes: str) -> None:
+        self._add("awaits", nodes=nodes)
+
     def ranks_apart(self, ranks: int, nodes: int) -> None:
         """Note that the ranks of a program, which has ended well, were not seen to connect to each other."""
         program = own_script(self._folder.config()["program"])

@@ -44,6 +44,12 @@ def test_who_is_missing_is_named_after_three_seconds_and_every_ten() -> None:
         attempt.coordinator.poll(now, missing=[2])
     assert len(attempt.notes.said) == 2
     assert attempt.notes.said[0].startswith("waiting for node 2 (n2); 2 of 3 nodes are here")
+    recorded = attempt.notes.awaited
+    assert [f"waiting for {nodes}" for nodes in recorded] == attempt.notes.said[:1], (
+        "recorded again unchanged"
+    )
+    attempt.coordinator.poll(21.0)
+    assert recorded[1:] == [""], "the wait is over"
 
 
 def test_a_node_that_does_not_come_ends_the_attempt_with_its_name() -> None:

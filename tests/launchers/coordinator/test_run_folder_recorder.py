@@ -45,3 +45,11 @@ def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
     assert capsys.readouterr().err.endswith(f"{told}\n")
     (event,) = RunFolder(tmp_path).events()
     assert event.get("silent_s") == (10.25 if step >= 0 else None)
+
+
+def test_the_nodes_that_are_awaited_are_an_event_of_the_attempt(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    Records(folder, 0).awaits("node 2 (n3)")
+    assert [(event["event"], event["attempt"], event["nodes"]) for event in folder.events()] == [
+        ("awaits", 0, "node 2 (n3)")
+    ]

@@ -32,6 +32,7 @@ class Notes:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.done: list[tuple[Any, ...]] = []
+        self.awaited: list[str] = []
         self.over = False
         self.causes: list[Failure] = []
         """The failures that `restarted` and `failed` were given."""
@@ -41,6 +42,9 @@ class Notes:
 
     def warn(self, text: str) -> None:
         self.said.append(text)
+
+    def awaits(self, nodes: str) -> None:
+        self.awaited.append(nodes)
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
