@@ -163,8 +163,8 @@ class RunFolder:
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts so far, in order."""
-        found = [name.partition("-") for name in names_in(self.logs_dir)]
-        return sorted(int(number) for kind, _, number in found if kind == "attempt" and number.isdecimal())
+        parts = [name.partition("-") for name in names_in(self.logs_dir)]
+        return sorted(int(number) for kind, _, number in parts if kind == "attempt" and number.isdecimal())
 
     def is_superseded(self, attempt: int) -> bool:
         """Return whether a later attempt of the run has started; False if the folder can't be read.

@@ -191,17 +191,18 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     running = found.active and found.state in ("starting", "running", "cancelled", "unknown")
     without_end = sum(one.is_open for one in attempts)
     config = folder.config()
-    metrics = read(folder)
     is_own = is_own_trainer(config.get("program"))
+    needs_last_step = without_end > running
+    metrics = read(folder) if is_own or needs_last_step else None  # The file may be long.
     nodes = config.get("nodes") or 0
     return measure(
         events,
         now=now if visible else latest(folder).time or 0.0,
         running=running,
         pending=found.active and visible and found.state in ("queued", "stopped", "starting", "running"),
-        records_steps=is_own or any(one.first_step is not None for one in attempts),
-        logged=metrics.logged if without_end > running else None,
-        gaps=metrics.gaps if is_own else None,
+        records_steps=is_own or any(attempt.first_step is not None for attempt in attempts),
+        logged=metrics.logged if metrics and needs_last_step else None,
+        gaps=metrics.gaps if metrics and is_own else None,
         ranks=nodes * (config.get("ranks_per_node") or 0),
         gpus=nodes * (config.get("gpus_per_node") or 0),
     )

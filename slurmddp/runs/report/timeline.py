@@ -47,7 +47,7 @@ class AttemptTimeline:
     """Times without a logged step, also of other ranks of the attempt."""
     reached: tuple[float, int] | None = None
     """Time and number of the last step before the ranks restarted in place."""
-    failed: bool = False
+    has_failed: bool = False
     """Whether an event records why these ranks had to end."""
     on_disk: int | None = None
     """The last step on disk when the ranks resumed from a state in memory; None for other ranks."""
@@ -56,7 +56,7 @@ class AttemptTimeline:
         """Add one event of the attempt."""
         kind, step = event.get("event"), whole_number(event.get("step"))
         self.seen = max(self.seen, time)
-        self.failed = self.failed or kind in ("rank_failed", "stalled", "restarted")
+        self.has_failed = self.has_failed or kind in ("rank_failed", "stalled", "restarted")
         if kind == "resumed" and step is not None:
             self.resumed = step
             self.on_disk = self.on_disk if event.get("from") == "memory" else None
@@ -233,7 +233,7 @@ class Timeline:
         Ranks that rolled back are the same processes: they train from the load on, without a `first_step`.
         """
         step = whole_number(event.get("step"))
-        rolled_back = event.get("event") == "resumed" and not attempt.failed and step is not None
+        rolled_back = event.get("event") == "resumed" and not attempt.has_failed and step is not None
         self._end(time if rolled_back else min(attempt.left, attempt.seen))
         self._open = AttemptTimeline(
             attempt.number,

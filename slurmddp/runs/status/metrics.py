@@ -122,17 +122,17 @@ def read(folder: RunFolder) -> Metrics:
 
 
 def gaps(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Gap]]:
-    """Return the gaps of each attempt; a time with an evaluation is none.
+    """Return the gaps of each attempt, without those in which an evaluation ran.
 
     Args:
         records: the lines of metrics that slurmddp's own trainer has logged, in the order of the file.
     """
-    lines: dict[int, list[Mapping[str, Any]]] = {}
+    lines_of: dict[int, list[Mapping[str, Any]]] = {}
     for record in records:
         is_of_trainer = "loss" in record or "eval_loss" in record
         if is_of_trainer and seconds_or_none(record.get("time")) is not None:
-            lines.setdefault(record.get("attempt", 0), []).append(record)
-    return {attempt: _gaps_between(own) for attempt, own in lines.items()}
+            lines_of.setdefault(record.get("attempt", 0), []).append(record)
+    return {attempt: _gaps_between(lines) for attempt, lines in lines_of.items()}
 
 
 def _gaps_between(lines: Sequence[Mapping[str, Any]]) -> list[Gap]:
@@ -147,13 +147,13 @@ def _gaps_between(lines: Sequence[Mapping[str, Any]]) -> list[Gap]:
         return []
 
     step_s = statistics.median(seconds / steps for _, steps, seconds in intervals)
-    found = []
+    long_gaps = []
     for at, steps, seconds in intervals:
         usual_s = max(0.0, steps * step_s)
         if at > 0 and seconds >= max(_GAP_S, _GAP_RATIO * usual_s):
             before, since, until = (line["time"] for line in lines[at - 1 : at + 2])
-            found.append(Gap(before, since, since + usual_s, until))
-    return found
+            long_gaps.append(Gap(before, since, since + usual_s, until))
+    return long_gaps
 
 
 def latest(folder: RunFolder) -> Latest:

@@ -228,8 +228,8 @@ def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: 
             yield _too_much(job, key, count, site, "MaxTRES")
         shared = next((one for one in sources if resource in one.grp_tres), None)
         if shared is not None and count > shared.grp_tres[resource][0]:
-            most, source = shared.grp_tres[resource]
-            site = f"{source} gives all its jobs at most {most} together (GrpTRES {resource})"
+            most, owner = shared.grp_tres[resource]
+            site = f"{owner} gives all its jobs at most {most} together (GrpTRES {resource})"
             yield _too_much(job, key, count, site, "GrpTRES")
     crowd = next((one for one in sources if one.max_submit is not None), None)
     if crowd is not None and crowd.max_submit is not None:
@@ -284,7 +284,7 @@ def _within(
         above.add(account)
         account, amounts = groups[account]
         for name, limit in amounts.items():
-            # Of equal limits, that of the account nearest to the person is named.
+            # An account above counts only with a smaller limit.
             shared[name] = min(shared.get(name, limit), limit, key=itemgetter(0))
     return replace(limits, grp_tres=shared)
 
