@@ -9,6 +9,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import SUBMIT_LINE, parse_job_id
 
 _DELAYS_S = (0, 5, 15)
+_HOLD = "#SBATCH --hold"
 
 
 def requeue(job: SlurmJob) -> bool:
@@ -31,11 +32,14 @@ def requeue(job: SlurmJob) -> bool:
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has it.
 
+    A begin time and a hold delay the first job of a run only, as they do where SLURM requeues it.
+
     A token stands among the arguments of the script. The batch step finds the job by it if sbatch queued the
     job and its answer was lost.
     """
     token = f"slurmddp:after-{job.id}-{attempt}"
-    options = [f"--exclude={exclude}"] if exclude else []
+    options = ["--begin=now"]
+    options += [f"--exclude={exclude}"] if exclude else []
     options += [] if job.is_forgotten else [f"--dependency=afterany:{job.id}"]
     for delay in _DELAYS_S:
         if delay:
@@ -52,8 +56,20 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
                 continue
         with said_if_not_recorded("submitted", job.say):
             folder.add_event("submitted", job_id=new, submitter="sbatch", resubmitted=True)
+        if _is_held(folder):
+            released = job.scontrol("release", new)
+            if released.code:
+                job.say(f"Job {new} stays held: {released.err.strip()}")
         return True
     return False
+
+
+def _is_held(folder: RunFolder) -> bool:
+    """Return whether the script asks SLURM to hold its job, which no option of sbatch revokes."""
+    try:
+        return _HOLD in folder.script_file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
 
 
 def _find(job: SlurmJob, queue: str, folder: RunFolder, token: str) -> str | None:

@@ -39,6 +39,18 @@ def test_a_job_that_may_not_requeue_submits_a_new_one(run: Run) -> None:
     assert set(run.slurm.submitted_with) == {"SLURM_CONF"}
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_new_job_waits_for_no_begin_time_and_is_not_held(run: Run, is_held: bool) -> None:
+    """Both delayed the first job, and would not delay a requeued one again."""
+    run.slurm.job = NO_REQUEUE
+    held = "#SBATCH --hold\n" if is_held else ""
+    run.folder.script_file.write_text(f"#!/bin/bash\n#SBATCH --begin=now+2hours\n{held}")
+    run.start(STOP)
+    (call,) = run.submissions()
+    assert "--begin=now" in call
+    assert [call[1:] for call in run.slurm.of("release")] == ([["release", "1"]] if is_held else [])
+
+
 def test_a_refused_requeue_becomes_a_new_submission(run: Run) -> None:
     words = "Requested operation is presently disabled for job 41"
     run.slurm.on["requeue"] = lambda: refused(words)

@@ -246,6 +246,9 @@ def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
         yield own
     chosen = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
     choices = {str(group): str(choice) for item in chosen for group, choice in item.items()}
+    for override in plan.overrides:  # `+experiment=long` chooses a file as well.
+        group, _, choice = override.lstrip("+").partition("=")
+        choices[group.partition("@")[0]] = choice
     waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != own]
     included: set[str] = set()
     is_new = True

@@ -72,6 +72,14 @@ def test_a_number_that_was_written_otherwise_is_refused(
     )
 
 
+@pytest.mark.parametrize("typed", ["+experiment=long", "experiment=long", "+experiment@_global_=long"])
+def test_the_error_names_the_file_that_is_chosen(project: Path, typed: str) -> None:
+    for name in ("early", "long", "other"):
+        write(project, f"experiment/{name}.yaml", "# @package _global_\ntime_limit: 12:00:00\n")
+    with pytest.raises(ConfigError, match=r"experiment/long\.yaml says time_limit: 12:00:00"):
+        compose([typed], project)
+
+
 @pytest.mark.parametrize(
     ("text", "typed", "account"),
     [

@@ -137,7 +137,7 @@ class FakeSlurm:
         return self.on[name]() if name in self.on else None
 
     def _scontrol(self, words: list[str], environ: Mapping[str, str]) -> Answer:
-        if words[0] in ("requeue", "update"):
+        if words[0] in ("requeue", "update", "release"):
             return self._hook(words[0]) or Answer(0)
         what = [word for word in words if not word.startswith("-")][1]
         if what == "job" and not self.shows_arguments and words[-1] in self.jobs and words[-1] != "41":
