@@ -19,6 +19,7 @@ _TRANSIENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Whole sentences of SLURM and the system at the end of a line; a site's sentences may hold their words."""
+_UNKNOWN_OPTION = r"(?:unrecogni[sz]ed|unknown|invalid|no such) (?:options?|arguments?)"
 _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IGNORECASE | re.MULTILINE)
 """The line with which sbatch ends; the lines before may be a site's own."""
 
@@ -28,7 +29,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "A rule of the site refuses the job; the lines before SLURM's own say why.",
     ),
     (
-        r"unrecognized option '--(?:parsable|test-only)",
+        rf"{_UNKNOWN_OPTION}:? '?--(?:parsable|test-only)",
         "slurmddp sends this option itself, and this sbatch does not know it: it may be the site's own "
         "program. Put SLURM's sbatch before it on PATH.",
     ),
@@ -37,7 +38,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "Where the site takes no job arrays, submitter=submitit submits one job for each point of a sweep.",
     ),
     (
-        r"unrecognized option|invalid option|invalid --[a-z]|dependency problem",
+        rf"{_UNKNOWN_OPTION}|invalid --[a-z]|dependency problem",
         "Correct the option under `sbatch:` in the cluster file.",
     ),
     (

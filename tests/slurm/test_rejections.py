@@ -49,7 +49,10 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
     ("text", "words"),
     [
         ("sbatch: unrecognized option '--parsable'", "slurmddp sends this option itself"),
+        ("Usage: sbatch SCRIPT\nsbatch: error: unrecognized arguments: --parsable", "Put SLURM's sbatch before"),
+        ("Error: No such option: --test-only", "Put SLURM's sbatch before"),
         ("sbatch: unrecognized option '--qoss'", "under `sbatch:`"),
+        ("Error: No such option: --qoss", "under `sbatch:`"),
         ("sbatch: error: Job arrays are not allowed here", "submitter=submitit"),
         ("Requested node configuration is not available", "MemSpecLimit"),
         (f"sbatch: error: The licence server timed out, try again.\n{FAILED}Unspecified error", "A rule of"),
