@@ -38,11 +38,11 @@ def _print(job: CheckedJob) -> None:
     what = f"the array of {counted(job.runs, 'run')} from {job.name} on" if job.runs > 1 else job.name
     for finding in job.reasons:
         print(finding)
+    for note in job.notes:  # Where the words of sbatch are the only reason, a note names the setting.
+        print(f"note: {note}")
     if job.reasons:
         print(f"This SLURM would not start {what}. Nothing was queued or written.")
         return
 
-    for note in job.notes:
-        print(f"note: {note}")
     expected = f", {job.start}" if job.start else ""
     print(f"This SLURM would start {what}{expected}. Nothing was queued or written.")

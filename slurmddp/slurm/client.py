@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
@@ -33,7 +34,7 @@ from slurmddp.slurm.command_output import (
 )
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits import accounting
-from slurmddp.slurm.limits.nodes import SINFO_FORMAT, parse_groups, without_reserved
+from slurmddp.slurm.limits.nodes import SINFO_FORMAT, NodeGroup, parse_groups, without_reserved
 from slurmddp.slurm.limits.partitions import Partition, parse_partitions
 from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.rejections import hint_for, is_transient
@@ -60,8 +61,10 @@ _NOT_IN_TURN = ("BeginTime", "Dependency", "JobHeld")
 """Beginnings of the reasons of waiting jobs at which SLURM does not look."""
 _FINAL = re.compile(": fatal: |Problem talking to the database")
 """A line with which a command ends: slurmctld or slurmdbd is away."""
+_DENIED = re.compile("access/permission denied", re.IGNORECASE)
 _OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
 """An error of scancel about a job that is over."""
+_Shown = TypeVar("_Shown")
 
 
 def on_path() -> bool:
@@ -348,16 +351,29 @@ class SlurmClient:
         return name
 
     def describe(self) -> Site:
-        """Return partitions, nodes, settings and accounting of this SLURM; raises SlurmError."""
+        """Return partitions, nodes, settings and accounting of this SLURM; raises SlurmError.
+
+        What the site shows to its staff only (`PrivateData`) is left out, with a line about it.
+        """
         config = parse_facts(self._run(["scontrol", "show", "config"]))
+        partitions = self._if_shown(self.partitions, {}, "partitions")
+        groups = self._if_shown(self._groups, (), "nodes")
+        site = Site(partitions=partitions, groups=groups, config=config)
+        return replace(site, accounting=self._accounting(config)) if site.has_accounting else site
+
+    def _groups(self) -> tuple[NodeGroup, ...]:
         groups = parse_groups(self._run(["sinfo", "--noheader", "--all", "--exact", "-o", SINFO_FORMAT]))
         nodes = self._run(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
-        site = Site(
-            partitions=self.partitions(),
-            groups=without_reserved(groups, [parse_facts(line) for line in nodes]),
-            config=config,
-        )
-        return replace(site, accounting=self._accounting(config)) if site.has_accounting else site
+        return without_reserved(groups, [parse_facts(line) for line in nodes])
+
+    def _if_shown(self, ask: Callable[[], _Shown], nothing: _Shown, what: str) -> _Shown:
+        try:
+            return ask()
+        except SlurmError as error:
+            if _DENIED.search(error.message) is None:
+                raise
+            self._say(f"{error.message} The {what} of this site are left out of the comparison.")
+            return nothing
 
     def _accounting(self, config: Mapping[str, str]) -> accounting.Accounting | None:
         enforced = accounting.parse_enforced(config.get("AccountingStorageEnforce", ""))

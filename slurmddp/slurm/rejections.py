@@ -116,6 +116,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "later, or submit fewer at once.",
     ),
     (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
+    (r"slurm_load_(?!job).*denied", "This site shows that to its staff only (PrivateData)."),
     (r"access.*denied|permission denied", "SLURM allows that only to the owner of the job."),
 )
 

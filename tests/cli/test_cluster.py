@@ -165,6 +165,18 @@ def test_a_checked_job_names_every_limit(site, project, capsys):
     assert site.calls("sbatch") == 0
 
 
+def test_where_sbatch_alone_refuses_a_job_a_note_still_names_the_limit(site, project, capsys):
+    site.write(
+        "config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)") + "JobSubmitPlugins = lua\n"
+    )
+    site.write("test-only", 'echo "allocation failure: Requested time limit is invalid" >&2; exit 1')
+    (project / "gpu.py").write_text("")
+    assert main(["run", "+cluster=small", "time_limit=9-0", "--check", "gpu.py"]) == EXIT_CONFIG
+    out = capsys.readouterr().out
+    assert "Requested time limit is invalid" in out
+    assert "note: This SLURM may never start the job: time_limit=9-00:00:00: partition 'gpu' allows" in out
+
+
 def test_a_resumed_job_is_checked_with_its_changes(site, project, cluster_run, capsys):
     assert main(["resume", cluster_run, "time_limit=9-0", "--check"]) == EXIT_CONFIG
     assert "2-00:00:00 (MaxTime)" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -515,6 +516,25 @@ def test_without_accounting_only_its_limits_are_not_known(
     programs.write("config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)"))
     assert SlurmClient().describe().accounting is None
     assert capsys.readouterr().err == ""
+
+
+def test_what_a_site_shows_to_its_staff_only_is_left_out(
+    programs: FakePrograms,
+) -> None:
+    said: list[str] = []
+    slurm = SlurmClient(say=said.append)
+    write_site(programs)
+    programs.write("deny-nodes", "")
+    assert slurm.describe() == replace(sites.site(), groups=())
+    assert said == [
+        "sinfo failed: slurm_load_node: Access/permission denied. "
+        "The nodes of this site are left out of the comparison."
+    ]
+    programs.write("deny-partitions", "")
+    assert slurm.describe() == replace(sites.site(), groups=(), partitions={})
+    programs.write("silence", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        slurm.describe()
 
 
 @pytest.mark.parametrize("between", ["", "a "], ids=["22.05", "26.05"])

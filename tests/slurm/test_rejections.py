@@ -49,7 +49,10 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
     ("text", "words"),
     [
         ("sbatch: unrecognized option '--parsable'", "slurmddp sends this option itself"),
-        ("Usage: sbatch SCRIPT\nsbatch: error: unrecognized arguments: --parsable", "Put SLURM's sbatch before"),
+        (
+            "Usage: sbatch SCRIPT\nsbatch: error: unrecognized arguments: --parsable",
+            "Put SLURM's sbatch before",
+        ),
         ("Error: No such option: --test-only", "Put SLURM's sbatch before"),
         ("sbatch: unrecognized option '--qoss'", "under `sbatch:`"),
         ("Error: No such option: --qoss", "under `sbatch:`"),
@@ -65,6 +68,8 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
             "sbatch: error: cli_filter plugin terminated with error",
             "A rule of the site",
         ),
+        ("slurm_load_node: Access/permission denied", "PrivateData"),
+        ("scancel: error: Kill job error on job id 7: Access/permission denied", "owner of the job"),
         (f"{FAILED}Unspecified error", "SLURM's own words"),
     ],
 )
