@@ -356,8 +356,8 @@ class SlurmClient:
         What the site shows to its staff only (`PrivateData`) is left out, with a line about it.
         """
         config = parse_facts(self._run(["scontrol", "show", "config"]))
-        partitions = self._if_shown(self.partitions, {}, "partitions")
-        groups = self._if_shown(self._groups, (), "nodes")
+        partitions = self._if_shown(self.partitions, "partitions") or {}
+        groups = self._if_shown(self._groups, "nodes") or ()
         site = Site(partitions=partitions, groups=groups, config=config)
         return replace(site, accounting=self._accounting(config)) if site.has_accounting else site
 
@@ -366,14 +366,15 @@ class SlurmClient:
         nodes = self._run(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
         return without_reserved(groups, [parse_facts(line) for line in nodes])
 
-    def _if_shown(self, ask: Callable[[], _Shown], nothing: _Shown, what: str) -> _Shown:
+    def _if_shown(self, ask: Callable[[], _Shown], what: str) -> _Shown | None:
+        """Return the answer to a query; None if SLURM gives it to the site's staff only."""
         try:
             return ask()
         except SlurmError as error:
             if _DENIED.search(error.message) is None:
                 raise
             self._say(f"{error.message} The {what} of this site are left out of the comparison.")
-            return nothing
+            return None
 
     def _accounting(self, config: Mapping[str, str]) -> accounting.Accounting | None:
         enforced = accounting.parse_enforced(config.get("AccountingStorageEnforce", ""))
