@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from slurmddp.control.events import Note, Report, Waiting
@@ -172,7 +172,12 @@ def locked(folder: Path, report: Report) -> Iterator[None]:
 
 def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
     """Return the files whose content has to be sent."""
-    return [file for file in files if file.link is None and not file.matches(folder / file.name)]
+
+    def is_in_place(file: SentFile) -> bool:
+        # Behind a link the same content may lie; the link gives way to a folder.
+        return _leads_through_folders(folder, file.name) and file.matches(folder / file.name)
+
+    return [file for file in files if file.link is None and not is_in_place(file)]
 
 
 class Receiver:
@@ -223,20 +228,20 @@ class Receiver:
         for name in sorted(self._known.keys() - self._files.keys()):
             path = self._folder / name
             if (
-                not _leads_through_folders(self._folder, path)
+                not _leads_through_folders(self._folder, name)
                 or not os.path.lexists(path)
                 or _is_folder(path)
             ):
                 continue
             if not self._put_aside_if_changed(name):
                 path.unlink()
-            for parent in path.parents:
-                if parent == self._folder or not _removed_if_empty(parent):
+            for parent in _folders_above(self._folder, name):
+                if not _removed_if_empty(parent):
                     break
 
     def _place(self, file: SentFile, content: Path | None) -> None:
         path = self._folder / file.name
-        self._make_parents(path)
+        self._make_parents(file.name)
         if content is None and file.matches(path):
             if file.link is None:
                 path.chmod(file.mode)
@@ -256,9 +261,8 @@ class Receiver:
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
-    def _make_parents(self, path: Path) -> None:
-        for parent in reversed(path.relative_to(self._folder).parents):
-            folder = self._folder / parent
+    def _make_parents(self, name: str) -> None:
+        for folder in reversed(_folders_above(self._folder, name)):
             if os.path.lexists(folder) and not _is_folder(folder):
                 self._put_aside(folder)
             folder.mkdir(mode=0o755, exist_ok=True)
@@ -300,10 +304,14 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _leads_through_folders(folder: Path, path: Path) -> bool:
-    """Return whether a path below `folder` passes no symbolic link, behind which other files lie."""
-    inner = (folder / parent for parent in path.relative_to(folder).parents)
-    return all(_is_folder(parent) for parent in inner)
+def _folders_above(folder: Path, name: str) -> list[Path]:
+    """Return the folders between `folder`, which may be a link, and a name inside it; the innermost first."""
+    return [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
+
+
+def _leads_through_folders(folder: Path, name: str) -> bool:
+    """Return whether a name inside `folder` passes no symbolic link, behind which other files lie."""
+    return all(_is_folder(parent) for parent in _folders_above(folder, name))
 
 
 def _removed_if_empty(folder: Path) -> bool:

@@ -28,6 +28,7 @@ from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
 from slurmddp.runs.folder.sent_code import SentFile
+from slurmddp.runs.text_format import counted
 from slurmddp.short_text import first_items
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS
 
@@ -59,7 +60,7 @@ _PATCH = (
 NOT_IN_GIT = "is not in a git repository"
 """Part of the description of a run without a copy of its code."""
 _GIT_SAYS = "git says "
-_NO_COMMIT = "no commit yet"
+_NO_COMMIT = "no commit"
 
 
 def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> str:
@@ -96,7 +97,7 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
     state = _record(project_dir, target, names, is_sent=bool(sent))
     if sent:
         _refuse_changed(sent, project_dir, target)
-    note = f"Snapshot of {len(found.code)} files of {project_dir}: {state}."
+    note = f"Snapshot of {counted(len(found.code), 'file')} of {project_dir}: {state}."
     note += _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
     return note + _outside_note(project_dir)
 

@@ -141,6 +141,35 @@ def test_a_folder_with_outputs_or_a_link_of_the_host_gives_way_without_a_loss(ho
     assert tree(folder)["data/README"] == "r" and list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("link", ["of the laptop", "of the host"])
+def test_a_file_behind_a_link_arrives_once_the_link_is_a_folder(home: Path, project: Path, link: str):
+    folder = home / "project"
+    if link == "of the laptop":
+        (project / "data").symlink_to("pkg")
+        deliver(project, folder)
+        (project / "data").unlink()
+    else:
+        deliver(project, folder)
+        (folder / "data").symlink_to(folder / "pkg")
+    (project / "data").mkdir()
+    (project / "data" / "model.py").write_text("x = 1\n")
+    (project / "pkg" / "model.py").unlink()
+    (project / "pkg" / "other.py").write_text("")
+    deliver(project, folder)
+    assert tree(folder)["data/model.py"] == "x = 1\n"
+    code_snapshot.take(folder, home / "snapshot")
+
+
+def test_a_folder_that_is_reached_by_a_link_holds_exactly_the_code_too(home: Path, project: Path):
+    (home / "scratch").mkdir()
+    folder = home / "project"
+    folder.symlink_to("scratch")
+    deliver(project, folder)
+    (project / "pkg" / "model.py").rename(project / "pkg" / "renamed.py")
+    deliver(project, folder)
+    assert tree(home / "scratch") == tree(project)
+
+
 def test_a_connection_that_breaks_changes_nothing(home: Path, project: Path):
     folder = home / "project"
     deliver(project, folder)

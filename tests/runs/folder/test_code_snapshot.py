@@ -86,8 +86,8 @@ def test_a_repository_without_commits_is_taken_too(tmp_path: Path) -> None:
     project.mkdir()
     (project / "a.py").write_text("")
     git(project, "init", "-q")
-    assert "Snapshot of 1 files" in take(project, tmp_path / "code")
-    assert "no commit yet" in (tmp_path / "code/.slurmddp/commit.txt").read_text()
+    assert take(project, tmp_path / "code") == f"Snapshot of 1 file of {project}: no commit."
+    assert "no commit" in (tmp_path / "code/.slurmddp/commit.txt").read_text()
 
 
 def test_outside_a_repository_and_without_git_nothing_is_taken(
