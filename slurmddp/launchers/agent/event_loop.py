@@ -30,8 +30,15 @@ from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, likely_first, lost_agent, node_code
 
+_TOGETHER_S = 0.3
+"""Seconds for ranks to end by themselves that fail together with another one; torchrun looks every 0.1 s."""
+_SAVE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL for a program that may save by itself after another rank has failed.
+
+As under torchrun. A program that does not handle SIGTERM ends at once.
+"""
 _KILL_GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL for the ranks that outlive a failed one: time to end a write, not to save."""
+"""Seconds between SIGTERM and SIGKILL for other ranks: time to end a write, not to save."""
 _WRITING_S = 600.0
 """How long an agent whose ranks have ended waits for a checkpoint to be written."""
 _POLL_S = 1.0
@@ -336,7 +343,10 @@ class AgentLoop:
     def _fail(self, code: int) -> None:
         if self._at_work and not self._workers.failed:
             self._records.say("the attempt has failed elsewhere")
-        self._workers.stop(_KILL_GRACE_S)
+        self._workers.wait(_TOGETHER_S)
+        # At a stop the ranks had the signal, and time to save, before this order.
+        may_save = self._workers.save_by_themselves and not self._stops.is_stopping
+        self._workers.stop(_SAVE_S if may_save else _KILL_GRACE_S)
         self._code = code
 
     # Ranks of this node.

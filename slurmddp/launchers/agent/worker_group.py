@@ -162,11 +162,12 @@ class WorkerGroup(ABC):
         self.poll()  # A rank that has ended before was not ended by this.
         self._ended_by_us = True
         self.signal(signal.SIGTERM)
-        self._wait(grace_s)
+        self.wait(grace_s)
         self.kill()
-        self._wait(_END_S)
+        self.wait(_END_S)
 
-    def _wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
+        """Wait until no rank is left, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self.poll()
         while self._running and time.monotonic() < deadline:
@@ -389,6 +390,11 @@ class ForkedWorkers(WorkerGroup):
     def _has_meeting_point(self) -> bool:
         """Whether ranks of a person's program can meet on this node, as node 0's agent has offered it."""
         return self._spec.is_foreign and self._spec.node.node_rank == 0 and self._agents[:1] == (0,)
+
+    @property
+    def save_by_themselves(self) -> bool:
+        """Whether ranks here may save without the others; a loop on Distributon never does."""
+        return self._spec.is_script and all(page.read().phase == "starting" for page in self._pages)
 
     def ranks_apart(self) -> int:
         """Return the number of a program's ranks that never connected to each other; 0 if that is unknown.

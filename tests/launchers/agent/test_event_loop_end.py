@@ -33,6 +33,7 @@ class Workers:
     """The ranks of node 1; `ended` are the exit codes that the next poll finds."""
 
     left = failed = ()
+    save_by_themselves = False
 
     def __init__(self) -> None:
         self.ended: list[int] = []
@@ -60,6 +61,9 @@ class Workers:
 
     def progress(self) -> tuple[int, float]:
         return 7, 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        pass
 
     def stop(self, grace_s: float) -> None:
         self._begun = False

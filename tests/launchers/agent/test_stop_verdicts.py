@@ -50,6 +50,29 @@ if __name__ == "__main__":
     sys.exit(main(""))
 """
 BOTH = "(signal.SIGTERM, signal.SIGUSR2)"
+OUTLIVES = """
+import os, signal, sys, time
+
+run_dir = os.environ["SLURMDDP_RUN_DIR"]
+
+
+def save(number, frame):
+    time.sleep(3)  # Longer than ranks of the built-in trainer have.
+    open(f"{run_dir}/saved", "w").write("all")
+    sys.exit()
+
+
+if os.environ["RANK"] == "1":
+    @rank_1_begins@
+print("ready", flush=True)
+while not os.path.exists(f"{run_dir}/end"):
+    time.sleep(0.01)
+if os.environ["RANK"] == "0":
+    sys.exit(3)
+file = open(f"{run_dir}/saved", "w")
+file.write("all")
+@rank_1_ends@
+"""
 PEER_LOST = (
     "raise RuntimeError('[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer')"
 )
@@ -121,6 +144,27 @@ def test_ranks_save_to_their_end_after_another_rank_has_failed_at_the_stop(
     assert len([*folder.path.glob("saved-*")]) == 2 * nodes - 1
     failure = capture.read(folder, 0)
     assert failure is not None and (failure.rank, failure.exit_code) == (2 * nodes - 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        ("signal.signal(signal.SIGTERM, save)", "time.sleep(600)"),
+        ("pass", "time.sleep(0.1)\nraise ValueError('the error of both')"),
+    ],
+    ids=["saves at SIGTERM", "fails a moment later"],
+)
+def test_ranks_of_a_script_end_by_themselves_after_a_failure(tmp_path: Path, begins: str, ends: str) -> None:
+    """As under torchrun: it looks for ended ranks every 0.1 s, and gives the others 30 s after SIGTERM."""
+    text = OUTLIVES.replace("@rank_1_begins@", begins).replace("@rank_1_ends@", ends)
+    folder = make_run(tmp_path, text, program={"script": "rank_program.py"})
+    with start_agent(folder) as agent:
+        wait_for_lines(folder, "ready", 2)
+        (folder.path / "end").touch()
+        assert agent.wait(timeout=120) == 1
+    failure = capture.read(folder, 0)
+    assert failure is not None and (failure.rank, failure.exit_code) == (0, 3)
+    assert (folder.path / "saved").read_text() == "all"
 
 
 def send_to_all(agent: subprocess.Popen[bytes], sent: signal.Signals) -> None:
