@@ -240,6 +240,16 @@ def test_a_misspelled_class_of_the_project_is_seen_without_running_it(project: P
         compose(["model._target_=broken.Net"], project)
 
 
+def test_a_file_named_slurmddp_is_refused_by_its_own_name(project: Path) -> None:
+    (project / "train.py").touch()
+    (project / "slurmddp").mkdir()  # A clone beside the script hides nothing.
+    assert compose(["program.script=train.py"], project)["name"] == "train"
+    (project / "slurmddp.py").write_text("print('a script')\n")
+    with pytest.raises(ConfigError, match=r"slurmddp\.py hides the package slurmddp.*") as caught:
+        compose(["program.script=train.py"], project)
+    assert caught.value.hint == "Give the file another name."
+
+
 def test_another_interpreter_may_have_other_packages(project: Path) -> None:
     arguments = ["+cluster=big", "model._target_=only_there.Net"]
     with pytest.raises(ConfigError, match="no module 'only_there'"):

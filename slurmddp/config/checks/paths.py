@@ -67,11 +67,17 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def check_project(project_dir: Path) -> None:
-    """Refuse a project folder whose path Hydra would read as a reference, or that is not UTF-8."""
+    """Refuse a project folder whose path can't be read, or whose files hide slurmddp from the ranks."""
     check_utf8("The path", str(project_dir))
     if "${" in str(project_dir):
         raise ConfigError(
             f"The path {project_dir} holds '${{', which Hydra reads.", hint="Rename the folder."
+        )
+    package, missing = find_module(("slurmddp", "launchers"), project_dir)
+    if missing and package is not None and package.origin:
+        raise ConfigError(
+            f"{package.origin} hides the package slurmddp, which the ranks import by that name.",
+            hint="Give the file another name.",
         )
 
 
