@@ -28,13 +28,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         run_command(folder, json.load(sys.stdin))
         return 0
-    if command == "element":
-        from pathlib import Path
-
-        from slurmddp.batch.element import fill
-
-        fill(folder, Path(rest[0]), rest[1])
-        return 0
     settings = read_settings(folder)
     names = {settings.name, folder.path.name}
     if command == "begin":

@@ -14,7 +14,7 @@ from slurmddp.control.admission import checked_script
 from slurmddp.control.events import Message, Report
 from slurmddp.errors import SlurmddpError
 from slurmddp.launchers.submit import array, sbatch
-from slurmddp.runs.folder.create import Common, create, create_element, prepare
+from slurmddp.runs.folder.create import create, prepare
 from slurmddp.runs.folder.history import UNANSWERED
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.index import remember
@@ -23,6 +23,7 @@ from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import FUNCTION_CALL, own_script
 from slurmddp.slurm import client
 from slurmddp.slurm.options import note_on_cpus
+from slurmddp.slurm.script import render
 
 if TYPE_CHECKING:
     from slurmddp.runs.folder.lock import RunLock
@@ -98,7 +99,6 @@ class Submission:
         self._is_array = is_array
         self._report = report
         self._runs: list[ClaimedRun] = []
-        self._common = Common()
         self._queued: set[Path] = set()
         """The folders of runs whose job SLURM has or may have."""
 
@@ -116,7 +116,7 @@ class Submission:
     def create(self, job: Job) -> bool:
         """Create the folder of a new run; return False if it exists."""
         if self._is_array:
-            return create_element(job, self._common)
+            return create(job, render(job), with_code=False)
         return create(job, checked_script(job, self._report))
 
     def add(self, run: ClaimedRun) -> None:
@@ -165,7 +165,7 @@ class Submission:
             folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
             new = {run.job.run_dir for run in runs if run.is_new}
             with self._recorded(runs):
-                ids = array.submit(jobs, folder, slurm, new=new, common=self._common, say=self._say)
+                ids = array.submit(jobs, folder, slurm, new=new, say=self._say)
             self._report(SubmittedArray(jobs, tuple(ids), folder))
             return {job.run_name: job_id for job, job_id in zip(jobs, ids, strict=True)}
 

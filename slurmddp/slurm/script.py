@@ -6,12 +6,10 @@ for the shell below it. Only `setup` lines are shell, and stand as they are.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from slurmddp.environments.names import (
@@ -21,7 +19,7 @@ from slurmddp.environments.names import (
     SECRET_VARIABLE,
 )
 from slurmddp.errors import ConfigError
-from slurmddp.settings.spec import RUN_DIGITS, Job
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
 from slurmddp.templates import template
 
@@ -30,9 +28,6 @@ _OF_A_TASK = (
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "tres-per-task",
 )  # fmt: skip
 """Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
-
-_NAMED_BY_US = re.compile(rf".{{1,{99 - RUN_DIGITS}}}-[0-9a-f]{{{RUN_DIGITS}}}")
-"""The name of a run that stands whole in the name of its job, which has at most 100 characters."""
 
 _OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
 
@@ -58,51 +53,6 @@ def render(job: Job) -> str:
     )
 
 
-class ScriptOfRuns:
-    """The batch script and the settings of runs that differ only in their digits and their configurations.
-
-    A word stands in place of the digits at the end of a run's name.
-
-    Attributes:
-        digits: this word.
-        job: the job with this word in its name.
-        text: its batch script.
-    """
-
-    def __init__(self, job: Job) -> None:
-        """Render the script for runs like `job`."""
-        self.digits = _in_place_of_digits(job)
-        self.job = self._named(job)
-        self.text = render(self.job)
-        self._alike = self._without_program(self.job)
-        self._settings = settings(self.job)
-
-    def fits(self, job: Job) -> bool:
-        """Return whether script and settings of `job` are those here, with its digits for the word."""
-        own = self._named(job)
-        return self._alike == self._without_program(own) and self._settings == settings(own)
-
-    def render(self, job: Job) -> str:
-        """Return what `render` returns for `job`, which fits."""
-        return self.text.replace(self.digits, job.run_name[-RUN_DIGITS:])
-
-    def _named(self, job: Job) -> Job:
-        if not _NAMED_BY_US.fullmatch(job.run_name):
-            return job  # Only this very job fits.
-        name = job.run_name[:-RUN_DIGITS] + self.digits
-        return replace(job, run_name=name, run_dir=job.run_dir.with_name(name), overrides=())
-
-    @staticmethod
-    def _without_program(job: Job) -> Job:
-        """Return a job without its configuration, of which the batch script holds nothing."""
-        return replace(job, program=replace(job.program, config={}))
-
-
-def _in_place_of_digits(job: Job) -> str:
-    """Return a word that no other word in the script of a job can be expected to hold."""
-    return hashlib.sha256(job.run_name.encode()).hexdigest()[:RUN_DIGITS]
-
-
 def render_array(jobs: Sequence[Job], folder: Path) -> str:
     """Return the batch script of an array, whose elements run the batch scripts of their run folders.
 
@@ -121,8 +71,6 @@ def render_array(jobs: Sequence[Job], folder: Path) -> str:
         header=[_directive(name, value) for name, value in options],
         array=_shell("runs_dir", str(folder)),
         runs=_shell("runs_dir", str(folder.parent)),
-        python=_shell("python", jobs[0].python),
-        digits=_in_place_of_digits(jobs[0]),
     )
 
 

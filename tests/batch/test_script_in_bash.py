@@ -305,12 +305,17 @@ def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) 
     script.programs.write("step", FINISH)
     environ = {**script.environ, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
     command = ["bash", str(array / "job.sbatch")]
-    # A new run has only its settings, until its first start.
-    files = ("job.sbatch", "job.json", "job.pyz")
-    (array / "element").mkdir()
-    for name in files:
-        (script.folder.path / name).rename(array / "element" / name)
-    script.folder.config_file.touch()
+    # A new run has no code until its first start.
+    code = array / "element/code"
+    (code / "package").mkdir(parents=True)
+    (code / "package/fit.py").write_text("pass\n")
+    (code / "data").symlink_to("/data")
+    (array / "element/code.json").touch()
+    script.folder.batch_file.rename(array / "element/job.pyz")
+    # As a start leaves it that SLURM has killed.
+    (script.folder.code_dir / "package").mkdir(parents=True)
+    (script.folder.code_dir / "data").symlink_to("/data")
+    (script.folder.path / ".job.pyz").write_bytes(b"half")
     for attempt in (0, 1):
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         told = (script.folder.path / "logs/slurm-40_3.out").read_text()
@@ -322,11 +327,15 @@ def test_the_script_of_an_array_runs_the_script_of_each_element(script: Script) 
             script.events("started")[attempt]["job_id"] == script.events("ended")[attempt]["job_id"] == "40_3"
         )
         assert script.end == ("finished", "none")
-        assert script.folder.batch_file.exists()
-        (array / "element/job.sbatch").unlink(missing_ok=True)
+        assert (script.folder.code_dir / "data").readlink() == Path("/data")
+        file = script.folder.code_dir / "package/fit.py"
+        assert file.stat().st_nlink == script.folder.batch_file.stat().st_nlink == 1
+        # The second start keeps what the run has written.
+        assert file.read_text() == ("pass\n" if attempt == 0 else "changed\n")
+        file.write_text("changed\n")
     before = sorted(array.parent.rglob("*"))
     for index, words in (
-        ("0", "is no run folder of the array"),  # The run folder is gone.
+        ("0", "is no run folder"),  # It is gone.
         ("4", "can't read the name of element 4"),  # Line 5 of `elements` does not exist.
     ):
         environ["SLURM_ARRAY_TASK_ID"] = index

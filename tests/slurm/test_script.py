@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.settings.schema import Cluster
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.options import sbatch_options
-from slurmddp.slurm.script import ScriptOfRuns, render
+from slurmddp.slurm.script import render
 from slurmddp.slurm.units import parse_minutes
 from support import ROOT
 from support.slurm.slurm_jobs import make_job, options_in
@@ -62,34 +62,6 @@ def test_the_script_is_plain_readable_text(name: str) -> None:
     text = render(job_on(name))
     assert text.isascii()
     assert not [line for line in text.splitlines() if len(line) > 120 or line != line.rstrip()]
-
-
-def test_runs_that_differ_in_their_digits_share_a_rendered_script() -> None:
-    def run(name: str, **changes: object) -> Job:
-        return make_job(run_name=name, run_dir=Path("/shared/it's") / name, **changes)
-
-    names = ("a--b-0123abcd4567", "a--b-89abcdef0123", "a--b-000000000000")
-    setup = (f"echo {names[0]}", "echo 0123abcd4567")
-    shared = ScriptOfRuns(run(names[0], setup=setup))
-    for name in names:
-        job = run(name, setup=setup)
-        assert shared.fits(job) and shared.render(job) == render(job)
-    others = (run(names[1]), run("b-0123abcd4567", setup=setup), replace(job, run_dir=Path("/x") / name))
-    assert not any(map(shared.fits, others))
-    own_files = replace(job.program, config={"program": {"checkpoints": "{run_dir}/*.pt"}})
-    assert shared.fits(replace(job, program=replace(job.program, config={"seed": 2})))
-    assert not shared.fits(replace(job, program=own_files)), "job.json names the files"
-    for name in (
-        f"{'n' * 87}-0123abcd4567",
-        f"{'n' * 88}-0123abcd4567",
-        "a.old-1",
-    ):  # With 100, 101 and 7 letters.
-        one, other = run(name), run(f"{name[:-1]}9")
-        own = ScriptOfRuns(one)
-        assert own.render(one) == render(one)
-        assert own.fits(other) == (len(name) == 100) and (
-            not own.fits(other) or own.render(other) == render(other)
-        )
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:

@@ -2,8 +2,8 @@
 
 The script of an array lies in a hidden folder beside the run folders, `.NAME.N`. The file `elements` beside
 the script names the run folders in the order of the indexes. The script and the commands find the run of an
-element by this file, even if the answer of sbatch was lost. `element/` holds the files that are equal for all
-runs. A new run takes them at its first start, and a run that existed before gets them at the submission.
+element by this file, even if the answer of sbatch was lost. `element/` holds the code, which is equal for all
+runs. A new run copies it at its first start, and a run that existed before gets it at the submission.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from slurmddp.errors import SlurmddpError
 from slurmddp.host.free_name import first_free
 from slurmddp.launchers.submit.sbatch import site_options
-from slurmddp.runs.folder.create import Common, prepare, write_element
+from slurmddp.runs.folder.create import check_syntax, prepare, write_code_of_array
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import END_OF_RUN_NAME, Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS, elements
 from slurmddp.slurm.options import sbatch_options
-from slurmddp.slurm.script import ScriptOfRuns, render, render_array
+from slurmddp.slurm.script import render, render_array
 
 _OF_ONE_RUN = ("job-name", "output")
 """Options of sbatch whose values differ between runs and that an array has one of."""
@@ -105,7 +105,6 @@ def submit(
     slurm: SlurmClient,
     *,
     new: Collection[Path],
-    common: Common,
     say: Callable[[str], object],
 ) -> list[str]:
     """Write the folder of an array, submit the array, record each element in its run; return the ids.
@@ -114,9 +113,7 @@ def submit(
         jobs: the jobs of the runs, in the order of their indexes.
         folder: the folder of the array; it must not exist.
         slurm: the SLURM to submit to.
-        new: the run folders that `create_element` has just written. All others get the files of this
-            submission.
-        common: what the runs have in common.
+        new: the run folders that `create` has just written. All others get the files of this submission.
         say: called with a sentence about each run whose code has changed.
 
     Raises:
@@ -127,13 +124,11 @@ def submit(
     try:
         names = "".join(f"{job.run_dir.name}\n" for job in jobs)
         (folder / ELEMENTS).write_text(names, encoding="utf-8", errors="surrogateescape")
-        own = ScriptOfRuns(jobs[0])
-        runs = [job.run_dir for job in jobs]
-        common.written = write_element(folder / ELEMENT, own.job, own.text, runs)
+        check_syntax(render(jobs[0]))  # All have the same `setup` lines.
+        code = write_code_of_array(folder / ELEMENT, jobs[0], [job.run_dir for job in jobs])
         for job in jobs:
-            fits = own.fits(job)
-            if not fits or job.run_dir not in new:
-                prepare(job, own.render(job) if fits else render(job), say, common)
+            if job.run_dir not in new:
+                prepare(job, render(job), say, code=code)
         script = RunFolder(folder).script_file
         script.write_text(render_array(jobs, folder), encoding="utf-8")
         array = slurm.submit(script, token=_new_token(), options=site_options(jobs, script, slurm))

@@ -181,21 +181,6 @@ def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
     return sorted(python)
 
 
-def share(taken: Path, target: Path) -> None:
-    """Copy the files of the snapshot `taken` into the new folder `target`.
-
-    Hard links would be faster, but a script that writes into its own `code/` would then change other runs.
-    Files that a job has written into `taken` since are left out. If `taken` does not exist, do nothing.
-    """
-    names = _names(taken)
-    if names is None:
-        return
-    record = (str(path.relative_to(taken)) for path in (taken / RECORD).iterdir())
-    for name in [*names, *record]:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(taken / name, target / name, follow_symlinks=False)
-
-
 def _copy(path: Path, copy: Path) -> None:
     shutil.copy2(path, copy, follow_symlinks=False)
     if not copy.is_symlink():

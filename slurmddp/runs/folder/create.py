@@ -6,6 +6,7 @@ given again, the existing folder keeps its logs, metrics and checkpoints, and ge
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -13,7 +14,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,107 +23,93 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import replacing
 from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder import code_changes, code_snapshot
-from slurmddp.runs.folder.freeze import freeze
+from slurmddp.runs.folder.freeze import batch_program
 from slurmddp.runs.folder.late_files import read_bytes
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import refuse_foreign, warn_if_exposed
 from slurmddp.settings.spec import Job
+from slurmddp.slurm.script import settings
 
 Say = Callable[[str], object]
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml is several times faster, where PyYAML has it: a sweep writes thousands of values."""
 
 
-@dataclass
-class Common:
-    """The texts and files that the runs of one array have in common, if one command writes their folders.
+def create(job: Job, script: str | None, *, with_code: bool = True) -> bool:
+    """Write the run folder of a new run; return False if the folder exists, and leave it.
 
-    A run folder gets copies of the array's snapshot of the code, which git is asked for once.
-    A setting keeps its text in YAML if it is the same object as in the configuration before.
+    Args:
+        job: the job of the run.
+        script: its batch script; None for a run of this machine.
+        with_code: False for an element of an array, which copies the array's code at its first start.
+
+    Raises:
+        ConfigError: as for `prepare`.
     """
-
-    written: RunFolder | None = None
-    """The files that the array holds for its runs (see `write_element`)."""
-    texts: dict[str, tuple[object, str]] = field(default_factory=dict)
-
-    def as_yaml(self, config: Mapping[str, Any]) -> str:
-        """Return a configuration as YAML, one top-level key after another."""
-        for key, value in config.items():
-            if key not in self.texts or self.texts[key][0] is not value:
-                self.texts[key] = value, _as_yaml({key: value})
-        return "".join(self.texts[key][1] for key in config)
+    if script is not None and with_code:
+        check_syntax(script)
+    with _draft(job, script) as draft:
+        if with_code:
+            write_code(draft, job, exclude=[draft.path, job.run_dir])
+        return _put_in_place(draft, job.run_dir)
 
 
 def prepare(
-    job: Job, script: str | None, say: Say = lambda text: None, common: Common | None = None
+    job: Job, script: str | None, say: Say = lambda text: None, *, code: RunFolder | None = None
 ) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Removes the marks of an earlier `cancel` or `stop`. `say` gets a sentence if the code has changed.
-    `common` holds the files of runs with the same cluster that were written just before.
+    Removes the marks of an earlier `cancel` or `stop`.
+
+    Args:
+        job: the job of the run.
+        script: its batch script; None for a run of this machine.
+        say: called with a sentence if the code has changed.
+        code: the folder with the code of the array to which the run belongs (see `write_code_of_array`).
 
     Raises:
         ConfigError: the script can't be parsed, the folder can't be written, or it belongs to another
             account.
     """
     folder = RunFolder(job.run_dir)
-    common = common or Common()
-    with _draft(job, script, common) as draft:
+    if script is not None and code is None:
+        check_syntax(script)
+    with _draft(job, script) as draft:
+        if code is None:
+            write_code(draft, job, exclude=[draft.path, folder.path])
+        else:
+            _copy_code(code, draft)
         if not _put_in_place(draft, folder.path):
             refuse_foreign(folder.path)  # Another account may have created it meanwhile.
             _update(draft, folder, say)
     return folder
 
 
-def create(job: Job, script: str | None) -> bool:
-    """Write the run folder of a new run as `prepare` does; return False if it exists, and leave it."""
-    with _draft(job, script, Common()) as draft:
-        return _put_in_place(draft, job.run_dir)
-
-
-def create_element(job: Job, common: Common) -> bool:
-    """Write the folder of a new run with its settings alone; return False if it exists, and leave it.
-
-    The run takes its other files from its array at its first start (see `slurmddp.batch.element`), so that a
-    sweep writes them once.
-    """
-    place = job.run_dir
-    with _writable(place), _writable_for_us_alone(), _beside(place) as draft:
-        _write_settings(draft, job, common)
-        return _put_in_place(draft, place)
-
-
-def write_element(place: Path, job: Job, script: str, runs: Sequence[Path]) -> RunFolder:
-    """Write the files that are equal for the runs of an array into the new folder `place`.
+def write_code_of_array(place: Path, job: Job, runs: Sequence[Path]) -> RunFolder:
+    """Write the code that the runs of an array have in common into the new folder `place`.
 
     Args:
         place: a folder in the folder of the array.
-        job: the job of a run, with a word in place of the digits of its name.
-        script: its batch script.
+        job: the job of any of the runs.
         runs: the folders of the runs, of which no snapshot of the code holds a part.
     """
-    check_syntax(script)
     folder = RunFolder(place)
     with _writable(place), _writable_for_us_alone():
         place.mkdir()
-        freeze(place, job, script)
-        code_changes.write(folder.code_digests_file, job)
-        if job.snapshot:
-            _take_code(folder, job, exclude=[place.parent, *runs])
+        write_code(folder, job, exclude=[place.parent, *runs])
     warn_if_exposed(place)
     return folder
 
 
 @contextmanager
-def _draft(job: Job, script: str | None, common: Common) -> Iterator[RunFolder]:
-    if script is not None and common.written is None:  # The same cluster has the same `setup` lines.
-        check_syntax(script)
-    place = RunFolder(job.run_dir).path
+def _draft(job: Job, script: str | None) -> Iterator[RunFolder]:
+    """Yield a new folder beside the place of a run, with the files that are the run's own."""
+    place = job.run_dir
     refuse_foreign(place)
     with _writable(place), _writable_for_us_alone():
         place.parent.mkdir(parents=True, exist_ok=True)
         with _beside(place) as draft:
-            _fill(draft, job, script, common)
+            _write_own(draft, job, script)
             yield draft
     warn_if_exposed(place)
 
@@ -142,31 +128,15 @@ def check_syntax(script: str) -> None:
         )
 
 
-def _fill(draft: RunFolder, job: Job, script: str | None, common: Common) -> None:
-    """Write all files of a submission into the empty folder `draft`."""
+def _write_own(draft: RunFolder, job: Job, script: str | None) -> None:
+    """Write the configuration of a run, resolved and as typed, and its batch script with its settings."""
     draft.logs_dir.mkdir()
-    _write_settings(draft, job, common)
-    like = common.written
-    if script is not None:
-        freeze(draft.path, job, script)
-    if like is not None and like.code_digests_file.exists():
-        shutil.copy2(like.code_digests_file, draft.code_digests_file)
-    else:
-        code_changes.write(draft.code_digests_file, job)
-    if not job.snapshot:
-        return
-    if like is not None and like.code_note_file.exists():
-        code_snapshot.share(like.code_dir, draft.code_dir)
-        shutil.copy2(like.code_note_file, draft.code_note_file)
-    else:
-        _take_code(draft, job, exclude=[draft.path, job.run_dir])
-
-
-def _write_settings(draft: RunFolder, job: Job, common: Common) -> None:
-    """Write the configuration of a run, resolved and as typed."""
-    draft.config_file.write_text(common.as_yaml(job.program.config), encoding="utf-8")
+    draft.config_file.write_text(_as_yaml(job.program.config), encoding="utf-8")
     typed = "".join(f"{shlex.quote(word)}\n" for word in job.overrides)
     draft.overrides_file.write_text(typed, encoding="utf-8")
+    if script is not None:
+        draft.script_file.write_text(script, encoding="utf-8")
+        draft.job_file.write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
 
 
 def _as_yaml(value: Mapping[str, Any]) -> str:
@@ -175,12 +145,29 @@ def _as_yaml(value: Mapping[str, Any]) -> str:
     return yaml.dump(value, Dumper=_DUMPER, sort_keys=False) if "\x85" in text else text
 
 
-def _take_code(folder: RunFolder, job: Job, exclude: Sequence[Path]) -> None:
-    """Take a snapshot without the folder of all runs; of a project in that folder, without `exclude`."""
+def write_code(folder: RunFolder, job: Job, exclude: Sequence[Path]) -> None:
+    """Write the program of the batch step, a snapshot of the project's code, and the digests of its files.
+
+    The snapshot leaves out the folder of all runs; in a project in that folder, it leaves out `exclude`.
+    """
+    if job.launcher == "slurm":
+        folder.batch_file.write_bytes(batch_program())
+    code_changes.write(folder.code_digests_file, job)
+    if not job.snapshot:
+        return
     runs = job.run_dir.parent
     left_out = exclude if job.project_dir.is_relative_to(runs) else [runs]
     note = code_snapshot.take(job.project_dir, folder.code_dir, exclude=left_out)
     folder.code_note_file.write_text(f"{note}\n", encoding="utf-8")
+
+
+def _copy_code(source: RunFolder, draft: RunFolder) -> None:
+    """Copy what `write_code` has written; with hard links, a run that writes into a file changed others."""
+    for path in source.path.iterdir():
+        if path.is_dir():
+            shutil.copytree(path, draft.path / path.name, symlinks=True)
+        else:
+            shutil.copy2(path, draft.path / path.name)
 
 
 def _put_in_place(draft: RunFolder, place: Path) -> bool:

@@ -6,22 +6,16 @@ So a job runs the program of its submission, even if slurmddp was updated or rem
 from __future__ import annotations
 
 import io
-import json
 import marshal
 import zipfile
 from functools import cache
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
-from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.settings.spec import Job
-from slurmddp.slurm.script import settings
-
 MODULES = (
     "slurmddp.batch.__main__",
     "slurmddp.batch.attempt",
     "slurmddp.batch.begin",
-    "slurmddp.batch.element",
     "slurmddp.batch.end",
     "slurmddp.batch.event_command",
     "slurmddp.batch.exclusions",
@@ -60,14 +54,6 @@ import os
 from slurmddp.batch.__main__ import main
 sys.exit(main(sys.argv[1:], os.environ))
 """
-
-
-def freeze(place: Path, job: Job, script: str) -> None:
-    """Write the batch script of a job, its settings and the batch step into the folder `place`."""
-    folder = RunFolder(place)
-    folder.script_file.write_text(script, encoding="utf-8")
-    folder.job_file.write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
-    folder.batch_file.write_bytes(batch_program())
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import code_snapshot
-from slurmddp.runs.folder.code_snapshot import code_of, share, sources, take
+from slurmddp.runs.folder.code_snapshot import code_of, sources, take
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -225,21 +225,6 @@ def test_relative_links_lead_where_they_led(project: Path, tmp_path: Path) -> No
         "last": project / "runs/x",
     }
     assert (target / "pkg/common.py").read_text() == "shared\n"
-
-
-def test_a_shared_snapshot_has_the_same_files_without_the_files_of_a_job(
-    project: Path, tmp_path: Path
-) -> None:
-    (project / "link.py").symlink_to("model.py")
-    take(project, tmp_path / "one")
-    (tmp_path / "one/written.txt").write_text("by a job")
-    share(tmp_path / "one", tmp_path / "two")
-    assert taken(tmp_path / "two") == taken(tmp_path / "one") - {"written.txt"}
-    assert links(tmp_path / "two") == links(tmp_path / "one")
-    same = [name for name in taken(tmp_path / "two") if (tmp_path / "two" / name).is_file()]
-    assert same and not any((tmp_path / "one" / name).samefile(tmp_path / "two" / name) for name in same)
-    share(tmp_path / "none", tmp_path / "three")
-    assert not (tmp_path / "three").exists()
 
 
 def test_a_snapshot_that_is_too_large_names_what_is_large(project: Path, tmp_path: Path) -> None:

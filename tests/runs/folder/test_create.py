@@ -1,24 +1,21 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from slurmddp.batch.element import fill
 from slurmddp.control.start import put_aside
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
-from slurmddp.runs.folder.create import Common, check_syntax, create_element, prepare, write_element
+from slurmddp.runs.folder.create import check_syntax, prepare, write_code_of_array
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job, Program
-from slurmddp.slurm.script import ScriptOfRuns, render, settings
+from slurmddp.slurm.script import render
 from support.slurm.slurm_jobs import make_job
 
 
@@ -68,7 +65,7 @@ def test_everything_that_the_nodes_need_is_written(project: Path) -> None:
 
 
 def test_a_local_run_has_no_batch_script(project: Path) -> None:
-    folder = prepare(job_in(project, snapshot=False), None)
+    folder = prepare(job_in(project, snapshot=False, launcher="local"), None)
     assert content(folder.path) == {"config.yaml", "overrides.txt", "code.json"}
 
 
@@ -122,8 +119,8 @@ def test_code_that_has_changed_is_named_once(project: Path) -> None:
 def test_without_a_new_snapshot_the_old_code_does_not_run(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = prepare(job_in(project), None)
-    prepare(job_in(project, snapshot=False), None)
+    folder = prepare(job_in(project, launcher="local"), None)
+    prepare(job_in(project, snapshot=False, launcher="local"), None)
     assert content(folder.path) == {"config.yaml", "overrides.txt", "code.json"}
     prepare(job_in(project), None)
     monkeypatch.setenv("PATH", str(project))  # git is gone
@@ -146,7 +143,7 @@ def test_what_a_job_has_written_beside_its_code_is_kept(project: Path) -> None:
     assert (folder.code_dir / "taken.py").read_text() == "of the project"
     assert not (folder.code_dir / "train.py").exists()
     assert not (folder.code_dir / "__pycache__").exists()
-    prepare(job_in(project, snapshot=False), None)
+    prepare(job_in(project, snapshot=False, launcher="local"), None)
     assert (folder.path / "code.old-1/out/deep/weights.pt").read_text() == "weights"
 
 
@@ -228,36 +225,30 @@ def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pyt
     assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
 
 
-def test_runs_of_an_array_share_what_is_equal_and_are_as_written_alone(project: Path) -> None:
-    common, array, alone = Common(), project / "runs/.gpt.1", project / "alone"
-    array.mkdir(parents=True)
-    (array / "elements").write_text("".join(f"gpt-00000000000{number}\n" for number in range(4)))
-    for number in range(4):
-        same = {"name": "gpt", "model": {"width": [1, 2]}, "note": "a: b"}
-        config = {**same, "seed": number, "text": "\x85" * (number % 2)}
-        where = project / "runs" / f"gpt-00000000000{number}"
-        program = Program(target="x.y", config={**config, "program": {"checkpoints": "{run_dir}/*.pt"}})
-        job = job_in(project, run_name=where.name, run_dir=where, program=program, overrides=(f"a={number}",))
-        if common.written is None:
-            own = ScriptOfRuns(job)
-            common.written = write_element(array / "element", own.job, own.text, [])
-        if number == 3:  # A run that existed before.
-            prepare(job, own.render(job), common=common)
-        else:
-            assert own.fits(job) and create_element(job, common) and not create_element(job, common)
-            assert content(where) == {"config.yaml", "overrides.txt"}
-            (where / "job.pyz").touch()
-            (where / "code").mkdir()  # As a start leaves it that SLURM has killed.
-            fill(RunFolder(where), array / "element", own.digits)
-        expected = prepare(replace(job, run_dir=alone / where.name), render(job))
-        assert content(where) == content(expected.path) and (where / "logs").is_dir()
-        for name in content(where) - {"job.json"}:
-            assert (where / name).read_bytes() == (expected.path / name).read_bytes(), name
-        assert json.loads(RunFolder(where).job_file.read_text()) == settings(job)
-        assert RunFolder(where).config() == program.config
-    shared = ("job.pyz", "code.txt", "code/train.py")
-    assert [(where / name).stat().st_nlink for name in shared] == [1, 1, 1]
-    assert [path.name for path in (project / "runs").glob(".*")] == [".gpt.1"]
+def test_a_run_of_an_array_is_as_a_run_alone(project: Path) -> None:
+    def job_of(runs: Path) -> Job:
+        program = Program(target="x.y", config={"name": "gpt", "text": "\x85", "note": "a: b"})
+        return job_in(project, run_name="gpt-1234", run_dir=runs / "gpt-1234", program=program)
+
+    alone = job_of(project / "alone")
+    assert create.create(alone, render(alone))
+    new = job_of(project / "runs")
+    assert create.create(new, render(new), with_code=False)
+    assert not create.create(new, render(new), with_code=False), "the run exists"
+    own = {"config.yaml", "overrides.txt", "job.sbatch", "job.json"}
+    assert content(new.run_dir) == own and (new.run_dir / "logs").is_dir()
+
+    array = project / "runs/.gpt.1"
+    array.mkdir()
+    code = write_code_of_array(array / "element", new, [new.run_dir])
+    assert {*own, *content(code.path)} == content(alone.run_dir)
+    existing = job_of(project / "existing")
+    prepare(existing, render(existing), code=code)
+    assert content(existing.run_dir) == content(alone.run_dir)
+    for name in content(alone.run_dir) - {"job.sbatch"}:
+        assert (existing.run_dir / name).read_bytes() == (alone.run_dir / name).read_bytes(), name
+        assert (existing.run_dir / name).stat().st_nlink == 1, "a script may write into its own files"
+    assert yaml.safe_load((new.run_dir / "config.yaml").read_text()) == new.program.config
 
 
 def test_a_file_of_the_project_that_this_account_can_not_read_is_named(
@@ -267,10 +258,10 @@ def test_a_file_of_the_project_that_this_account_can_not_read_is_named(
     file.touch()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != file)
 
-    def refuse(job: Job, *_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
-    monkeypatch.setattr(create, "_fill", refuse)
+    monkeypatch.setattr(create, "write_code", refuse)
     with pytest.raises(ConfigError, match=f"{file} is in the project and can't be read") as caught:
         prepare(make_job(run_dir=tmp_path / "runs" / "first", project_dir=tmp_path), None)
     assert ".gitignore" in caught.value.hint

@@ -51,13 +51,13 @@ def job_in(runs: Path) -> Job:
 
 def made_meanwhile(monkeypatch: pytest.MonkeyPatch, make: object) -> None:
     """Let `make` act between the check of the owner and the rename, where another account would."""
-    fill = create._fill
+    write = create.write_code
 
-    def fill_slowly(*arguments: object) -> None:
-        fill(*arguments)  # type: ignore[arg-type]
+    def write_slowly(*arguments: object, **options: object) -> None:
+        write(*arguments, **options)  # type: ignore[arg-type]
         make()  # type: ignore[operator]
 
-    monkeypatch.setattr(create, "_fill", fill_slowly)
+    monkeypatch.setattr(create, "write_code", write_slowly)
 
 
 @pytest.mark.usefixtures("as_root")

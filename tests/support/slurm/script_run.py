@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slurmddp.runs.folder.freeze import freeze
+from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import render
 from support.slurm.slurm_jobs import FakePrograms, make_job
@@ -33,7 +33,8 @@ class Script:
         project.mkdir()
         own = {"run_dir": self.folder.path, "project_dir": project, "run_name": self.folder.name}
         job = make_job(**{**own, **changes})
-        freeze(self.folder.path, job, render(job))
+        prepare(job, "")
+        self.folder.script_file.write_text(render(job))  # Also one that bash can't read.
         self.programs.write("job", RUNNING)
         self.python = tmp_path / "bin" / "python3"
         """The host's Python; that of the ranks is not there."""
