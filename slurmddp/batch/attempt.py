@@ -61,6 +61,8 @@ class Settings(NamedTuple):
     """The interpreter of the ranks."""
     stage: str = ""
     """The folder on each node's own disk for a copy of the environment; empty: no copy."""
+    unset: Sequence[str] = ()
+    """Variables with options of another job that has submitted this one."""
 
     @property
     def policy(self) -> requeue_policy.Policy:

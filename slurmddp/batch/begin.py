@@ -36,7 +36,7 @@ _OVER = ("finished", "failed", "config", "no_progress")
 
 
 def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
-    """Claim an attempt and print its settings for the shell; print nothing if no attempt may start.
+    """Claim an attempt and print its variables for the shell; print nothing if no attempt may start.
 
     Args:
         folder: the run folder.
@@ -74,6 +74,8 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
     Attempt(folder, number, settings, job.id, job.say).start(job.node_list, job.restart_count)
     for name, value in {ATTEMPT_VARIABLE: str(number), **ask_limits()}.items():
         print(f"export {name}={shlex.quote(value)}")
+    if settings.unset:
+        print(f"unset -v {' '.join(settings.unset)}")
     return EXIT_FINISHED
 
 

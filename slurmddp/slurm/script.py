@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +36,6 @@ def render(job: Job) -> str:
     return template("job.sbatch.j2").render(
         title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
         header=_header(job),
-        inherited=textwrap.wrap(" ".join(_inherited(job)), 100),
         run=_shell("run_dir", str(job.run_dir)),
         logs=_shell("run_dir", f"{job.run_dir}/logs/attempt-"),
         output=_shell("run_dir", f"{job.run_dir}/logs/attempt-".replace("%", "%%")),
@@ -95,6 +93,7 @@ def settings(job: Job) -> dict[str, object]:
         "on_event": [*policy.on_event],
         "python": job.python,
         "stage": job.cluster.stage or "",
+        "unset": _inherited(job),
     }
 
 

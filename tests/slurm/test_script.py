@@ -61,6 +61,7 @@ def test_the_script_of_a_shipped_cluster_is_the_golden_one(name: str) -> None:
 def test_the_script_is_plain_readable_text(name: str) -> None:
     text = render(job_on(name))
     assert text.isascii()
+    assert len(text.splitlines()) <= 60, "one screen"
     assert not [line for line in text.splitlines() if len(line) > 120 or line != line.rstrip()]
 
 
