@@ -33,6 +33,8 @@ from slurmddp.slurm.script import settings
 Say = Callable[[str], object]
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml is several times faster, where PyYAML has it: a sweep writes thousands of values."""
+_last_texts: dict[str, tuple[object, str]] = {}
+"""The last value of each top-level key, and its text: the points of a sweep share most values as objects."""
 
 
 def create(job: Job, script: str | None, *, with_code: bool = True) -> bool:
@@ -139,7 +141,15 @@ def _write_own(draft: RunFolder, job: Job, script: str | None) -> None:
         draft.job_file.write_text(json.dumps(settings(job), indent=2) + "\n", encoding="utf-8")
 
 
-def _as_yaml(value: Mapping[str, Any]) -> str:
+def _as_yaml(config: Mapping[str, Any]) -> str:
+    """Return a configuration as YAML, one top-level key after another."""
+    for key, value in config.items():
+        if key not in _last_texts or _last_texts[key][0] is not value:
+            _last_texts[key] = value, _text_of({key: value})
+    return "".join(_last_texts[key][1] for key in config)
+
+
+def _text_of(value: Mapping[str, Any]) -> str:
     text = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     # PyYAML reads this line break as a blank unless it is escaped.
     return yaml.dump(value, Dumper=_DUMPER, sort_keys=False) if "\x85" in text else text
