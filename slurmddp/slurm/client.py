@@ -126,17 +126,24 @@ class SlurmClient:
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
         """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't.
 
-        `sbatch --test-only` queues nothing. Without an answer return False, and say why.
+        `sbatch --test-only` queues nothing. Without an answer return False, with a line if `options` are why.
         """
+        refusal = self._refusal(script, options)
+        if refusal is None:
+            return True
+        if options and self._refusal(script) is None:
+            self._say(
+                f"The job does not avoid the nodes that failed recently ({' '.join(options)}): "
+                f"SLURM would refuse it then. {refusal.message}"
+            )
+        return False
+
+    def _refusal(self, script: Path, options: Sequence[str] = ()) -> SlurmError | None:
         try:
             self._run(["sbatch", "--test-only", *options, str(script)])
         except SlurmError as error:
-            self._say(
-                f"The job does not avoid the nodes that failed recently ({' '.join(options)}): "
-                f"SLURM would refuse it then. {error.message}"
-            )
-            return False
-        return True
+            return error
+        return None
 
     def test(self, text: str) -> str:
         """Ask SLURM whether it would queue the script `text`, without queueing it.

@@ -216,12 +216,19 @@ def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
     assert slurm.would_take(script, ["--exclude=n1"])
     assert said == []
     words = "allocation failure: Requested node configuration is not available"
-    programs.write("test-only", f'echo "{words}" >&2; exit 1')
+    programs.write("test-only", f'[[ "$*" == *--exclude* ]] && echo "{words}" >&2 && exit 1')
     assert not slurm.would_take(script, ["--exclude=n1"])
     assert said == [
         "The job does not avoid the nodes that failed recently (--exclude=n1): SLURM would refuse it then. "
         f"sbatch failed: {words}."
     ]
+
+
+def test_an_exclusion_is_not_blamed_for_another_refusal(programs: FakePrograms, script: Path) -> None:
+    said: list[str] = []
+    programs.write("test-only", 'echo "sbatch: error: Do not use --mem here." >&2; exit 1')
+    assert not SlurmClient(say=said.append).would_take(script, ["--exclude=n1"])
+    assert said == []
 
 
 def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmClient, script: Path) -> None:
