@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from slurmddp.errors import ConfigError, near_matches
 from slurmddp.settings.keys import TOP, keys
 from slurmddp.settings.spec import SPECIAL_KEYS
 
-_PASSED = {"optimizer": 1, "scheduler": 1, "program": 3}
+_PASSED = {
+    "optimizer": ("parameters",),
+    "scheduler": ("optimizer",),
+    "program": ("distributon", "config", "folder"),
+}
 """The arguments that the ranks pass by position, before those of the configuration."""
 _CALLED_WITH_BATCHES = ("loss", "metrics")
 """Groups in which a function is called later, with outputs and targets."""
@@ -33,6 +38,8 @@ class Signature:
     """Those without a default, in their order."""
     file: Path
     """The source file."""
+    positions: float = math.inf
+    """How many arguments a call may pass by position."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,13 @@ def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> Non
     kind = key.partition(".")[0]
     if kind in _CALLED_WITH_BATCHES or node.get("_partial_"):
         return
-    passed = len(node.get("_args_") or ()) + (_PASSED.get(key, 0))
+    passed = len(node.get("_args_") or ()) + len(_PASSED.get(key, ()))
+    if passed > signature.positions:
+        raise ConfigError(
+            f"`{key}._target_` is {target}, which takes {signature.positions} arguments by position, but is "
+            f"called with {passed}.",
+            hint=f"It gets {', '.join([*_PASSED.get(key, ()), *map(str, node.get('_args_') or ())])}.",
+        )
     missing = [name for name in signature.required if name not in (*given, *signature.names[:passed])]
     if missing:
         raise ConfigError(
@@ -202,7 +215,8 @@ def _of_arguments(arguments: ast.arguments, place: _Place, *, skip: int) -> Sign
         if default is None
     ]
     names = [*plain[skip:], *(one.arg for one in arguments.kwonlyargs)]
-    return Signature(tuple(names), (*by_position[skip:], *by_name), place.file)
+    positions = len(plain) - skip if arguments.vararg is None else math.inf
+    return Signature(tuple(names), (*by_position[skip:], *by_name), place.file, positions)
 
 
 def _of_fields(node: ast.ClassDef, place: _Place) -> Signature | None:

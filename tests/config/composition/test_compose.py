@@ -301,6 +301,12 @@ def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) ->
     (project / "mine.py").write_text("def train(distributon, config, folder, extra): ...\n")
     job = job_of(project, "program._target_=mine.train", "program.extra=1")
     assert job.program.target == "mine.train" and job.program.config["program"]["extra"] == 1
+    (project / "mine.py").write_text("def train(): ...\ndef free(*args): ...\ndef named(*, config): ...\n")
+    assert job_of(project, "program._target_=mine.free").program.target == "mine.free"
+    for name in ("train", "named"):
+        with pytest.raises(ConfigError, match="takes 0 arguments by position") as caught:
+            job_of(project, f"program._target_=mine.{name}")
+        assert caught.value.hint == "It gets distributon, config, folder."
 
 
 @pytest.mark.parametrize(
