@@ -77,6 +77,8 @@ MEMORY_VARIABLE = "SLURMDDP_MEMORY_FDS"
 
 THREADS_BY_AGENT_VARIABLE = "SLURMDDP_THREADS_BY_AGENT"
 """`1` if the agent has set OMP_NUM_THREADS, as torchrun does, and no person has."""
+SNAPSHOT_VARIABLE = "SLURMDDP_SNAPSHOT"
+"""`1` if a program of Python imports from the snapshot of the code; it never sees the variable."""
 
 # Marks of the sandbox.
 

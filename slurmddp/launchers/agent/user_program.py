@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmddp.environments.detect import detect
-from slurmddp.environments.names import SIGNALS_ALL_VARIABLE, THREADS_BY_AGENT_VARIABLE
+from slurmddp.environments.names import (
+    SIGNALS_ALL_VARIABLE,
+    SNAPSHOT_VARIABLE,
+    THREADS_BY_AGENT_VARIABLE,
+)
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.agent.worker import descriptors_in
 from slurmddp.runs.folder.late_files import is_there
@@ -31,7 +35,7 @@ from slurmddp.settings.spec import MODULE, is_command
 
 ENTRY = f"{__name__}:become"
 _STARTUP = Path(__file__).with_name("startup")
-"""The folder of the `sitecustomize` that prepares the interpreter of a script or module."""
+"""The folder of the `sitecustomize` that prepares the interpreter of a script, a module or `python ...`."""
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -45,9 +49,11 @@ def become(run_dir: str) -> NoReturn:
     program = folder.config()["program"]
     command = _command(folder, program["script"], words_of(folder, program, os.environ))
     environ = {**os.environ, **_threads(os.environ)}
-    if not is_command(program["script"]):
+    is_program_of_python = not is_command(program["script"])
+    if is_program_of_python or _is_this_python(command[0]):
         inherited = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([inherited] if inherited else [])])
+        environ[SNAPSHOT_VARIABLE] = str(int(is_program_of_python))
     for number in descriptors_in(environ):
         os.set_inheritable(number, True)
     _reset_signals()
@@ -73,6 +79,13 @@ def _executable(command: str) -> str:
             hint="The setup lines of the cluster file may add its folder to PATH.",
         )
     return program
+
+
+def _is_this_python(executable: str) -> bool:
+    """Whether a command starts the interpreter of slurmddp itself, as `python app.pyz` does."""
+    this = Path(sys.executable)
+    path = Path(executable).absolute()
+    return path.parent == this.parent and path.resolve() == this.resolve()
 
 
 def _file(folder: RunFolder, script: str) -> str:

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from slurmddp.environments import names
 from slurmddp.host.heartbeat_page import _NAME, STACKS_SIGNAL, HeartbeatPage
+from slurmddp.launchers.agent import user_program
 from slurmddp.launchers.agent.startup import sitecustomize
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -21,7 +24,7 @@ import json, os, sys
 print(json.dumps({
     "path": sys.path, "argv": sys.argv, "modules": sorted(sys.modules),
     "finders": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
-    "variable": os.environ.get("PYTHONPATH"),
+    "variables": [os.environ.get(name) for name in ("PYTHONPATH", "SLURMDDP_SNAPSHOT")],
 }))
 """
 BUSY = """
@@ -53,7 +56,8 @@ def project(tmp_path: Path) -> Path:
 def start(project: Path, *words: str, **environ: str) -> str:
     """Start Python as an agent does; return what it prints."""
     entries = [str(STARTUP), *filter(None, [environ.pop("PYTHONPATH", "")])]
-    values = {**os.environ, "SLURMDDP_RUN_DIR": str(project / "runs" / "x"), **environ}
+    values = {**os.environ, "SLURMDDP_RUN_DIR": str(project / "runs" / "x"), "SLURMDDP_SNAPSHOT": "1"}
+    values |= environ
     values["PYTHONPATH"] = os.pathsep.join(entries)
     done = subprocess.run(
         [sys.executable, "-u", *words], cwd=project, env=values, capture_output=True, text=True, timeout=60
@@ -66,6 +70,11 @@ def test_a_module_and_its_packages_come_from_the_snapshot(project: Path) -> None
     code = project / "runs" / "x" / "code"
     printed = start(project, "-m", "main", PYTHONPATH=str(project / "src"))
     assert printed == f"of the snapshot {code} {code / 'main.py'}\n"
+
+
+def test_a_command_imports_the_files_of_the_project(project: Path) -> None:
+    printed = start(project, "-m", "main", PYTHONPATH=str(project / "src"), SLURMDDP_SNAPSHOT="0")
+    assert printed == f"of now {project} {project / 'main.py'}\n"
 
 
 @pytest.mark.parametrize("words", [["-m", "show", "a"], ["show.py", "a"]])
@@ -119,8 +128,28 @@ def test_a_program_ends_after_the_threads_of_gloo(project: Path) -> None:
     assert start(project, "busy.py") == "released\n"
 
 
+@pytest.mark.parametrize("command", ["python", "sh"])
+def test_only_a_command_that_starts_this_python_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.config_file.write_text(yaml.safe_dump({"program": {"script": command, "args": ["app.pyz"]}}))
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *words: started.extend(words))
+    monkeypatch.setattr(user_program, "_reset_signals", lambda: None)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    user_program.become(str(run.path))
+    _, words, environ = started
+    entries = [str(STARTUP), "mine"] if command == "python" else ["mine"]
+    assert (words, environ["PYTHONPATH"]) == ([command, "app.pyz"], os.pathsep.join(entries))
+    assert environ.get("SLURMDDP_SNAPSHOT") == ("0" if command == "python" else None)
+
+
 def test_it_names_what_other_modules_define() -> None:
     assert sitecustomize.RUN_DIR_VARIABLE == names.RUN_DIR_VARIABLE
+    assert sitecustomize.SNAPSHOT_VARIABLE == names.SNAPSHOT_VARIABLE
     assert sitecustomize.HEARTBEAT_VARIABLE == names.HEARTBEAT_VARIABLE
     assert RunFolder("x").code_dir.name == sitecustomize.CODE_FOLDER
     assert sitecustomize.PAGE_NAME == _NAME

@@ -1,11 +1,11 @@
-"""Prepare the interpreter of a person's script or module, before the first line of the program.
+"""Prepare the interpreter of a person's script, module or `python ...`, before the program's first line.
 
 An agent puts this folder first in PYTHONPATH. Python imports `sitecustomize` once the search path is complete
-and before it runs the program. This module then lets imports find the code's snapshot, lets the agent ask for
-the stacks of a rank that hangs, lets the program wait for gloo's threads at its end, and removes every other
-trace of itself: the program finds the search path, the PYTHONPATH and the `sitecustomize` of its site as it
-would without slurmddp. It imports nothing that Python has not imported itself, because a program may depend
-on being the first to import a module.
+and before it runs the program. This module then lets imports of a script or module find the code's snapshot,
+lets the agent ask for the stacks of a rank that hangs, lets the program wait for gloo's threads at its end,
+and removes every other trace of itself: the program finds the search path, the PYTHONPATH and the
+`sitecustomize` of its site as it would without slurmddp. It imports nothing that Python has not imported
+itself, because a program may depend on being the first to import a module.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # `environments/names.py`, `runs/folder/layout.py` and `host/heartbeat_page.py` define these values. They
 # can't be imported here: the program would find slurmddp and its imports in `sys.modules`.
 RUN_DIR_VARIABLE, HEARTBEAT_VARIABLE = "SLURMDDP_RUN_DIR", "SLURMDDP_HEARTBEAT_FD"
+SNAPSHOT_VARIABLE = "SLURMDDP_SNAPSHOT"
 CODE_FOLDER = "code"
 PAGE_NAME = "slurmddp-heartbeat"
 STACKS_SIGNAL_OFFSET = 7
@@ -86,7 +87,9 @@ def _prepare() -> None:
     _leave_search_path(os.path.dirname(__file__))
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     code = os.path.join(run_dir, CODE_FOLDER)
-    if run_dir and os.path.isdir(code):
+    # A command, such as `python app.pyz`, runs on the files of the project.
+    is_on_snapshot = os.environ.pop(SNAPSHOT_VARIABLE, "") == "1"
+    if is_on_snapshot and run_dir and os.path.isdir(code):
         project = os.path.realpath(os.getcwd())
         import_from_copy(project, code)
         if "-m" in sys.orig_argv[:3]:
