@@ -90,6 +90,16 @@ def test_failures_are_counted_along_the_chain(start: Start) -> None:
         assert waiting(run) == []
 
 
+def test_a_hold_and_a_begin_time_delay_the_first_job_only(start: Start) -> None:
+    delays = {"hold": True, "begin": "now+1hour"}
+    own = {"nodes": 1, "refused": True, "max_restarts": 1, "env": {"STUB_CRASH": "2"}}
+    run = start(goal=ENDLESS, name="delayed", sbatch=delays, **own)
+    for words in (["update", f"JobId={run.job_id}", "StartTime=now"], ["release", run.job_id]):
+        subprocess.run(["scontrol", *words], check=True)
+    run.wait_over()
+    assert run.ends() == [("failed", "resubmit"), ("failed", "none")]
+
+
 def test_two_jobs_that_are_stopped_at_one_step_end_the_chain(start: Start, slurm: SlurmClient) -> None:
     run = start(
         goal=ENDLESS, nodes=1, refused=True, target="slurmddp.training.trainer.train", env={"STUB_STUCK": "1"}
