@@ -139,7 +139,7 @@ class SupersededError(SlurmddpError):
 
 
 HINT = "hint: "
-"""The beginning of a line in which a rank says what to do about an error of its program."""
+"""The beginning of a line of a log that says what to do about an error of a program."""
 
 
 def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all: bool = True) -> str:

@@ -64,6 +64,7 @@ def record(attempt: Attempt, failure: LaunchFailure) -> None:
         "host": failure.host,
         "exit_code": None,
         "signal": None,
+        "kind": "not_started",
         "reason": reason,
     }
     path = attempt.folder.failure_file(attempt.number)

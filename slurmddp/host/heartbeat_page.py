@@ -32,6 +32,9 @@ _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED, _FINISHED, _EXIT_CODE = range(7)
 _SINCE, _STEPPED, _STEP_S, _WAIT_S, _FORWARD_S = range(7, 12)
+_HAS_ERROR, _IS_LOST_RANK = 12, 13
+_TEXT, _HINT = slice(1024, 2560), slice(2560, 4096)
+"""Where the page holds the error by which the rank ends, and what to do about it; padded with zeros."""
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 
@@ -62,6 +65,18 @@ class RankHeartbeat:
     """Whether a training that answers requests to stop has come to its own end."""
     exit_code: int = 0
     """The exit code that the rank means when its interpreter exits with 0 or 1; 0 if it names none."""
+
+
+@dataclass(frozen=True)
+class ReportedError:
+    """The error by which a rank said that it ends."""
+
+    text: str
+    """What happened; empty if the traceback in the log says more."""
+    hint: str
+    """What to do; empty if only the program's author can know."""
+    is_lost_rank: bool = False
+    """Whether the rank only lost another rank."""
 
 
 class HeartbeatPage:
@@ -132,6 +147,21 @@ class HeartbeatPage:
         meant = self.read().exit_code
         replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED
         return meant if meant and code == replaced else code
+
+    def report_error(self, error: ReportedError) -> None:
+        """Show by which error the rank ends; texts that are too long are cut off."""
+        for place, text in ((_TEXT, error.text), (_HINT, error.hint)):
+            size = place.stop - place.start
+            self._page[place] = text.encode(errors="replace")[:size].ljust(size, b"\0")
+        self._counts[_IS_LOST_RANK] = error.is_lost_rank
+        self._counts[_HAS_ERROR] = True
+
+    def reported_error(self) -> ReportedError | None:
+        """Return the error by which the rank ended; None if it reported none."""
+        if not self._counts[_HAS_ERROR]:
+            return None
+        text, hint = (self._page[place].rstrip(b"\0").decode(errors="ignore") for place in (_TEXT, _HINT))
+        return ReportedError(text, hint, bool(self._counts[_IS_LOST_RANK]))
 
     def read(self) -> RankHeartbeat:
         """Return the heartbeat that the page shows now."""

@@ -26,6 +26,7 @@ from slurmddp.errors import (
     SlurmddpError,
     StoppedAtCheckpoint,
 )
+from slurmddp.host.heartbeat_page import HeartbeatPage, ReportedError
 from slurmddp.host.interpreter import note_uncaught
 from slurmddp.host.streams import tell
 from slurmddp.plugins import locate
@@ -155,7 +156,9 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
         code = _report(error)
     else:
         tell(traceback.format_exc().rstrip())
-        if hint := hint_of(error):
+        hint = hint_of(error)
+        if hint:
+            HeartbeatPage.attach(os.environ).report_error(ReportedError("", hint))
             tell(f"{HINT}{hint}")
         code = EXIT_FAILED
     if code != EXIT_FAILED or not is_lost_rank(error):
@@ -185,7 +188,12 @@ def is_lost_rank(error: BaseException | None) -> bool:
 
 
 def _report(error: SlurmddpError) -> int:
-    """Print the cause, then the error, so that the last lines are the message; return its exit code."""
+    """Report the error to the agent, print it with its cause before it, and return its exit code."""
+    is_lost = is_lost_rank(error)
+    # Without a refusal, the cause says more about what happened than the error that it led to.
+    says_less = error.__cause__ is not None and error.exit_code == EXIT_FAILED and not is_lost
+    text = "" if says_less else f"{type(error).__name__}: {error.message}"
+    HeartbeatPage.attach(os.environ).report_error(ReportedError(text, error.hint, is_lost))
     if error.__cause__ is not None:
         tell("".join(traceback.format_exception(error.__cause__)).rstrip())
     if not (isinstance(error, StoppedAtCheckpoint) and error.is_printed):

@@ -11,7 +11,7 @@ import pytest
 from slurmddp.environments.time_limits import Limits
 from slurmddp.errors import CheckpointError, ConfigError, RankFailure
 from slurmddp.runs.failures.capture import tail_of
-from slurmddp.runs.failures.causes import reason_of
+from slurmddp.runs.failures.causes import find_cause
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training import rank_main
 from slurmddp.training.rank_main import is_lost_rank
@@ -82,7 +82,7 @@ def test_a_wrong_configuration_exits_with_78(tmp_path: Path, config: dict[str, A
     code, said = run_ranks(worker_jobs.work, 1, make_run(tmp_path, **config))[0]
     assert code == 78
     assert message in said
-    assert reason_of(code, None, tail_of(said)) == said.splitlines()[-2]
+    assert find_cause(code, None, tail_of(said)).reason == said.splitlines()[-2]
 
 
 def test_the_cause_of_an_error_is_printed_before_it(tmp_path: Path) -> None:

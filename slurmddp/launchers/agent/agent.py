@@ -19,7 +19,8 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -48,6 +49,7 @@ from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
+from slurmddp.runs.failures.kinds import Cause
 from slurmddp.runs.folder.late_files import look_again
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings import spec
@@ -68,6 +70,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             attempt = _attempt_number(os.environ)
         except SlurmddpError as error:
             _print_error(error)
+            _record_without_attempt(folder, error)
             return error.exit_code
         try:
             node = detect(os.environ)
@@ -83,6 +86,8 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             if number.isdecimal():
                 _write_exit_file(folder, attempt, int(number), code)
             return code
+        with suppress(OSError):  # On a full disk the agent runs without it.
+            folder.begun_file(attempt, node.node_rank).touch()
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
         process.end_children(_UNKILLABLE_S)  # Processes that have left the process group of their rank.
@@ -243,9 +248,23 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
     return secret or node.launch_id
 
 
+def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
+    """Record why this agent can't run ranks, although its environment names neither attempt nor node."""
+    attempts = folder.attempts()
+    if attempts:
+        failure = replace(_refusal(error, node_rank=0), node_rank=None)
+        Records(folder, attempts[-1]).failed(failure)
+
+
 def _refusal(error: SlurmddpError, *, node_rank: int) -> Failure:
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
-    return capture.here(error.exit_code, node_rank=node_rank, lines=lines, reason=error.message)
+    return capture.here(
+        error.exit_code,
+        node_rank=node_rank,
+        lines=lines,
+        cause=Cause("other", error.message),
+        remedy=error.hint,
+    )
 
 
 def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int) -> None:

@@ -31,7 +31,7 @@ from slurmddp.environments.names import (
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED, HINT
 from slurmddp.host import process
-from slurmddp.host.heartbeat_page import HeartbeatPage
+from slurmddp.host.heartbeat_page import HeartbeatPage, ReportedError
 from slurmddp.host.streams import tell
 from slurmddp.launchers.agent import user_program, worker
 from slurmddp.launchers.agent.preload import enter_project
@@ -59,6 +59,7 @@ def start(run_dir: str) -> int:
     launcher: Any = importlib.import_module("torch.distributed.run")
     errors: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
     api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    page = HeartbeatPage.attach(os.environ)
     for name in _OF_A_FORKED_RANK:
         os.environ.pop(name, None)
     os.environ[LAUNCH_ID_VARIABLE] = node.launch_id
@@ -84,7 +85,7 @@ def start(run_dir: str) -> int:
         return EXIT_STOPPED
     except errors.ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        code = _report(folder, rank, failure)
+        code = _report(folder, rank, failure, page)
         return pages[int(failure.local_rank)].explained(code)
     is_stopped = any(page.read().exit_code == EXIT_STOPPED for page in pages)
     return EXIT_STOPPED if is_stopped else EXIT_FINISHED
@@ -209,7 +210,8 @@ def _record_restart(folder: RunFolder, rank: int, failure: Any) -> None:
     generation = run.restart_count
     lines = capture.last_lines(folder.rank_log(run.attempt, rank))
     node = detect(os.environ).node_rank
-    cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines)
+    remedy = hint_after(lines[-1]) if lines else ""
+    cause = capture.here(int(failure.exitcode), node_rank=node, rank=rank, lines=lines, remedy=remedy)
     if is_consequence(cause):
         time.sleep(_CAUSE_S)
     # Each node's torchrun gets here, and the first one records.
@@ -218,8 +220,11 @@ def _record_restart(folder: RunFolder, rank: int, failure: Any) -> None:
         run.add_event("restarted", generation=generation + 1, reason=reason, node=node, rank=rank, step=-1)
 
 
-def _report(folder: RunFolder, rank: int, failure: Any) -> int:
-    """Print how the first rank failed, with its last lines; return the exit code of this torchrun."""
+def _report(folder: RunFolder, rank: int, failure: Any, page: HeartbeatPage) -> int:
+    """Print how the first rank failed, with its last lines; return the exit code of this torchrun.
+
+    The agent learns from this torchrun's own page what to do about the error.
+    """
     code = int(failure.exitcode)
     lines = capture.last_lines(folder.rank_log(RunContext.read(os.environ).attempt, rank))
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
@@ -227,6 +232,7 @@ def _report(folder: RunFolder, rank: int, failure: Any) -> int:
         tell("\n".join(lines))
     hint = hint_after(lines[-1]) if lines else ""
     if hint:
+        page.report_error(ReportedError("", hint))
         tell(f"{HINT}{hint}")
     tell(f"torchrun: rank {rank} {ended}.")
     return code if code > 0 else EXIT_FAILED

@@ -32,7 +32,7 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host import interpreter, process
-from slurmddp.host.heartbeat_page import arm_stacks
+from slurmddp.host.heartbeat_page import HeartbeatPage, ReportedError, arm_stacks
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.host.streams import lines_to, tell
 
@@ -170,17 +170,24 @@ def run_entry(entry: str, run_dir: str) -> int:
         return error.exit_code
     except SlurmddpError as error:
         interpreter.note_uncaught(error)
+        _report(ReportedError(error.message, error.hint))
         tell(f"Error: {error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return _as_byte(error.code or EXIT_FINISHED)
-        tell(f"SystemExit: {str(error.code).strip()}")
+        text = str(error.code).strip()
+        _report(ReportedError(text, ""))
+        tell(f"SystemExit: {text}")
         return EXIT_FAILED
     except BaseException as error:
         interpreter.note_uncaught(error)
         tell(traceback.format_exc().rstrip())
         return EXIT_FAILED
+
+
+def _report(error: ReportedError) -> None:
+    HeartbeatPage.attach(os.environ).report_error(error)
 
 
 def _as_byte(code: int) -> int:

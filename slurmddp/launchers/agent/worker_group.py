@@ -46,8 +46,8 @@ from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
 from slurmddp.runs.failures import capture
-from slurmddp.runs.failures.causes import LEFT_EARLY
-from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, UnexplainedFailure, is_consequence
+from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, is_consequence
+from slurmddp.runs.failures.kinds import Cause, FailureKind
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_hints import hint_after
 
@@ -127,7 +127,7 @@ class WorkerGroup(ABC):
             code = self._judge(local_rank, exit_code)
             self._record_exit(local_rank, code)
             if code == EXIT_FINISHED:
-                self.left.append(self._failure(local_rank, code).because(LEFT_EARLY))
+                self.left.append(self._failure(local_rank, code).because(Cause.of("left_early")))
             if not self._ended_by_us:
                 self.codes.append(code)
                 failed += [] if code in GOOD_CODES else [self._failure(local_rank, code)]
@@ -236,6 +236,8 @@ class ForkedWorkers(WorkerGroup):
         self._pages = [HeartbeatPage.create() for _ in range(spec.workers)]
         self._logged = [0] * spec.workers
         """Size of each rank's log when the rank started."""
+        self._hints: dict[int, str] = {}
+        """What to do about the errors of programs that have ended, by local rank."""
         self._agents: tuple[int, ...] = ()
         """The agents of the present worker group."""
         self._step_variables: list[dict[str, str]] = []
@@ -331,7 +333,13 @@ class ForkedWorkers(WorkerGroup):
 
     def _failure(self, local_rank: int, code: int) -> UnexplainedFailure:
         failure = super()._failure(local_rank, code)
-        return replace(failure, asked_to_stop=self._is_script_asked_to_stop)
+        reported = self._pages[local_rank].reported_error()
+        return replace(
+            failure,
+            asked_to_stop=self._is_script_asked_to_stop,
+            reported=reported,
+            remedy=self._hints.get(local_rank) or (reported.hint if reported else ""),
+        )
 
     def _describe_step(self, agents: tuple[int, ...]) -> None:
         """Describe a step of these agents to each rank here, as srun does."""
@@ -351,6 +359,7 @@ class ForkedWorkers(WorkerGroup):
 
     def _start(self, local_rank: int, order: StartWorkers) -> int:
         self._pages[local_rank].reset()
+        self._hints.pop(local_rank, None)
         log = self._log(local_rank)
         self._logged[local_rank] = _size(log)
         rank = RankSpec(
@@ -414,9 +423,9 @@ class ForkedWorkers(WorkerGroup):
         if code == EXIT_FAILED and self._spec.is_foreign:
             self._add_hint(local_rank)
         # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
-        reason = ENDED_BY_AGENT if self._ended_by_us else ""
+        kind: FailureKind = "ended_by_agent" if self._ended_by_us else "other"
         spec, rank = self._spec, self.rank(local_rank)
-        capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, reason)
+        capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, kind)
 
     def _kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)  # `_exit_code` ends the processes that the rank has started.
@@ -429,11 +438,12 @@ class ForkedWorkers(WorkerGroup):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _add_hint(self, local_rank: int) -> None:
-        """Add to the log of a rank what to do about its error, if that is known."""
+        """Note what to do about the error of a rank, also in its log, if that is known."""
         log = self._log(local_rank)
         lines = capture.last_lines(log, 1, since=self._logged[local_rank])
         hint = hint_after(lines[-1]) if lines else ""
         if hint:
+            self._hints[local_rank] = hint
             with suppress(OSError), log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{HINT}{hint}\n")
 

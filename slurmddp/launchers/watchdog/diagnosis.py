@@ -21,6 +21,7 @@ from slurmddp.launchers.watchdog.stragglers import (
 )
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, why
 from slurmddp.runs.failures.failure import Failure
+from slurmddp.runs.failures.kinds import Cause
 
 _REPORTS_S = 15.0
 """Seconds for the agents to report. Each agent waits eight seconds at most for its ranks' stacks."""
@@ -31,8 +32,8 @@ class Verdict:
     """A rank that holds up all others."""
 
     report: RankReport
-    reason: str
-    """The reason of its failure."""
+    cause: Cause
+    """Why it fails."""
 
     def failure(self, agents: Sequence[int], ranks_per_node: int) -> Failure:
         """Return the failure of the stuck rank; `agents` run the ranks, in the order of the ranks."""
@@ -45,7 +46,8 @@ class Verdict:
             exit_code=None,
             signal=None,
             time=round(time.time(), 3),
-            reason=self.reason,
+            kind=self.cause.kind,
+            reason=self.cause.reason,
             last_lines=self.report.stack,
         )
 

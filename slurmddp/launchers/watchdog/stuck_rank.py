@@ -16,7 +16,7 @@ import slurmddp
 from slurmddp.host.heartbeat_page import RankHeartbeat
 from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
-from slurmddp.runs.failures.causes import STALLED, STALLED_TOGETHER
+from slurmddp.runs.failures.kinds import PHRASES, Cause, FailureKind
 
 _WAITS_IN = (
     "/torch/distributed/",
@@ -180,14 +180,15 @@ def _short(frame: str) -> str:
     return f"{PurePath(where).name}{separator}{function}"
 
 
-def why(found: Iterable[RankReport], first: RankReport) -> str:
-    """Return the reason of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
+def why(found: Iterable[RankReport], first: RankReport) -> Cause:
+    """Return the cause of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
     others = sorted((one for one in found if one.rank != first.rank), key=lambda one: one.rank)
-    text = f"{STALLED}: {_does(first)} for {first.seconds:.0f} s"
+    kind, text = _does(first)
+    text += f" for {first.seconds:.0f} s"
     text += f" (step {first.step + 1})" if first.step >= 0 else ""
     if others:
         text += f", while {_who(others)} {_where(others)}"
-    return text + _stands_at(first)
+    return Cause(kind, text + _stands_at(first))
 
 
 def hung_at_exit(found: RankReport) -> str:
@@ -200,12 +201,13 @@ def hung_at_exit(found: RankReport) -> str:
     )
 
 
-def _does(first: RankReport) -> str:
+def _does(first: RankReport) -> tuple[FailureKind, str]:
+    """Return the kind of the failure of a stuck rank, and its activity."""
     if first.state == "T":
-        return "stopped by a signal (SIGSTOP)"
+        return "stalled", f"{PHRASES['stalled']}: stopped by a signal (SIGSTOP)"
     if waits(first):
-        return f"{STALLED_TOGETHER.removeprefix(f'{STALLED}: ')}, at {place(first)},"
-    return _DOING[first.phase]
+        return "stalled_together", f"{PHRASES['stalled_together']}, at {place(first)},"
+    return "stalled", f"{PHRASES['stalled']}: {_DOING[first.phase]}"
 
 
 def _who(others: Sequence[RankReport]) -> str:

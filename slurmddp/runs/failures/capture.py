@@ -18,6 +18,7 @@ from pathlib import Path
 
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, as_json, from_json
+from slurmddp.runs.failures.kinds import PHRASES, Cause, FailureKind
 from slurmddp.runs.failures.tracebacks import TRACEBACK
 from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
@@ -50,13 +51,14 @@ def here(
     rank: int | None = None,
     local_rank: int | None = None,
     lines: Sequence[str] = (),
-    reason: str = "",
+    cause: Cause | None = None,
+    remedy: str = "",
     generation: int = 0,
     oom: str | None = None,
 ) -> Failure:
     """Return the failure of a process that ended on this host just now.
 
-    The reason is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
+    The cause is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
     `oom` is what `OomWatch.verdict` says.
     """
     found = unexplained(
@@ -68,7 +70,7 @@ def here(
         generation=generation,
         oom=oom,
     )
-    return found.because(reason)
+    return replace(found, remedy=remedy).because(cause)
 
 
 def unexplained(
@@ -187,12 +189,18 @@ def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
             exit_code=failure.exit_code,
             signal=failure.signal,
             generation=failure.generation,
+            kind=failure.kind,
             reason=failure.reason,
         )
 
 
 def write_exit(
-    folder: RunFolder, attempt: int, rank: int, returncode: int, generation: int = 0, reason: str = ""
+    folder: RunFolder,
+    attempt: int,
+    rank: int,
+    returncode: int,
+    generation: int = 0,
+    kind: FailureKind = "other",
 ) -> None:
     """Write `exit-rank-<rank>`: how a rank ended, also without failure; a restarted rank replaces it."""
     code, name = split_status(returncode)
@@ -202,7 +210,8 @@ def write_exit(
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
-        reason=reason,
+        kind=kind,
+        reason=PHRASES.get(kind, ""),
         generation=generation,
     )
     with suppress(OSError):  # A full disk must not change what happens next.

@@ -20,15 +20,23 @@ from slurmddp.errors import (
     RankFailure,
     SlurmddpError,
 )
+from slurmddp.host.heartbeat_page import ReportedError
 from slurmddp.runs.failures import causes
-from slurmddp.runs.failures.causes import reads_like_a_lost_peer, reason_of, telling
+from slurmddp.runs.failures.causes import reads_like_a_lost_peer, telling
+from slurmddp.runs.failures.kinds import ADVICE, LOST_NODES, PHRASES, STALLS, Cause, FailureKind
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
 """Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""
-ENDED_BY_AGENT = "ended by its agent"
-"""The reason of a rank that its agent has ended: another failure is the cause."""
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
+_NO_EXIT_CODE = "left no exit code: it was killed, or its host is gone"
+_EARLIER_OPENINGS: Mapping[str, FailureKind] = {
+    "lost node or link": "lost_contact",
+    "lost node to the preflight": "unfit_node",
+    "lost node to the ranks": "unable_node",
+    "lost node": "lost_node",
+}
+"""What the reasons of lost nodes began with in records without a kind, the longer openings first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +51,12 @@ class Failure:
     signal: str | None
     time: float = 0.0
     last_lines: tuple[str, ...] = ()
+    kind: FailureKind = "other"
+    """Why, by a plain name; other: an error of the program, or unknown."""
     reason: str = ""
-    """Why, as one phrase (see `causes`); empty if unknown."""
+    """Why, as one phrase; empty if unknown."""
+    remedy: str = ""
+    """What to do, as the process itself said; empty if it said nothing."""
     generation: int = 0
     """The number of restarts in place before the failure."""
     asked_to_stop: bool = False
@@ -58,29 +70,37 @@ class Failure:
     @property
     def sentence(self) -> str:
         """Process, host, end and reason, without a final full stop."""
-        for kind in (causes.LOST_CONTACT, causes.LOST_NODE, causes.STALLED):
-            if self.reason.startswith(kind):
-                return f"{self.short}{self.reason.removeprefix(kind)}"
-        known = self.exit_code is not None or self.signal is not None
-        return f"{self.short}: {self.reason}" if self.reason and known else self.short
+        if not self._has_end:
+            return f"{self._who} {self.reason or _NO_EXIT_CODE}"
+        return f"{self.short}: {self.reason}" if self.reason else self.short
 
     @property
     def short(self) -> str:
         """Process, host and end, without the reason."""
+        if self.kind in STALLS:
+            return f"{self._who} {PHRASES['stalled']}"
+        if self.kind == "lost_contact":
+            return f"{self._who} {PHRASES['lost_contact']}"
+        if self.kind in LOST_NODES:
+            return f"{self._who} {PHRASES['lost_node']}"
+        return f"{self._who} {self._how}" if self._has_end else self.sentence
+
+    @property
+    def _has_end(self) -> bool:
+        """Whether the exit code or the signal of the process is known."""
+        return self.exit_code is not None or self.signal is not None
+
+    @property
+    def _who(self) -> str:
         host = self.host or "an unknown host"
-        if self.reason.startswith(causes.LOST_CONTACT):
-            return f"nodes {host.replace(', ', ' and ')} lost each other"
-        if self.reason.startswith(causes.LOST_NODE):
-            return f"node {self.node_rank} ({host}) was lost"
-        who = f"rank {self.rank} on {host}"
-        if self.rank is None:
-            # Before the ranks exist, only their agent can fail.
-            who = f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
-        if self.reason.startswith(causes.STALLED):
-            return f"{who} {causes.STALLED}"
-        if self.signal is None and self.exit_code is None:
-            return f"{who} {self.reason or 'left no exit code: it was killed, or its host is gone'}"
-        return f"{who} {self._how}"
+        if self.kind == "lost_contact":
+            return f"nodes {host.replace(', ', ' and ')}"
+        if self.kind in LOST_NODES:
+            return f"node {self.node_rank} ({host})"
+        if self.rank is not None:
+            return f"rank {self.rank} on {host}"
+        # Before the ranks exist, only their agent can fail.
+        return f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
 
     @property
     def _how(self) -> str:
@@ -95,16 +115,16 @@ class Failure:
     @property
     def advice(self) -> str:
         """The remedy; empty if there is no advice."""
-        return causes.advice(self.reason) or causes.remedy(self.reason, self.last_lines)
+        return ADVICE.get(self.kind) or self.remedy
 
     @property
     def lines_title(self) -> str:
         """The title of `last_lines`."""
-        return "its stack" if self.reason.startswith(causes.STALLED) else "its last lines"
+        return "its stack" if self.kind in STALLS else "its last lines"
 
     def telling_lines(self, count: int) -> tuple[str, ...]:
         """Return the most useful of `last_lines`; a stack begins with its innermost frame."""
-        if self.reason.startswith(causes.STALLED):
+        if self.kind in STALLS:
             return self.last_lines[:count]
         return telling(self.last_lines, count)
 
@@ -120,20 +140,33 @@ class UnexplainedFailure(Failure):
     """Returns the last lines of the process (see `last_lines`)."""
     oom: str | None = None
     """How the kernel killed for memory, as `OomWatch.verdict` says."""
+    reported: ReportedError | None = None
+    """The error by which the process said that it ends; None if it said nothing."""
 
     @cached_property
     def explained(self) -> Failure:
         """The failure with its reason."""
         return self.because()
 
-    def because(self, reason: str = "") -> Failure:
-        """Return the failure with its last lines and `reason`; if empty, find the reason in all lines."""
+    def because(self, cause: Cause | None = None) -> Failure:
+        """Return the failure with its last lines and `cause`; None: the cause that report and lines name."""
         lines = self.lines()
-        reason = reason or reason_of(self.exit_code, self.signal, lines, self.oom)
+        cause = cause or self._cause(lines)
+        reason = cause.reason
+        if not reason.endswith("..."):
+            reason = reason.removesuffix(".")
+
         known = {one.name: getattr(self, one.name) for one in fields(Failure)}
-        known["last_lines"] = telling(lines, LAST_LINES)
-        known["reason"] = reason if reason.endswith("...") else reason.removesuffix(".")
+        known |= {"kind": cause.kind, "reason": reason, "last_lines": telling(lines, LAST_LINES)}
         return Failure(**known)
+
+    def _cause(self, lines: Sequence[str]) -> Cause:
+        """Return the cause that the process has reported, or the cause that its last lines name."""
+        reported = self.reported
+        # An abort after a report comes from threads that still ran while the process ended.
+        if reported is None or not reported.text or self.signal not in (None, "SIGABRT"):
+            return causes.find_cause(self.exit_code, self.signal, lines, self.oom)
+        return causes.lost_peer(reported.text) if reported.is_lost_rank else causes.of_text(reported.text)
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -145,7 +178,8 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
         exit_code=None,
         signal=None,
         time=round(time.time(), 3),
-        reason=f"{causes.LOST_NODE}: {why}",
+        kind="lost_node",
+        reason=f"{PHRASES['lost_node']}: {why}",
     )
 
 
@@ -169,20 +203,24 @@ def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, her
         return lost_node(here, hosts, lost_all)
     if together == 1:
         pair = ", ".join(hosts[one] for one in sorted((agent, here)))
-        lost = lost_node(agent, hosts, "")
-        return replace(lost, node_rank=None, host=pair, reason=f"{causes.LOST_CONTACT}: {why}")
+        lost = _with_cause(lost_node(agent, hosts, ""), Cause.of("lost_contact", why))
+        return replace(lost, node_rank=None, host=pair)
     return lost_node(agent, hosts, why)
 
 
 def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
     """Return the failure of a node that failed the preflight, if the other nodes continue without it."""
-    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNFIT_NODE}: {why.removesuffix('.')}")
+    return _with_cause(lost_node(agent, hosts, ""), Cause.of("unfit_node", why.removesuffix(".")))
 
 
 def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
     """Return the failure of a node whose agent ends because of `found`, if the other nodes may continue."""
     why = (found.reason or found.sentence).removesuffix(".")
-    return replace(lost_node(agent, hosts, ""), reason=f"{causes.UNABLE_NODE}: {why}")
+    return _with_cause(lost_node(agent, hosts, ""), Cause.of("unable_node", why))
+
+
+def _with_cause(failure: Failure, cause: Cause) -> Failure:
+    return replace(failure, kind=cause.kind, reason=cause.reason)
 
 
 def from_json(text: str) -> Failure | None:
@@ -200,19 +238,34 @@ def from_facts(found: Mapping[str, Any]) -> Failure:
     known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
     known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
     known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
-    return Failure(**known)
+    failure = Failure(**known)
+    return failure if "kind" in found else _with_earlier_kind(failure)
+
+
+def _with_earlier_kind(failure: Failure) -> Failure:
+    """Return a failure from a record without a kind, which its reason began with at that time."""
+    has_end = failure.exit_code is not None or failure.signal is not None
+    for opening, kind in _EARLIER_OPENINGS.items():
+        if failure.reason.startswith(opening) and not has_end:
+            reason = f"{PHRASES[kind]}{failure.reason.removeprefix(opening)}"
+            return replace(failure, kind=kind, reason=reason)
+
+    kinds = [kind for kind, phrase in PHRASES.items() if failure.reason.startswith(phrase)]
+    kind = max(kinds, key=lambda kind: len(PHRASES[kind]), default="other")
+    is_possible = not has_end or kind not in STALLS
+    return replace(failure, kind=kind) if is_possible else failure
 
 
 def is_consequence(failure: Failure) -> bool:
     """Return whether another failure may be the cause: a lost peer, or an end before the others."""
-    if failure.exit_code == EXIT_FINISHED or failure.reason.startswith(causes.STALLED_TOGETHER):
+    if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False  # Killed, lost or hung: its last lines do not matter.
     if failure.exit_code in DELIBERATE_CODES:
         return False
     if failure.reason:
-        return failure.reason.startswith(causes.LOST_PEER)
+        return failure.kind == "lost_peer"
     return reads_like_a_lost_peer(failure.last_lines)
 
 

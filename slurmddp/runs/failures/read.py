@@ -10,15 +10,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.environments import hostlist
 from slurmddp.errors import EXIT_STOPPED, SlurmddpError
 from slurmddp.host.regular_file import open_regular, read_regular
 from slurmddp.runs.failures import capture, causes
-from slurmddp.runs.failures.failure import ENDED_BY_AGENT, Failure, from_json, is_consequence
+from slurmddp.runs.failures.failure import Failure, from_json, is_consequence
+from slurmddp.runs.failures.kinds import LOST_NODES, STALLS, Cause
 from slurmddp.runs.folder.history import Attempt
+from slurmddp.runs.folder.late_files import names_in
 from slurmddp.runs.folder.layout import RunFolder
 
 _TAIL_BYTES = 16 * 1024
@@ -60,16 +62,18 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
         return left
     if unbegun := _never_begun(folder, attempt, hosts):
         return unbegun
-    reason = f"{causes.OUT_OF_MEMORY}: SLURM reports it" if _slurm_saw_oom(folder, attempt) else ""
-    signal = "SIGKILL" if reason else None
-    return Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=signal, reason=reason)
+    lost = Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=None)
+    if not _slurm_saw_oom(folder, attempt):
+        return lost
+    cause = Cause.of("out_of_memory", "SLURM reports it")
+    return replace(lost, signal="SIGKILL", kind=cause.kind, reason=cause.reason)
 
 
 def _stands(left: Failure, folder: RunFolder, attempt: int) -> bool:
     """Return whether a recorded failure is the first cause, even if an agent left no exit code."""
-    if left.reason.startswith(causes.LOST_NODE):
+    if left.kind in LOST_NODES:
         return not _slurm_saw_oom(folder, attempt)
-    return left.reason.startswith(causes.STALLED) or not is_consequence(left)
+    return left.kind in STALLS or not is_consequence(left)
 
 
 def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
@@ -114,7 +118,7 @@ def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
         return None  # All ranks restarted since.
     bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
-    bad = [end for end in bad if end.reason != ENDED_BY_AGENT]
+    bad = [end for end in bad if end.kind != "ended_by_agent"]
     return min(bad, key=lambda end: end.time, default=None)
 
 
@@ -141,26 +145,43 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
 def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
     """Return the failure of an agent that could not start, if srun, Python, SLURM or a container says so."""
     codes = _exit_codes(folder, attempt)
+    names = names_in(folder.log_dir(attempt))
     for node in sorted(hosts, key=lambda node: (node not in codes, node)):
         code, lines = codes.get(node), _tail(folder.node_log(attempt, node))
-        if code is None and any(line.startswith("slurmddp agent: ") for line in lines):
-            continue
-        told = [found[0] for line in lines if (found := _CAN_NOT_BEGIN.search(line))]
-        reason = f"{causes.WRONG_PYTHON}: {told[-1]}" if told else causes.reason_of(code or 1, None, lines)
-        if code is not None and not reason:
-            # Of a container runtime, or of the script that is the interpreter.
-            reason = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
-        if reason or code is not None:
+        if code is None and folder.begun_file(attempt, node).name in names:
+            continue  # It was killed later, whatever its log says.
+        cause, meant_code = _cause_at_start(code, lines)
+        if cause.reason or code is not None:
             return Failure(
                 rank=None,
                 node_rank=node,
                 host=hosts[node],
-                exit_code=code or (2 if told and told[-1].startswith("execve") else 1),
+                exit_code=meant_code,
                 signal=None,
-                reason=reason,
+                kind=cause.kind,
+                reason=cause.reason,
                 last_lines=tuple(lines[-_SHOWN_LINES:]),
             )
     return None
+
+
+def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]:
+    """Return why an agent could not start, from the lines of other programs, and its exit code.
+
+    Args:
+        code: its exit code, if srun has reported it.
+        lines: the last lines of its log.
+    """
+    said = [match[0] for line in lines if (match := _CAN_NOT_BEGIN.search(line))]
+    if said:
+        return Cause.of("wrong_python", said[-1]), code or (2 if said[-1].startswith("execve") else 1)
+
+    cause = causes.find_cause(code or 1, None, lines)
+    if code is not None and not cause.reason:
+        # Of a container runtime, or of the script that is the interpreter.
+        last = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
+        cause = Cause("other", last)
+    return cause, code or 1
 
 
 def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:

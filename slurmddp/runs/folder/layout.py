@@ -19,6 +19,7 @@ LATE = frozenset(
     {"cancelled_file", "stop_file", "excluded_file", "metrics_file", "result_file", "plain_result_file"}
     | {"checkpoints_dir", "code_dir", "sample_file"}
     | {"log_dir", "rank_log", "job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
+    | {"begun_file"}
 )
 """Files that one host writes while another may already ask for them; only `late_files` reads these."""
 
@@ -124,6 +125,10 @@ class RunFolder:
     def event_log(self, attempt: int) -> Path:
         """The output of the command of `policy.on_event`."""
         return self.log_dir(attempt) / "on-event.log"
+
+    def begun_file(self, attempt: int, node: int) -> Path:
+        """An empty file of a node's agent, which it makes first; an agent that can't start makes none."""
+        return self.log_dir(attempt) / f"begun-node-{node}"
 
     def unable_file(self, attempt: int, node: int) -> Path:
         """The report of an agent without a link to node 0, that its node can run no ranks."""

@@ -20,6 +20,7 @@ import yaml
 from slurmddp.environments.scrub import scrub
 from slurmddp.launchers.agent import preload
 from slurmddp.runs.failures import capture
+from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from support import TESTS
 from support.runs.agent_runs import (
@@ -351,6 +352,7 @@ def test_a_missing_project_folder_is_refused(tmp_path: Path) -> None:
 
 def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "")
+    folder.claim_attempt()
     done = subprocess.run(
         [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)],
         env={"PATH": os.environ["PATH"]},
@@ -360,6 +362,24 @@ def test_without_an_attempt_the_agent_says_who_claims_one(tmp_path: Path) -> Non
     )
     assert done.returncode == 78
     assert "SLURMDDP_ATTEMPT is ''" in done.stderr
+    found = capture.read(folder, 0)
+    assert found is not None
+    assert (found.node_rank, found.exit_code) == (None, 78)
+    assert "SLURMDDP_ATTEMPT is ''" in found.reason and "--cleanenv" in found.remedy
+
+
+def test_an_agent_that_was_killed_had_begun_whatever_its_log_says(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, SAVING)
+    agent = start_agent(folder)
+    wait_for_lines(folder, "ready", 2)
+    agent.kill()
+    agent.wait()
+    with folder.node_log(0, 0).open("a") as log:
+        log.write("ValueError: of some other program\n")
+    folder.add_event("ended", attempt=0, lost={0: "n1"})
+    found = read_failure(folder, 0)
+    assert found is not None
+    assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
 
 
 def test_a_module_of_the_project_does_not_stand_in_for_one_of_python(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_lost_node_without_another_ends_the_attempt_as_its_failure(tmp_path: P
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)
-    assert found.reason.startswith("lost node")
+    assert found.kind == "lost_node"
     assert not (folder.log_dir(0) / "exit-node-1").exists()
 
 

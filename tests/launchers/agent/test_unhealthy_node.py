@@ -59,7 +59,8 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
     assert (second["node"], second["rank"], second["spare"]) == (2, None, [3])
     assert (third["rank"], "spare" in third) == (3, False)
     told = json.loads((folder.log_dir(0) / "failure-g0.json").read_text())
-    assert (told["node_rank"], told["reason"]) == (1, "lost node to the preflight: it is hot")
+    assert (told["node_rank"], told["kind"]) == (1, "unfit_node")
+    assert told["reason"] == "was lost to the preflight: it is hot"
     assert not folder.failure_file(0).exists()
     assert "node 1 (localhost) did not pass the preflight: it is hot." in node_log(folder)
     assert "this node did not pass the preflight" in node_log(folder, 1)

@@ -69,7 +69,7 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it(
 
 
 def left(rank: int) -> Failure:
-    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, reason="left while others continued")
+    return Failure(rank=rank, host=f"n{rank}", exit_code=0, signal=None, kind="left_early")
 
 
 def in_a_collective(rank: int) -> RankReport:

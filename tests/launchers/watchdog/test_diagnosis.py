@@ -92,7 +92,7 @@ def test_the_stuck_rank_follows_from_the_reports_of_all_agents() -> None:
     verdict = diagnosis.verdict()
     assert verdict is not None
     assert verdict.report.rank == 2
-    assert verdict.reason.startswith("stalled: waiting for data for 400 s")
+    assert verdict.cause.reason.startswith("stalled: waiting for data for 400 s")
 
 
 def test_an_agent_that_does_not_report_is_not_waited_for_for_ever() -> None:

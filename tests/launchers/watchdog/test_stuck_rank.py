@@ -12,6 +12,7 @@ from slurmddp.host.heartbeat_page import RankHeartbeat
 from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
 from slurmddp.launchers.watchdog.stuck_rank import RankReport, first_stopped, place, reports, waits, why
+from slurmddp.runs.failures.kinds import Cause
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 BACKWARD = (
@@ -103,7 +104,8 @@ FETCHING = {"phase": "data", "seconds": 94.0, "limit_s": 60.0, "worker": ("/d/da
 def test_the_stuck_rank_and_the_reason(found: list[RankReport], stuck: int, reason: str) -> None:
     first = first_stopped(found)
     assert first is found[stuck]
-    assert why(found, first) == f"stalled: {reason}"
+    together = reason.startswith("in a collective")
+    assert why(found, first) == Cause("stalled_together" if together else "stalled", f"stalled: {reason}")
 
 
 LATE = (*BARRIER[:2], "/home/me/loop.py:95 in train", BARRIER[3])

@@ -10,7 +10,7 @@ import pytest
 from slurmddp.launchers.watchdog.stacks import main_thread
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import here, tail_of
-from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.runs.failures.causes import find_cause
 from slurmddp.runs.failures.failure import (
     LAST_LINES,
     Failure,
@@ -19,6 +19,7 @@ from slurmddp.runs.failures.failure import (
     likely_first,
     node_code,
 )
+from slurmddp.runs.failures.kinds import ADVICE, Cause, FailureKind
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status
@@ -34,11 +35,22 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def died(rank: int, code: int | None, time: float = 0.0, line: str = "", reason: str = "") -> Failure:
+def died(
+    rank: int, code: int | None, time: float = 0.0, line: str = "", kind: FailureKind = "other"
+) -> Failure:
     lines = (line,) if line else ()
-    return Failure(
-        rank=rank, host="n1", exit_code=code, signal=None, time=time, last_lines=lines, reason=reason
-    )
+    return Failure(rank=rank, host="n1", exit_code=code, signal=None, time=time, last_lines=lines, kind=kind)
+
+
+LOST_NODE = Failure(
+    rank=None,
+    node_rank=1,
+    host="n2",
+    exit_code=None,
+    signal=None,
+    kind="lost_node",
+    reason="was lost: connection closed",
+)
 
 
 def crash(depth: int) -> list[str]:
@@ -74,7 +86,8 @@ def test_a_crash_without_a_stack_of_python_keeps_what_is_there() -> None:
 
 def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> None:
     stack = tuple(f"train.py:{line} in level{line}" for line in range(20))
-    found = replace(died(2, None, reason="stalled: in its step for 9 s"), last_lines=stack)
+    stalled = died(2, None, kind="stalled")
+    found = replace(stalled, reason="stalled: in its step for 9 s", last_lines=stack)
     assert found.telling_lines(3) == stack[:3]
     assert (found.short, found.sentence) == (
         "rank 2 on n1 stalled",
@@ -97,7 +110,7 @@ def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> Non
 )
 def test_a_message_that_ends_with_a_colon_includes_its_next_line(said: str, reason: str) -> None:
     text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{said}\n'
-    assert reason_of(1, None, tail_of(text)) == reason
+    assert find_cause(1, None, tail_of(text)).reason == reason
 
 
 def test_a_data_worker_that_left_is_named_with_its_code() -> None:
@@ -107,12 +120,12 @@ def test_a_data_worker_that_left_is_named_with_its_code() -> None:
         "lost.\nThe above exception was the direct cause of the following exception:\n"
         f"{raised}RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
     )
-    reason = reason_of(1, None, tail_of(text))
-    assert reason == "a data worker ended by itself, with exit code 3"
-    assert "train.workers=0" in advice(reason)
-    assert "train.workers=0" in advice("crashed in a data worker: segmentation fault")
+    cause = find_cause(1, None, tail_of(text))
+    assert cause == Cause("ended_worker", "a data worker ended by itself, with exit code 3")
+    assert "train.workers=0" in ADVICE[cause.kind]
+    assert "train.workers=0" in ADVICE["crashed_worker"]
     outlived = f"{text}step 7\n{raised}KeyError: 'lr'\n"
-    assert reason_of(1, None, tail_of(outlived)) == "KeyError: 'lr' (a.py:1 in f)"
+    assert find_cause(1, None, tail_of(outlived)).reason == "KeyError: 'lr' (a.py:1 in f)"
 
 
 NCCL = """terminate called after throwing an instance of 'c10::DistBackendError'
@@ -157,10 +170,9 @@ def test_who_left_with_0_is_the_cause_if_all_others_only_lost_a_peer() -> None:
 
 
 def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(folder: RunFolder) -> None:
-    lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
-    capture.record(folder, 0, lost)
+    capture.record(folder, 0, LOST_NODE)
     folder.add_event("ended", attempt=0, lost={1: "n2"})
-    assert read_failure(folder, 0) == lost
+    assert read_failure(folder, 0) == LOST_NODE
     (folder.log_dir(0) / "batch.log").write_text(
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n"
     )
@@ -170,7 +182,7 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(folder: RunFold
 
 
 def test_a_hang_stays_the_cause_if_an_agent_could_not_end_its_ranks(folder: RunFolder) -> None:
-    stalled = died(3, None, reason="stalled: in a collective that not all have joined, at a.py:7 in step,")
+    stalled = died(3, None, kind="stalled_together")
     capture.record(folder, 0, stalled)
     folder.add_event("ended", attempt=0, lost={1: "n2"})
     assert read_failure(folder, 0) == stalled
@@ -191,6 +203,5 @@ def test_the_log_of_a_lost_node_is_the_one_to_open(folder: RunFolder) -> None:
         (folder.log_dir(0) / name).write_text("...\n")
     folder.config_file.write_text("name: test\n")
     folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
-    lost = replace(died(0, None, reason="lost node: connection closed"), rank=None, node_rank=1, host="n2")
-    capture.record(folder, 0, lost)
+    capture.record(folder, 0, LOST_NODE)
     assert status(folder, None).log == folder.log_dir(0) / "node-1.log"

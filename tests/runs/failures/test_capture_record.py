@@ -41,7 +41,7 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     (event,) = folder.events()
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
-    assert event == expected | {"generation": 0, "node_rank": 0, "reason": ""}
+    assert event == expected | {"generation": 0, "node_rank": 0, "kind": "other", "reason": ""}
 
 
 def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_some(
@@ -143,12 +143,18 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
             "The agent of node 1 on n2 ended with exit code 1.",
         ),
         (
-            replace(died(2, None), reason="stalled in data for 312 s"),
+            replace(died(2, None), kind="stalled", reason="stalled in data for 312 s"),
             "Rank 2 on n1 stalled in data for 312 s. "
             "Read the stacks of all ranks: stacks-rank-R.txt beside the logs.",
         ),
         (
-            replace(died(2, None), rank=None, node_rank=1, reason="lost node: no heartbeat for 10 s"),
+            replace(
+                died(2, None),
+                rank=None,
+                node_rank=1,
+                kind="lost_node",
+                reason="was lost: no heartbeat for 10 s",
+            ),
             "Node 1 (n1) was lost: no heartbeat for 10 s. "
             "Its host or its network went down, or its agent was killed.",
         ),

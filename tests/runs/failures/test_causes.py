@@ -6,12 +6,16 @@ with /dev/shm as a mount of 64 MB, `disk` on one of 2 MB. `cuda_oom` and `peer` 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.failures.capture import here, last_lines, tail_of
-from slurmddp.runs.failures.causes import advice, reason_of
+from slurmddp.host.heartbeat_page import ReportedError
+from slurmddp.runs.failures.capture import here, last_lines, tail_of, unexplained
+from slurmddp.runs.failures.causes import find_cause
+from slurmddp.runs.failures.failure import Failure, is_consequence
+from slurmddp.runs.failures.kinds import ADVICE, Cause
 
 LOGS = Path(__file__).parent / "last_lines"
 SIGNALS = {"segv": -11, "bus": -7}
@@ -48,10 +52,14 @@ REASONS = {
 }  # fmt: skip
 
 
-def read(name: str, oom: str | None = None) -> str:
+def failure_in(name: str, oom: str | None = None) -> Failure:
     found = here(SIGNALS.get(name, 1), node_rank=0, lines=last_lines(LOGS / f"{name}.log"), oom=oom)
     assert len(found.last_lines) <= 30, "a failure keeps the last lines only, whatever was read"
-    return found.reason
+    return found
+
+
+def read(name: str, oom: str | None = None) -> str:
+    return failure_in(name, oom).reason
 
 
 def test_every_recorded_log_has_its_own_reason() -> None:
@@ -68,7 +76,7 @@ def test_every_recorded_log_has_its_own_reason() -> None:
     ],
 )
 def test_only_the_kernels_count_distinguishes_kills(oom: str | None, reason: str) -> None:
-    assert reason_of(None, "SIGKILL", ["MemoryError"], oom) == reason
+    assert find_cause(None, "SIGKILL", ["MemoryError"], oom).reason == reason
 
 
 def test_a_killed_data_worker_ran_out_of_memory_if_the_kernel_says_so() -> None:
@@ -96,7 +104,7 @@ def test_a_data_worker_that_is_gone_while_its_batch_is_fetched_is_the_cause(
     """Then the rank has lost a connection to it, and torch does not say that it ended."""
     lines = (LOGS / "worker_gone.log").read_text().splitlines()
     fetching = lines[lines.index("Traceback (most recent call last):") :]
-    assert reason_of(1, None, [before, *fetching], oom) == reason
+    assert find_cause(1, None, [before, *fetching], oom).reason == reason
 
 
 def test_a_count_of_kills_says_nothing_of_a_plain_exception() -> None:
@@ -112,36 +120,50 @@ TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyE
 @pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
 def test_a_refusal_is_quoted(said: str, code: int, earlier: str) -> None:
     line = said if "Error: " in said else f"Error: {said}"
-    assert reason_of(code, None, tail_of(f"{earlier}{line}\nGive a number.")) == said
+    assert find_cause(code, None, tail_of(f"{earlier}{line}\nGive a number.")).reason == said
 
 
 def test_an_error_of_slurmddp_without_an_exception_is_the_reason() -> None:
     text = "step 7\nCheckpointError: Rank 0 could not write it.\nMake room."
-    assert reason_of(1, None, tail_of(text)) == "CheckpointError: Rank 0 could not write it."
-    assert reason_of(1, None, tail_of(TRIED + text)) == "KeyError: 'tried' (a.py:1 in f)"
+    assert find_cause(1, None, tail_of(text)).reason == "CheckpointError: Rank 0 could not write it."
+    assert find_cause(1, None, tail_of(TRIED + text)).reason == "KeyError: 'tried' (a.py:1 in f)"
 
 
-@pytest.mark.parametrize("earlier", [TRIED, "", "Error: the first server is away\n"])
+@pytest.mark.parametrize("returncode", [1, 78, -6])
+@pytest.mark.parametrize("log", [f"{TRIED}step 7", "Error: the first server is away", f"{TRIED}{LOST}", ""])
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("text", "kind", "reason"),
     [
-        ("no data in /x", "no data in /x"),
-        ("these are missing:\na.txt\nb.txt", "these are missing: a.txt"),
-        ("a.pt: No space left on device", "no space left: a.pt: No space left on device"),
+        ("no data in /x", "other", "no data in /x"),
+        ("ConfigError: lr is 7 km.", "other", "ConfigError: lr is 7 km"),
+        ("these are missing:\na.txt\nb.txt", "other", "these are missing: a.txt"),
+        ("a.pt: No space left on device", "disk_full", "no space left: a.pt: No space left on device"),
     ],
 )
-def test_the_text_with_which_a_script_left_is_its_reason(said: str, reason: str, earlier: str) -> None:
-    assert reason_of(1, None, tail_of(f"{earlier}SystemExit: {said}\n")) == reason
+def test_what_a_rank_has_reported_is_the_reason_whatever_its_log_says(
+    text: str, kind: str, reason: str, log: str, returncode: int
+) -> None:
+    found = unexplained(returncode, log.splitlines, node_rank=0, rank=1)
+    cause = replace(found, reported=ReportedError(text, "")).explained
+    assert (cause.kind, cause.reason) == (kind, reason)
 
 
-def test_an_exception_after_a_refusal_is_the_reason() -> None:
-    said = "Error: the first server is away\nSystemExit: tried\n"
-    assert reason_of(1, None, tail_of(said + TRIED)) == "KeyError: 'tried' (a.py:1 in f)"
+def test_a_rank_that_reports_the_loss_of_another_is_a_consequence() -> None:
+    reported = ReportedError("RankFailure: Rank 0 went away.", "Its log says why.", is_lost_rank=True)
+    found = replace(unexplained(1, list, node_rank=0, rank=1), reported=reported).explained
+    assert is_consequence(found)
+    assert found.reason == "lost another rank: RankFailure: Rank 0 went away"
+
+
+def test_a_rank_that_was_killed_has_not_ended_by_the_error_that_it_reported() -> None:
+    found = unexplained(-9, list, node_rank=0, rank=1, oom=AT_LIMIT)
+    killed = replace(found, reported=ReportedError("ConfigError: lr is 7 km.", "")).explained
+    assert killed.kind == "out_of_memory"
 
 
 def test_lines_that_torch_marks_with_their_rank_are_read_as_well() -> None:
     marked = (f"[rank3]: {line}" for line in (LOGS / "disk.log").read_text().splitlines())
-    assert reason_of(1, None, list(marked)) == REASONS["disk"]
+    assert find_cause(1, None, list(marked)).reason == REASONS["disk"]
 
 
 TERMINATED = "terminate called without an active exception"
@@ -153,36 +175,37 @@ AT_EXIT = [TERMINATED, f"{FATAL}  Garbage-collecting\n  <no Python frame>"]
 
 @pytest.mark.parametrize("end", AT_EXIT, ids=["faulthandler is off", "faulthandler is on"])
 def test_an_abort_while_python_shuts_down_is_named(end: str) -> None:
-    reason = reason_of(None, "SIGABRT", tail_of(f"step 100, loss 2.0\n{end}\n"))
-    assert reason == f"crashed at its exit: {TERMINATED}"
-    assert "gloo" in advice(reason) and "the whole stack" not in advice(reason)
+    cause = find_cause(None, "SIGABRT", tail_of(f"step 100, loss 2.0\n{end}\n"))
+    assert cause == Cause("crashed_at_exit", f"crashed at its exit: {TERMINATED}")
+    assert "gloo" in ADVICE[cause.kind] and "the whole stack" not in ADVICE[cause.kind]
     error = (LOGS / "torch_exception.log").read_text()
-    reason = reason_of(None, "SIGABRT", tail_of(f"{error}{end}\n"))
+    reason = find_cause(None, "SIGABRT", tail_of(f"{error}{end}\n")).reason
     assert reason == REASONS["torch_exception"], "the abort does not hide the error of the program"
 
 
 def test_an_abort_before_the_exit_has_a_stack() -> None:
     text = f'step 100, loss 2.0\n{FATAL}  File "/home/a/train.py", line 7 in main\n'
-    assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed (train.py:7 in main)"
+    assert find_cause(None, "SIGABRT", tail_of(text)).reason == "crashed (train.py:7 in main)"
 
 
 def test_an_abort_quotes_the_library() -> None:
     text = "terminate called after throwing an instance of 'c10::Error'\n  what():  bad device\nFatal error"
-    assert reason_of(None, "SIGABRT", tail_of(text)) == "crashed: bad device"
+    assert find_cause(None, "SIGABRT", tail_of(text)).reason == "crashed: bad device"
     lost = "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[n1]:1, remote=[n2]:2): Broken pipe"
-    assert reason_of(None, "SIGABRT", [lost]) == f"lost another rank: {lost}"
+    assert find_cause(None, "SIGABRT", [lost]).reason == f"lost another rank: {lost}"
 
 
 @pytest.mark.parametrize(("code", "signal"), [(3, None), (1, None), (None, "SIGTERM"), (None, "signal 40")])
 def test_nothing_is_made_up_where_nothing_was_said(code: int | None, signal: str | None) -> None:
-    assert reason_of(code, signal, ["step 100, loss 2.0"]) == ""
-    assert reason_of(code, signal, TRIED.splitlines()[:-1]) == "", "a traceback that was cut off"
+    assert find_cause(code, signal, ["step 100, loss 2.0"]).reason == ""
+    assert find_cause(code, signal, TRIED.splitlines()[:-1]).reason == "", "a traceback that was cut off"
 
 
 def test_a_signal_of_scancel_without_a_handler_is_named() -> None:
-    reason = reason_of(None, "SIGUSR1", ["line 8"])
-    assert reason == "its program does not handle this signal"
-    assert "`scancel --signal`" in advice(reason) and "`slurmddp stop`" in advice(reason)
+    cause = find_cause(None, "SIGUSR1", ["line 8"])
+    assert cause == Cause("unhandled_signal", "its program does not handle this signal")
+    advice = ADVICE[cause.kind]
+    assert "`scancel --signal`" in advice and "`slurmddp stop`" in advice
 
 
 @pytest.mark.parametrize(
@@ -202,8 +225,19 @@ def test_a_signal_of_scancel_without_a_handler_is_named() -> None:
     ],
 )
 def test_a_reason_leads_to_what_can_be_done(name: str, word: str) -> None:
-    assert word in advice(REASONS[name])
+    assert word in failure_in(name).advice
 
 
 def test_a_persons_own_error_needs_no_advice() -> None:
-    assert advice(REASONS["torch_exception"]) == advice("") == ""
+    assert failure_in("torch_exception").advice == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["stalled", "lost another rank", "lost node 3 of the tree", "out of memory", "no space left", "crashed"],
+)
+def test_the_words_of_a_program_decide_nothing_although_slurmddp_uses_them_too(said: str) -> None:
+    found = here(3, node_rank=0, rank=1, lines=["step 7", f"Error: {said}"])
+    assert (found.kind, found.reason, found.advice) == ("other", said, "")
+    assert found.sentence.endswith(f"ended with exit code 3: {said}")
+    assert not is_consequence(found)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.failures.capture import here, last_lines, tail_of
-from slurmddp.runs.failures.causes import advice, reason_of, telling
+from slurmddp.runs.failures.causes import find_cause, telling
+from slurmddp.runs.failures.kinds import ADVICE
 
 GROUP = """\
 rank 1 begins
@@ -89,7 +90,7 @@ COLOURED = """\
     ],
 )
 def test_a_traceback_of_an_unusual_kind_is_understood(text: str, reason: str) -> None:
-    assert reason_of(1, None, tail_of(text)) == reason
+    assert find_cause(1, None, tail_of(text)).reason == reason
 
 
 def test_escape_sequences_are_removed() -> None:
@@ -156,7 +157,7 @@ STEPS = "".join(f"step {step}, loss {2 / step:.2f}\n" for step in range(1, 21))
     ],
 )
 def test_an_exception_that_python_ignores_ends_nothing(code: int, text: str, reason: str) -> None:
-    assert reason_of(code, None, tail_of(text)) == reason
+    assert find_cause(code, None, tail_of(text)).reason == reason
 
 
 @pytest.mark.parametrize("code", [1, 3])
@@ -169,11 +170,11 @@ def test_an_exception_that_python_ignores_ends_nothing(code: int, text: str, rea
     ],
 )
 def test_an_exception_after_which_a_program_continued_is_no_reason(code: int, text: str) -> None:
-    assert reason_of(code, None, tail_of(text)) == ""
+    assert find_cause(code, None, tail_of(text)).reason == ""
 
 
 def test_an_exception_before_the_first_of_many_steps_is_no_reason_of_a_code_of_its_own() -> None:
-    assert reason_of(3, None, tail_of(RAISED + STEPS)) == ""
+    assert find_cause(3, None, tail_of(RAISED + STEPS)).reason == ""
 
 
 @pytest.mark.parametrize(
@@ -187,12 +188,12 @@ def test_an_exception_before_the_first_of_many_steps_is_no_reason_of_a_code_of_i
 )
 def test_what_is_printed_while_a_program_leaves_takes_no_reason_away(rest: str) -> None:
     for code in (1, 3):
-        assert reason_of(code, None, tail_of(f"saved step-5\n{STEPS}{RAISED}{rest}")) == AT
+        assert find_cause(code, None, tail_of(f"saved step-5\n{STEPS}{RAISED}{rest}")).reason == AT
 
 
 def test_a_message_of_many_lines_alike_is_no_sign_of_going_on() -> None:
     message = "ValueError: bad rows\n" + "".join(f"row {n} is bad\n" for n in range(100))
-    assert reason_of(1, None, tail_of(f"{STEPS}{TRACEBACK}{message}")) == (
+    assert find_cause(1, None, tail_of(f"{STEPS}{TRACEBACK}{message}")).reason == (
         "ValueError: bad rows (train.py:5 in main)"
     )
 
@@ -200,17 +201,17 @@ def test_a_message_of_many_lines_alike_is_no_sign_of_going_on() -> None:
 def test_the_message_of_an_argument_parser_is_the_reason() -> None:
     usage = "usage: train.py [-h] --lr LR\n"
     said = "train.py: error: the following arguments are required: --lr"
-    assert reason_of(2, None, tail_of(f"{usage}{said}\n")) == said
-    assert reason_of(2, None, tail_of(f"{said}\n{RAISED}")) == AT
-    assert reason_of(3, None, tail_of(f"{usage}a.py: error: tried\n{STEPS}")) == ""
+    assert find_cause(2, None, tail_of(f"{usage}{said}\n")).reason == said
+    assert find_cause(2, None, tail_of(f"{said}\n{RAISED}")).reason == AT
+    assert find_cause(3, None, tail_of(f"{usage}a.py: error: tried\n{STEPS}")).reason == ""
 
 
 def test_a_taken_port_leads_to_advice_about_scripts_that_start_ranks() -> None:
     said = "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
     lines = ["Traceback (most recent call last):", '  File "multigpu.py", line 20, in setup', "    init()"]
-    found = reason_of(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])
-    assert found.startswith("a port is taken: torch.distributed.DistNetworkError")
-    assert "ranks_per_node=1" in advice(found)
+    found = find_cause(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])
+    assert found.reason.startswith("a port is taken: torch.distributed.DistNetworkError")
+    assert "ranks_per_node=1" in ADVICE[found.kind]
 
 
 DEEP = """\

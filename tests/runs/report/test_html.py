@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from slurmddp.errors import SlurmddpError
-from slurmddp.runs.failures.causes import KILLED
+from slurmddp.runs.failures.kinds import PHRASES
 from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
@@ -257,7 +257,7 @@ def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):
 def test_failures_before_restarts_in_place_are_listed_with_advice_whose_commands_are_code(folder):
     two_attempts(folder)
     assert "Restarted in place" not in page_of(folder).text
-    for generation, reason in enumerate((KILLED, "")):
+    for generation, reason in enumerate((PHRASES["killed"], "")):
         left = {"rank": generation, "signal": "SIGKILL", "reason": reason, "time": 340.0}
         fail(folder, 1, f"failure-g{generation}.json", generation=generation, **left)
         step = 40 if generation else -1
@@ -265,7 +265,7 @@ def test_failures_before_restarts_in_place_are_listed_with_advice_whose_commands
     html = html_of(folder)
     text = Page(html).text
     assert "Restarted in place" in text
-    assert f"Rank 0 on node4 was killed by SIGKILL: {KILLED}. " in text
+    assert f"Rank 0 on node4 was killed by SIGKILL: {PHRASES['killed']}. " in text
     assert "<code>sacct</code>" in html and "`sacct`" not in html
     assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
     assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from slurmddp.runs.failures.causes import KILLED
+from slurmddp.runs.failures.kinds import PHRASES
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.html import write_report
@@ -69,7 +69,7 @@ def failed_run(runs: Path) -> RunFolder:
     add(folder, "resumed", 1510.0, attempt=1, step=200)
     add(folder, "first_step", 1520.0, attempt=1, step=201)
     log(folder, 1, range(210, 301, 10))
-    lost = {"generation": 0, "rank": 1, "host": "node1", "signal": "SIGKILL", "reason": KILLED}
+    lost = {"generation": 0, "rank": 1, "host": "node1", "signal": "SIGKILL", "reason": PHRASES["killed"]}
     (folder.log_dir(1) / "failure-g0.json").write_text(json.dumps(lost | {"time": 1530.0}))
     add(folder, "restarted", 1530.5, attempt=1, generation=1, step=210)
     add(folder, "memory", 1540.0, attempt=1, device="cuda", step=220, peak_bytes=[70 << 30] * 8)
