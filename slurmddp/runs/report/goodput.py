@@ -7,7 +7,8 @@ starting  from `started` to `first_step`: set-up lines, imports, rendezvous, mod
 training  after the first step, in steps that count; includes evaluations and waits for data
 saving    pauses of the training for a checkpoint, as long as `saved` says
 lost      in steps that the next checkpoint does not hold; repeated steps count as training.
-          Also while slurmddp's own trainer stood still: in a gap between two lines of metrics
+          Also while slurmddp's own trainer stood still: in a gap between two lines of metrics, or
+          between the last line and a failure
 ending    from the last step of an attempt to its end, without the save
 idle      from a final end, or a cancel, to the next submission or start
 unknown   in attempts of a program that writes no `first_step`
@@ -30,7 +31,7 @@ from slurmddp.runs.folder.history import Attempt, fold
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.timeline import Timeline
 from slurmddp.runs.status.alive import is_alive
-from slurmddp.runs.status.metrics import Gap, LoggedStep, latest, read, seconds_or_none
+from slurmddp.runs.status.metrics import Gap, LoggedStep, latest, read_times, seconds_or_none
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.settings.spec import is_own_trainer
 
@@ -193,7 +194,7 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     config = folder.config()
     is_own = is_own_trainer(config.get("program"))
     needs_last_step = without_end > running
-    metrics = read(folder) if is_own or needs_last_step else None  # The file may be long.
+    times = read_times(folder) if is_own or needs_last_step else None  # The file may be long.
     nodes = config.get("nodes") or 0
     return measure(
         events,
@@ -201,8 +202,8 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
         running=running,
         pending=found.active and visible and found.state in ("queued", "stopped", "starting", "running"),
         records_steps=is_own or any(attempt.first_step is not None for attempt in attempts),
-        logged=metrics.logged if metrics and needs_last_step else None,
-        gaps=metrics.gaps if metrics and is_own else None,
+        logged=times.logged if times and needs_last_step else None,
+        gaps=times.gaps if times and is_own else None,
         ranks=nodes * (config.get("ranks_per_node") or 0),
         gpus=nodes * (config.get("gpus_per_node") or 0),
     )

@@ -128,17 +128,25 @@ class AttemptTimeline:
         return math.fsum(max(0.0, min(end, until) - max(begun, since)) for begun, end, _ in self.saves)
 
     def _standing_still(self, since: float, until: float) -> float:
-        """Return the seconds without a step, for example of a suspended job; failures have events."""
+        """Return the seconds without a step, for example of a suspended job."""
         seconds = 0.0
         counted_until = since
         for gap in self.gaps:
-            # The steps before the first line may still compile. Other ranks logged after a restart in place.
-            is_of_these_ranks = since <= gap.before and gap.until <= self.ended
-            if is_of_these_ranks and not self._saving(gap.since, gap.until):
+            end = self._end_of(gap)
+            # The steps before the first line may still compile.
+            if since <= gap.before and end is not None and not self._saving(gap.since, end):
                 stopped = max(gap.stopped, counted_until)  # Gaps overlap if a clock was set back.
-                seconds += max(0.0, min(gap.until, until) - stopped)
-                counted_until = max(counted_until, gap.until)
+                seconds += max(0.0, min(end, until) - stopped)
+                counted_until = max(counted_until, end)
         return seconds
+
+    def _end_of(self, gap: Gap) -> float | None:
+        """Return when a gap ended for these ranks: by a line or by their failure; None if they had no gap."""
+        if gap.until <= self.ended:
+            return gap.until
+        # Other ranks logged the next line, after a restart in place, or nobody did.
+        failed = min(self.left, self.ended)
+        return failed if self.has_failed and gap.is_long(failed) else None
 
     def _time_of(self, step: float) -> float:
         """Return the time of `step`, interpolated between known steps; infinity after the last of them."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from slurmddp.errors import unreadable
 from slurmddp.host.regular_file import open_regular
@@ -24,6 +26,13 @@ _GAP_S = 60.0
 """A time without a logged step is a gap only if it is this long, in seconds."""
 _GAP_RATIO = 10
 """A gap lasts at least this many times as long as its steps usually take."""
+_TRAINING = b"loss"
+_AS_LOGGED = re.compile(
+    rb'^\{"step": (\d+), "attempt": (\d+), "time": (\d{1,14}(?:\.\d+)?)'
+    rb'(?:[^\n]*?"((?:eval_)?loss)": )?[^\n]*\}$',
+    re.MULTILINE,
+)
+"""A line as `RunLog` writes it; of other lines JSON is read."""
 KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
@@ -59,7 +68,21 @@ class Gap:
     stopped: float
     """Time at which the steps between the two lines usually would have been done."""
     until: float
-    """Time of the gap's last line."""
+    """Time of the gap's last line; infinity after the last line of the attempt."""
+
+    def is_long(self, until: float) -> bool:
+        """Return whether the part of the gap before `until` is a gap by itself."""
+        return _is_long(until - self.since, self.stopped - self.since)
+
+
+@dataclass(frozen=True)
+class LineTimes:
+    """The times of the lines of `metrics.jsonl`, by attempt."""
+
+    logged: Mapping[int, LoggedStep]
+    """The last step of each attempt."""
+    gaps: Mapping[int, Sequence[Gap]]
+    """The gaps of each attempt of slurmddp's own trainer; other programs log at times of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +96,6 @@ class Metrics:
     rate_unit: str
     logged: Mapping[int, LoggedStep]
     """The last step of each attempt."""
-    gaps: Mapping[int, Sequence[Gap]] = field(default_factory=dict)
-    """The gaps of each attempt of slurmddp's own trainer; other programs log at times of their own."""
     lr: Curve = Curve()
     grad_norm: Curve = Curve()
     """The gradient norm before clipping, the mean since the line before."""
@@ -114,46 +135,86 @@ def read(folder: RunFolder) -> Metrics:
             for record in records
             if (time := seconds_or_none(record.get("time"))) is not None
         },
-        gaps=gaps(records),
         lr=_curve(_kept(records, "lr"), "lr"),
         grad_norm=_curve(_kept(records, "grad_norm"), "grad_norm"),
         own={name: _curve(_kept(records, name), name) for name in own_names(records)},
     )
 
 
-def gaps(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Gap]]:
-    """Return the gaps of each attempt, without those in which an evaluation ran.
+class _Line(NamedTuple):
+    step: int
+    attempt: int
+    time: float
+    loss: bytes
+    """`loss` for a line of training, `eval_loss` of an evaluation; empty for other values."""
 
-    Args:
-        records: the lines of metrics that slurmddp's own trainer has logged, in the order of the file.
-    """
-    lines_of: dict[int, list[Mapping[str, Any]]] = {}
+
+def read_times(folder: RunFolder) -> LineTimes:
+    """Read the times of all lines, and none of their values: a long training has 100,000 lines."""
+    stream = _open(folder.metrics_file)
+    if stream is None:
+        return LineTimes({}, {})
+    with stream:
+        text = stream.read()
+    text = text[: text.rfind(b"\n") + 1]  # The last line may not be complete.
+    found = _AS_LOGGED.findall(text)
+    if len(found) == text.count(b"\n"):
+        lines = [_Line(int(step), int(number), float(time), loss) for step, number, time, loss in found]
+        return _times_of(lines)
+    records = filter(None, map(_parse, text.split(b"\n")))
+    return line_times(records)
+
+
+def line_times(records: Iterable[Mapping[str, Any]]) -> LineTimes:
+    """Return the times of records of metrics, in the order of the file."""
+    lines = []
     for record in records:
-        is_of_trainer = "loss" in record or "eval_loss" in record
-        if is_of_trainer and seconds_or_none(record.get("time")) is not None:
-            lines_of.setdefault(record.get("attempt", 0), []).append(record)
-    return {attempt: _gaps_between(lines) for attempt, lines in lines_of.items()}
+        time = seconds_or_none(record.get("time"))
+        if time is not None:
+            loss = next((key for key in ("eval_loss", "loss") if key in record), "")
+            lines.append(_Line(record["step"], record.get("attempt", 0), time, loss.encode()))
+    return _times_of(lines)
 
 
-def _gaps_between(lines: Sequence[Mapping[str, Any]]) -> list[Gap]:
-    """Return the gaps between the lines of one attempt."""
+def _times_of(lines: Iterable[_Line]) -> LineTimes:
+    logged: dict[int, _Line] = {}
+    of_trainer: dict[int, list[_Line]] = {}
+    for line in lines:
+        logged[line.attempt] = line
+        if line.loss:
+            of_trainer.setdefault(line.attempt, []).append(line)
+    return LineTimes(
+        {attempt: LoggedStep(line.step, line.time) for attempt, line in logged.items()},
+        {attempt: _gaps_between(own) for attempt, own in of_trainer.items()},
+    )
+
+
+def _gaps_between(lines: Sequence[_Line]) -> list[Gap]:
+    """Return the gaps between the lines of one attempt, and after the last of them, without evaluations."""
     intervals = []
     for at, (first, second) in enumerate(pairwise(lines)):
-        steps = second["step"] - first["step"]
-        is_training = "eval_loss" not in first and "eval_loss" not in second
-        if is_training and steps > 0:  # The first line after a rollback is of an earlier step.
-            intervals.append((at, steps, second["time"] - first["time"]))
+        steps = second.step - first.step
+        # The first line after a rollback is of an earlier step.
+        if first.loss == second.loss == _TRAINING and steps > 0:
+            intervals.append((at, steps, second.time - first.time))
     if not intervals:
         return []
 
-    step_s = statistics.median(seconds / steps for _, steps, seconds in intervals)
+    step_s = max(0.0, statistics.median(seconds / steps for _, steps, seconds in intervals))
     long_gaps = []
     for at, steps, seconds in intervals:
-        usual_s = max(0.0, steps * step_s)
-        if at > 0 and seconds >= max(_GAP_S, _GAP_RATIO * usual_s):
-            before, since, until = (line["time"] for line in lines[at - 1 : at + 2])
-            long_gaps.append(Gap(before, since, since + usual_s, until))
+        if at > 0 and _is_long(seconds, steps * step_s):
+            before, since, until = (line.time for line in lines[at - 1 : at + 2])
+            long_gaps.append(Gap(before, since, since + steps * step_s, until))
+    if lines[-1].loss == _TRAINING:
+        usual_s = intervals[-1][1] * step_s
+        before, since = (line.time for line in lines[-2:])
+        long_gaps.append(Gap(before, since, since + usual_s, math.inf))
     return long_gaps
+
+
+def _is_long(seconds: float, usual_s: float) -> bool:
+    return seconds >= max(_GAP_S, _GAP_RATIO * usual_s)
 
 
 def latest(folder: RunFolder) -> Latest:

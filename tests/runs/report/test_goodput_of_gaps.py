@@ -7,7 +7,8 @@ import pytest
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.report.goodput import measure, read_goodput
 from slurmddp.runs.report.time_bars import time_bars
-from slurmddp.runs.status.metrics import gaps
+from slurmddp.runs.status import metrics
+from slurmddp.runs.status.metrics import line_times, read_times
 from slurmddp.runs.status.run_status import RunStatus
 from support.runs.run_events import ended, event, make_folder, saved, started
 
@@ -71,13 +72,19 @@ RESTARTED = [
         pytest.param(
             [], [*USUAL[:1], *lines(*range(701, 730), first=2)], 0, id="the first interval compiles"
         ),
-        pytest.param(RESTARTED, [*USUAL, *AFTER], 0, id="a restart in the gap"),
         pytest.param(
-            RESTARTED, [*USUAL, *lines(651, first=21), *lines(*range(1251, 1260), first=22)], 0,
+            RESTARTED, [*USUAL, *AFTER], 500 - 121, id="a failure ends the gap before the restart"
+        ),
+        pytest.param(
+            RESTARTED, [*USUAL, *lines(*range(121, 451), first=21), *lines(720, 721, first=351)], 0,
+            id="the time of a restart is no gap",
+        ),
+        pytest.param(
+            RESTARTED, [*USUAL, *lines(651, first=21), *lines(*range(1251, 1260), first=22)], 379,
             id="the first interval after a restart compiles",
         ),
         pytest.param(
-            RESTARTED, [*USUAL, *lines(*range(651, 661), first=21), *lines(1260, 1261, first=31)], 599,
+            RESTARTED, [*USUAL, *lines(*range(651, 661), first=21), *lines(1260, 1261, first=31)], 379 + 599,
             id="a gap after a restart",
         ),
         pytest.param(
@@ -89,7 +96,7 @@ RESTARTED = [
 def test_a_gap_between_two_lines_is_lost_unless_the_record_explains_it(events, records, stood_still):
     run = [*BEGUN, *events, ended(2000, "finished")]
     plain = measure(run, now=1e6)
-    goodput = measure(run, now=1e6, gaps=gaps(records))
+    goodput = measure(run, now=1e6, gaps=line_times(records).gaps)
     expected = dict(plain.parts)
     expected["training"] -= stood_still
     expected["lost"] = expected.get("lost", 0) + stood_still
@@ -97,18 +104,54 @@ def test_a_gap_between_two_lines_is_lost_unless_the_record_explains_it(events, r
     assert goodput.whole == plain.whole == pytest.approx(sum(goodput.parts.values()))
 
 
+@pytest.mark.parametrize(
+    ("records", "lost"),
+    [
+        (USUAL, 740 - 121),
+        ([*USUAL, *lines(121, first=20, key="eval_loss")], 0),
+        (lines(*range(101, 700)), 0),
+        (USUAL[:1], 0),
+    ],
+    ids=["nothing since", "an evaluation", "steps until shortly before", "one line"],
+)
+def test_a_standstill_that_ends_in_a_failure_is_lost_although_no_line_follows(records, lost):
+    """The next attempt resumes from a checkpoint whose event was not written."""
+    failed = [event("rank_failed", 740, 0), ended(740, "failed")]
+    run = [*BEGUN, *failed, started(740, 1), event("resumed", 750, 1, step=700), ended(760, "finished", 1)]
+    parts = measure(run, now=1e6, gaps=line_times(records).gaps).parts
+    assert parts == {"starting": 120, "training": 640 - lost} | ({"lost": lost} if lost else {})
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"no json\n", b'{"time": 5.0, "step": 7}\n', b'{"step": 9, "attempt": 0, ']
+)
+def test_the_times_in_the_file_are_those_of_its_records(tmp_path, damage):
+    folder = make_folder(tmp_path, "name: gpt\n")
+    records = [*USUAL, *lines(300, first=20, key="throughput_of_mine"), *AFTER]
+    for record in [*records, *lines(800, 801, attempt=2, key="eval_loss")]:
+        append_line(folder.metrics_file, record)
+    with folder.metrics_file.open("ab") as stream:
+        stream.write(damage)
+    text = folder.metrics_file.read_bytes()
+    expected = [record for line in text.split(b"\n") if (record := metrics._parse(line)) is not None]
+    assert read_times(folder) == line_times(expected)
+    assert len(read_times(folder).gaps[0]) == 2
+    folder.metrics_file.unlink()
+    assert read_times(folder) == line_times([])
+
+
 def test_a_second_in_two_gaps_counts_once():
     """The clock was set back by 1000 s between two gaps."""
     records = [*USUAL, *lines(*range(1700, 1710), first=21), *lines(*range(709, 719), first=31)]
     records += lines(1700, 1701, first=41)
     run = [*BEGUN, ended(1702, "finished")]
-    goodput = measure(run, now=1e6, gaps=gaps(records))
+    goodput = measure(run, now=1e6, gaps=line_times(records).gaps)
     assert goodput.parts == {"starting": 100, "training": 1602 - 1579, "lost": 1579}
 
 
 def test_a_gap_in_steps_that_are_lost_is_lost_once():
     run = [*BEGUN, saved(110, 10), event("rank_failed", 740, 0), ended(740, "failed")]
-    parts = measure(run, now=1e6, gaps=gaps([*USUAL, *AFTER])).parts
+    parts = measure(run, now=1e6, gaps=line_times([*USUAL, *AFTER]).gaps).parts
     assert parts == {"starting": 100, "training": 8, "saving": 2, "lost": 630}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurmddp.runs.report.goodput import KINDS, in_order, measure
 from slurmddp.runs.report.start_phases import newest_phases
 from slurmddp.runs.report.timeline import whole_number
-from slurmddp.runs.status.metrics import LoggedStep, gaps, seconds_or_none
+from slurmddp.runs.status.metrics import LoggedStep, line_times, seconds_or_none
 from support.runs.run_events import ended, event, saved, started, submitted
 
 EVENT_NAMES = [
@@ -82,7 +82,7 @@ LINES = st.lists(
     st.one_of(LINES, LINES.map(lambda lines: sorted(lines, key=lambda line: line["time"]))),
 )
 def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs, lines):
-    more = {"records_steps": tells, "logged": signs, "gaps": gaps(lines)}
+    more = {"records_steps": tells, "logged": signs, "gaps": line_times(lines).gaps}
     known = [one for one in events if isinstance(one, dict)]
     times = in_order([seconds_or_none(one.get("time")) for one in known])
     end = max([now, *times[-1:]])
