@@ -87,6 +87,8 @@ class LoginNodeError(SlurmddpError):
     """The login node can't be reached by ssh, or it can't run this slurmddp. Nothing was started."""
 
     exit_code = EXIT_LOGIN_NODE
+    words = ""
+    """The last line that ssh or the host printed; empty if there was none."""
 
 
 class SlurmError(SlurmddpError):
@@ -154,14 +156,20 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
     Returns:
         `Did you mean a or b?`, or `Known: a, b, c.`, or an empty text.
     """
+    names = sorted(known)
+    near = nearest(given, names)
+    if near:
+        return f"Did you mean {' or '.join(prefix + name for name in near)}?"
+    return f"Known: {', '.join(names)}." if names and else_all else ""
+
+
+def nearest(given: str, known: Iterable[str]) -> list[str]:
+    """Return the names that `given` may mean, at most three, the most similar first."""
     import difflib  # Imported late: the batch step never needs it.
 
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
-    near = near or [name for name in names if len(given) > 2 and name.startswith(given)][:3]
-    if near:
-        return f"Did you mean {' or '.join(prefix + name for name in near)}?"
-    return f"Known: {', '.join(names)}." if names and else_all else ""
+    return near or [name for name in names if len(given) > 2 and name.startswith(given)][:3]
 
 
 def plain(error: OSError) -> str:

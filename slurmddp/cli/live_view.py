@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.failures.failure import from_facts
-from slurmddp.runs.folder.history import stop_reason
+from slurmddp.runs.folder.history import stop_reason, stop_source
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
@@ -148,7 +148,7 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "resumed":
         return f"resuming from step {record.get('step')}", "preparing the data"
     if event == "signalled":
-        return f"stopping at a checkpoint ({stop_reason(record.get('signal'))})", "saving"
+        return f"stopping at a checkpoint ({stop_reason(stop_source(record))})", "saving"
     if event == "stalled":
         return "", f"rank {record.get('rank')} on {record.get('host')} hangs: ending the ranks"
     if event == "rank_failed":

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError, near_matches, nearest
 from slurmddp.settings.keys import OPEN_NODES, Key, every_key, keys
 from slurmddp.settings.schema import Cluster, Config, NamedNodes, Node
 from slurmddp.settings.spec import SPECIAL_KEYS
@@ -22,8 +22,11 @@ Section = TypeVar("Section")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TEXT = "a text"
+_SHELL_LINE = "a shell line"
+_OPTION = "a text, a number or true"
 _EXPECTED: dict[Any, tuple[str, str]] = {
-    (str,): ("a text", ""),
+    (str,): (_TEXT, ""),
     (int,): ("a whole number", "1"),
     (float,): ("a number", "1.5"),
     (bool,): ("true or false (or on, off)", "true"),
@@ -131,7 +134,7 @@ def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
             hint=f"Say +cluster.sbatch.{option}=VALUE, or put it under `sbatch:` in the cluster file.",
         )
     hint = near_matches(key, known, prefix=prefix)
-    if not hint.startswith("Did"):
+    if not nearest(key, known):
         hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
         if not prefix:
             hint += f" A key of your own may stand here if another value refers to it: ${{{key}}}."
@@ -257,7 +260,7 @@ def _lines(value: Any, name: str) -> list[str] | None:
         return None
     for index, line in enumerate(lines):
         if not isinstance(line, str) or "\0" in line:
-            raise _wrong(f"{name}[{index}]", line, "a shell line", "it runs before the training")
+            raise _wrong(f"{name}[{index}]", line, _SHELL_LINE, "it runs before the training")
     return list(lines)
 
 
@@ -266,7 +269,7 @@ def _variables(value: Any, name: str) -> dict[str, str] | None:
     for key, one in (mapping or {}).items():
         _check_name(key, name)
         if not isinstance(one, (str, int, float)) or isinstance(one, bool):
-            raise _wrong(f"{name}.{key}", one, "a text", "an environment variable")
+            raise _wrong(f"{name}.{key}", one, _TEXT, "an environment variable")
     return None if mapping is None else {key: str(one) for key, one in mapping.items()}
 
 
@@ -277,7 +280,7 @@ def _options(value: Any, name: str) -> dict[str, Any] | None:
     given = {key: one for key, one in mapping.items() if one is not None}
     for key, one in given.items():
         if not isinstance(one, (str, int)):
-            raise _wrong(f"{name}.{key}", one, "a text, a number or true", "an option")
+            raise _wrong(f"{name}.{key}", one, _OPTION, "an option")
         if isinstance(one, str) and _CONTROL.search(one):
             raise _with_control(f"{name}.{key}", one)
         if one == "":
@@ -307,12 +310,13 @@ def _with_control(name: str, value: str) -> ConfigError:
 
 def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
     """Return the error for a value of another type; `expected` holds the types, or the name of a type."""
+    is_text = expected in (_TEXT, _SHELL_LINE, _OPTION, (str,))
     words, example = (expected, "") if isinstance(expected, str) else _EXPECTED.get(expected, _SECTION)
     given = "empty" if value in (None, "") else f"{shorten(repr(value), 80)} ({_kind_of(value)})"
     hint = "See `slurmddp train --cfg` for the shape."
     if example:
         hint = f"For example {name}={example}."
-    elif words.startswith(("a text", "a shell line")):
+    elif is_text:
         hint = f"Quote it if it should be a text: '{name}=\"...\"'."
     return ConfigError(f"`{name}` is {given}, but must be {words} ({doc}).", hint=hint)
 

@@ -622,7 +622,7 @@ class Distributon:
             self._opened.saves.poll()
         stops = self._session.stop.should_stop(self._session.context)
         if stops:
-            self._session.milestones.stopped(self.stop_reason)
+            self._session.milestones.stopped(self._session.stop.reason)
         return stops
 
     def stop(self) -> NoReturn:
@@ -647,7 +647,8 @@ class Distributon:
     @property
     def stop_reason(self) -> str | None:
         """The source of the stop, such as "SIGTERM on rank 3 (node7)" or "the time limit"."""
-        return self._session.stop.reason
+        reason = self._session.stop.reason
+        return None if reason is None else reason.text
 
     def heartbeat(self, phase: str = "evaluating") -> None:
         """Show the watchdog progress during long work between two steps; call it repeatedly.

@@ -159,7 +159,7 @@ class RankSession:
 
     def stopped(self) -> StoppedAtCheckpoint:
         """Return the error that ends a stopped training; rank 0 prints it, and each rank into its own log."""
-        why = f" by {self.stop.reason}" if self.stop.reason else ""
+        why = f" by {self.stop.reason.text}" if self.stop.reason else ""
         error = StoppedAtCheckpoint(
             f"The training was stopped{why}.",
             hint="Run the same command again to resume from its checkpoint.",

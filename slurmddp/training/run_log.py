@@ -22,6 +22,7 @@ from slurmddp.settings.identity import relevant
 from slurmddp.training.loggers.dispatch import Loggers, build
 from slurmddp.training.loggers.logger import LoggedRun, Logger
 from slurmddp.training.startup_timer import StartupTimer
+from slurmddp.training.stopping.agreement import StopReason
 from slurmddp.training.stopping.controller import StopController
 
 log = logging.getLogger(__name__)
@@ -189,19 +190,12 @@ class Milestones:
             self._counted.add(start)
             RunLog(self._run, active=self.rank == 0).event("first_step", **facts, loads=False)
 
-    def stopped(self, reason: str | None) -> None:
+    def stopped(self, reason: StopReason | None) -> None:
         """Record the first stop, and its reason."""
         if not self._has_stop:
             self._has_stop = True
-            self._journal.event("signalled", **signal_and_rank(reason or "a request"))
-
-
-def signal_and_rank(reason: str) -> dict[str, Any]:
-    """Return the signal and the rank in a reason such as `SIGTERM on rank 3 (node7)`."""
-    words = reason.split()
-    if len(words) >= 4 and words[1:3] == ["on", "rank"] and words[3].isdigit():
-        return {"signal": words[0], "rank": int(words[3])}
-    return {"signal": reason, "rank": None}
+            reason = reason or StopReason("request", "a request")
+            self._journal.event("signalled", signal=reason.source, rank=reason.rank)
 
 
 class Stopwatch:

@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.batch import slurm_job
 from slurmddp.batch.slurm_job import Answer
-from slurmddp.runs.folder.excluded_nodes import adopt, exclude, share, shared_nodes
+from slurmddp.runs.folder.excluded_nodes import FoundBy, adopt, exclude, share, shared_nodes
 from support.slurm.batch_run import (
     ENDING,
     FINISH,
@@ -75,7 +75,7 @@ def test_a_node_that_is_down_is_noted_and_kept_out_of_the_next_attempt(tmp_path:
     run, before = failing(Run(tmp_path, exclude_failed_h=2)), int(time.time())
     run.start(STOP)
     (entry,) = run.excluded()
-    assert list(entry) == ["time", "node", "reason", "expires"]
+    assert list(entry) == ["time", "node", "reason", "found_by", "expires"]
     assert (entry["node"], entry["reason"]) == ("n2", "SLURM calls it DOWN+NOT_RESPONDING")
     assert entry["time"] >= before
     assert entry["expires"] == entry["time"] + 7200
@@ -279,13 +279,13 @@ def test_other_runs_on_the_same_cluster_avoid_a_node_that_failed(tmp_path: Path)
     assert shared_nodes() == [shared]
 
 
-@pytest.mark.parametrize(
-    ("reason", "hours"), [("it does not answer", 1), ("SLURM gave it up", 1), ("preflight: a slow GPU", 24)]
-)
-def test_other_runs_avoid_a_node_that_was_only_lost_for_an_hour(run: Run, reason: str, hours: int) -> None:
+@pytest.mark.parametrize(("found_by", "hours"), [("loss", 1), ("preflight", 24)])
+def test_other_runs_avoid_a_node_that_was_only_lost_for_an_hour(
+    run: Run, found_by: FoundBy, hours: int
+) -> None:
     """Its link may have been cut for a minute, and SLURM calls it idle again."""
     now = time.time()
-    exclude(run.folder, "n2", reason, hours=24)
+    exclude(run.folder, "n2", "preflight: SLURM gave it up", hours=24, found_by=found_by)
     share(run.folder, "alpha", since=now - 1)
     (note,) = shared_nodes()
     assert note["expires"] - now == pytest.approx(hours * 3600, abs=60)

@@ -49,6 +49,6 @@ def test_a_job_stops_early_enough_for_a_save_that_takes_longer_than_the_lead(com
     command.slurm("scontrol", "release", run.job_id)
     run.wait("end", lambda: run.events("ended"))
     assert ends(run) == [("stopped", "requeue")]
-    assert run.events("signalled")[0]["signal"].startswith("the time limit")
+    assert run.events("signalled")[0]["signal"] == "time_limit"
     assert run.events("saved")[-1]["step"] > 0
     assert [event["about"] for event in run.events("warned")] == ["lead", "grace"]

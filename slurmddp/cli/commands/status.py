@@ -68,14 +68,13 @@ def _print(run: RunDetails) -> None:
     for name, fact in _lines(run):
         text = without_control(fact)
         if name == "state":
-            state, colon, detail = text.partition(":")
-            text = paint(state, STATE_STYLES[run.state], sys.stdout) + colon + detail
+            text = f"{paint(run.state, STATE_STYLES[run.state], sys.stdout)}: {text}"
         print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
 
 
 def _lines(run: RunDetails) -> Iterator[tuple[str, str]]:
     """Yield the facts of a run as (name, text), the most important first."""
-    yield "state", f"{run.state}: {run.detail}"
+    yield "state", run.detail
     if run.advice:
         yield "next", run.advice
     if run.awaited:
@@ -170,10 +169,12 @@ def _place(run: RunDetails) -> Iterator[tuple[str, str]]:
 def _goodput(goodput: Goodput) -> str:
     """Return the share of time spent on training, and the other uses, the largest first."""
     sizes = sorted(goodput.parts.items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{duration(seconds)} {word}" for word, seconds in sizes if round(seconds))
+    names = {} if goodput.share is not None else {"unknown": "in the program"}
+    parts = ", ".join(
+        f"{duration(seconds)} {names.get(kind, kind)}" for kind, seconds in sizes if round(seconds)
+    )
     if goodput.share is None:
-        words = parts.replace("unknown", "in the program")
-        return f"{words or '0s'}; the program reports no first step, so its share of training is not known"
+        return f"{parts or '0s'}; the program reports no first step, so its share of training is not known"
 
     text = percent(goodput.share)
     on_nodes = percent(goodput.share if goodput.share_on_nodes is None else goodput.share_on_nodes)

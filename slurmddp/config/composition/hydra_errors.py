@@ -17,7 +17,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError, near_matches, nearest
 from slurmddp.settings.arguments import quoted
 from slurmddp.short_text import first_line
 
@@ -110,7 +110,7 @@ def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Itera
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
     known = [str(one) for one in error.options or ()]
     near = near_matches(choice, known)
-    known_too = f"All: {', '.join(sorted(known))}." if near.startswith("Did") else ""
+    known_too = f"All: {', '.join(sorted(known))}." if nearest(choice, known) else ""
     file = f"A file conf/{error.missing_cfg_file}.yaml in your project folder would be found."
     places = " and ".join(str(root / group) for root in roots)
     in_file = re.match(r"In '((?!slurmddp_primary).+?)'", str(error))

@@ -22,6 +22,7 @@ from typing import IO, Any, cast
 from slurmddp import __version__
 from slurmddp.control.contract import error_from_json
 from slurmddp.control.events import HostGreeting, HostOutput, HostSilent, Report, ignore
+from slurmddp.control.ssh.host_messages import HostMessages
 from slurmddp.errors import LoginNodeError
 
 FLAG = "--over-ssh"
@@ -89,11 +90,13 @@ class Exchange:
         process: subprocess.Popen[bytes],
         nonce: str,
         report: Report,
+        messages: HostMessages,
         *,
         changes: bool,
     ) -> None:
         self.node = node
         self._report = report
+        self._messages = messages
         self._changes = changes
         self.version = ""
         self._code: int | None = None
@@ -145,11 +148,8 @@ class Exchange:
             if facts is not None:
                 return facts
             self._report(HostOutput(line))
-        raise LoginNodeError(
-            f"slurmddp on {self.node.host} ended without an answer (exit code {self.exit_code()}; its words "
-            "stand above).",
-            hint=self._hint_for_version(),
-        )
+        ended = f"slurmddp on {self.node.host} ended without an answer (exit code {self.exit_code()})"
+        raise self._error(ended, hint=self._hint_for_version())
 
     def lines(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Yield each line of output, or the facts that the host sent in its place.
@@ -213,22 +213,29 @@ class Exchange:
 
     def _broken(self) -> LoginNodeError:
         """Return the error for a connection that broke, or never stood."""
-        host = self.node.host
+        host, again = self.node.host, "Type the command again."
         if not self.version:
-            return LoginNodeError(
-                f"{host} can't be reached by ssh, or the connection broke; ssh says why above. "
-                "Nothing was done.",
-                hint=f"`{shlex.join(['ssh', *_batch(), host, 'true'])}` must work without slurmddp.",
-            )
-        broke = f"The connection to {host} broke; ssh says why above."
+            works = f"`{shlex.join(['ssh', *_batch(), host, 'true'])}` must work without slurmddp."
+            unreached = f"{host} can't be reached by ssh, or the connection broke"
+            return self._error(unreached, then="Nothing was done.", hint=works)
+        broke = f"The connection to {host} broke"
         if not self._changes:
-            return LoginNodeError(broke, hint="Type the command again.")
+            return self._error(broke, hint=again)
         if not self._stdin.closed:  # The host has not got the whole request.
-            return LoginNodeError(f"{broke} Nothing was started.", hint="Type the command again.")
-        return LoginNodeError(
-            f"{broke} If the command had begun there, it goes on.",
+            return self._error(broke, then="Nothing was started.", hint=again)
+        return self._error(
+            broke,
+            then="If the command had begun there, it goes on.",
             hint="The same command again finds what was started; only `slurmddp rerun` starts another run.",
         )
+
+    def _error(self, what: str, *, then: str = "", hint: str) -> LoginNodeError:
+        """Return an error with the last line of ssh or the host, which says why."""
+        words = self._messages.last_line()
+        sentence = f"{what}: {words}." if words else f"{what}."
+        error = LoginNodeError(f"{sentence} {then}".rstrip(), hint=hint)
+        error.words = words
+        return error
 
     def _hint_for_version(self) -> str:
         """Return what to do about a host that does not understand this machine."""
@@ -246,8 +253,9 @@ class Exchange:
                 hint="Let a line such as `exec fish` or `exit` in ~/.bash_profile (or ~/.profile, ~/.bashrc) "
                 "run in interactive shells alone: case $- in *i*) exec fish;; esac",
             )
-        return LoginNodeError(
-            f"{host} can't run `{program}` (exit code {code}; its words stand above). Nothing was done.",
+        return self._error(
+            f"{host} can't run `{program}` (exit code {code})",
+            then="Nothing was done.",
             hint=f"Install it there (pip install slurmddp=={__version__}), and name its interpreter in the "
             "cluster file: python: /path/to/python. No profile there may replace or end the shell.",
         )
@@ -260,7 +268,7 @@ def exchange(
     *,
     more_input: bool = False,
     silent: bool = False,
-    stderr: IO[bytes] | None = None,
+    quiet: bool = False,
     timeout_s: float | None = None,
     report: Report = ignore,
 ) -> Iterator[Exchange]:
@@ -273,7 +281,8 @@ def exchange(
         request: what the host has to do (see `serve`).
         more_input: whether bytes follow the request.
         silent: whether ssh asks nothing, although there is a terminal.
-        stderr: file for the messages of ssh and of the host; None: this process's stderr.
+        quiet: whether the messages of ssh and of the host are not passed on to stderr; an error holds the
+            last of them in any case.
         timeout_s: seconds after which the connection is cut; None: none.
         report: called with a `HostGreeting` for what profiles print, `HostSilent` if the host is slow, and
             `HostOutput`.
@@ -284,8 +293,15 @@ def exchange(
     nonce = secrets.token_hex(16)
     command = [*ssh_command(silent=silent), "--", node.host, _line(node, nonce)]
     sys.stdout.flush()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr) as process:
-        session = Exchange(node, process, nonce, report, changes=bool(request.get("changes")))
+    messages = HostMessages(quiet=quiet)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages.descriptor
+        )
+    finally:
+        messages.begin()
+    with process:
+        session = Exchange(node, process, nonce, report, messages, changes=bool(request.get("changes")))
         timer = threading.Timer(timeout_s or 0, process.kill)
         try:
             if timeout_s is not None:
@@ -301,6 +317,7 @@ def exchange(
             session.end_of_input()
             if process.poll() is None:  # Nobody reads its answer any more.
                 process.terminate()
+    messages.end()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -125,17 +124,14 @@ def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshR
 
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
     """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
-    with tempfile.TemporaryFile() as stderr:
-        try:
-            names = [run.name for run in runs]
-            options = {"silent": silent, "stderr": stderr, "timeout_s": _ANSWER_S}
-            return call(runs[-1], named, names, options=options).runs
-        except LoginNodeError as error:
-            stderr.seek(0)
-            lines = stderr.read().decode(errors="replace").strip().splitlines()
-            return lines[-1] if lines else f"no answer within {_ANSWER_S} s ({error.message})"
-        except (SlurmddpError, OSError) as error:
-            return str(error)
+    try:
+        names = [run.name for run in runs]
+        options = {"silent": silent, "quiet": True, "timeout_s": _ANSWER_S}
+        return call(runs[-1], named, names, options=options).runs
+    except LoginNodeError as error:
+        return error.words or f"no answer within {_ANSWER_S} s ({error.message})"
+    except (SlurmddpError, OSError) as error:
+        return str(error)
 
 
 def _judged(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.jsonl import append_line, read_lines
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 
-FOUND_BY_TEST = "preflight: "
-"""The beginning of the reason for which the preflight excludes a node."""
+FoundBy = Literal["loss", "preflight"]
+"""How a node was found to have failed: it was lost, or a test of the preflight found it unhealthy."""
 _LOST_S = 3600
 """Seconds for which other runs avoid a node that was lost: a cut link may be back a minute later."""
 
@@ -35,10 +35,18 @@ def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float 
     return sorted({str(one["node"]) for one in held if _time(one, "time") >= since})
 
 
-def exclude(folder: RunFolder, node: str, reason: str, *, hours: int, now: float | None = None) -> None:
+def exclude(
+    folder: RunFolder,
+    node: str,
+    reason: str,
+    *,
+    hours: int,
+    found_by: FoundBy = "loss",
+    now: float | None = None,
+) -> None:
     """Exclude `node` from the attempts of the next `hours`."""
     at = int(time.time() if now is None else now)
-    line = {"time": at, "node": node, "reason": reason, "expires": at + hours * 3600}
+    line = {"time": at, "node": node, "reason": reason, "found_by": found_by, "expires": at + hours * 3600}
     append_line(folder.excluded_file, line)
 
 
@@ -61,7 +69,7 @@ def share(folder: RunFolder, cluster: str, *, since: float) -> None:
     known = {_key(note) for note in shared_nodes(cluster)}
     for own in _held(folder.excluded_file, time.time()):
         note = {**own, "cluster": cluster, "run": folder.name}
-        if not str(own.get("reason")).startswith(FOUND_BY_TEST):
+        if own.get("found_by") != "preflight":
             note["expires"] = min(own["expires"], _time(own, "time") + _LOST_S)
         if "run" not in own and _time(own, "time") >= since and _key(note) not in known:
             shared_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,6 +11,10 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
 
 AGAIN = frozenset({"requeue", "resubmit"})
+STOP_FILE = "stop_file"
+"""What stopped the ranks, in a `signalled` event: `slurmddp stop` or `cancel`."""
+TIME_LIMIT = "time_limit"
+"""What stopped the ranks, in a `signalled` event: too little time was left for another save."""
 UNANSWERED = "unanswered"
 """The event of a submission that sbatch did not answer: its job may be in the queue."""
 
@@ -70,12 +74,20 @@ class Attempt:
         return 0 if self.first_step is not None and self.loads else None
 
 
-def stop_reason(signal: str | None) -> str:
-    """Return the reason of a `signalled` event for people: `time limit`; empty for None."""
-    name = (signal or "").rpartition("/")[2]  # For a stop file it is the path.
-    if name in ("SIGUSR2", "the time limit"):
-        return "time limit"
-    return "on request" if name == "stop" else name
+def stop_source(event: Mapping[str, Any]) -> str | None:
+    """Return what stopped the ranks, by a `signalled` event: a signal's name, STOP_FILE or TIME_LIMIT."""
+    source = event.get("signal")
+    text = str(source)
+    # Events of earlier versions held a phrase: `the file /runs/a/stop`, `the time limit on rank 0`.
+    if text.endswith("/stop"):
+        return STOP_FILE
+    return TIME_LIMIT if text.startswith("the time limit") else source
+
+
+def stop_reason(source: str | None) -> str:
+    """Return a source of a stop for people: `time limit`; empty for None."""
+    shown = {"SIGUSR2": "time limit", TIME_LIMIT: "time limit", STOP_FILE: "on request"}
+    return shown.get(source or "", source or "")
 
 
 def why_stopped(attempt: Attempt) -> str:
@@ -239,7 +251,7 @@ def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "warned" and not known.setup_failure:
         failure = event.get("failure") if event.get("about") == "setup" else None
         return {"setup_failure": str(failure)} if failure else {}
-    return {"signal": event.get("signal")} if kind == "signalled" else {}
+    return {"signal": stop_source(event)} if kind == "signalled" else {}
 
 
 def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:

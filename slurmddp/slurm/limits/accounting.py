@@ -26,8 +26,9 @@ ACCOUNT_FIELDS = "Account,User,ParentName,GrpTRES"
 class Limits:
     """The limits of one quality of service or one account; None and a missing resource stand for no limit."""
 
-    source: str
-    """`QOS 'short'` or `account 'physics'`."""
+    key: str
+    """The key of a job that names it: `qos` or `account`."""
+    name: str
     max_wall_min: int | None = None
     max_tres: Mapping[str, int] = field(default_factory=dict)
     """Most of each resource for one job: `node`, `cpu`, `gres/gpu`."""
@@ -38,6 +39,11 @@ class Limits:
     """Most jobs of one user in the queue."""
     flags: frozenset[str] = frozenset()
     """The flags of a quality of service, such as `PartitionTimeLimit`."""
+
+    @property
+    def source(self) -> str:
+        """The owner for a message: `QOS 'short'` or `account 'physics'`."""
+        return _called(self.key, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +68,14 @@ class Accounting:
     associations: tuple[Association, ...]
     default_account: str = ""
     """The account of a job that names none; empty if it is not known."""
-    queued: Counter[str] = field(default_factory=Counter)
-    """The person's jobs in the queue, by `account 'NAME'` and by `qos 'NAME'`, in lower case."""
+    queued: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The person's jobs in the queue, by ("account", name) and by ("qos", name); names in lower case."""
 
 
 def parse_qualities(text: str) -> dict[str, Limits]:
     """Return the limits of each quality of service in the output of `sacctmgr show qos`."""
     rows = _rows(text, QOS_FIELDS)
-    return {name.lower(): _limits(f"QOS {name!r}", *cells) for name, *cells in rows}
+    return {name.lower(): _limits("qos", name, *cells) for name, *cells in rows}
 
 
 def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]:
@@ -81,7 +87,7 @@ def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]
     """
     rows = _rows(text, ASSOCIATION_FIELDS)
     groups = {
-        account.lower(): (parent.lower(), _shared(f"account {account!r}", tres))
+        account.lower(): (parent.lower(), _shared(_called("account", account), tres))
         for account, user, parent, tres in _rows(accounts, ACCOUNT_FIELDS)
         if not user
     }
@@ -91,17 +97,17 @@ def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]
             partition=partition,
             qualities=tuple(name for name in qualities.split(",") if name),
             default_qos=default,
-            limits=_within(_limits(f"account {account!r}", *cells), account.lower(), groups),
+            limits=_within(_limits("account", account, *cells), account.lower(), groups),
         )
         for account, partition, qualities, default, *cells in rows
     )
 
 
-def parse_queued(text: str) -> Counter[str]:
+def parse_queued(text: str) -> Counter[tuple[str, str]]:
     """Return the number of jobs by account and by QOS in the output of `squeue -o %a|%q`."""
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 1]
-    sources = [source for account, qos in rows for source in (f"account {account!r}", f"QOS {qos!r}")]
-    return Counter(map(str.lower, sources))
+    owners = [owner for account, qos in rows for owner in (("account", account), ("qos", qos))]
+    return Counter((key, name.lower()) for key, name in owners)
 
 
 def parse_enforced(value: str) -> frozenset[str]:
@@ -203,13 +209,15 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
         )
 
 
-def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: int) -> Iterator[Finding]:
+def _over(
+    job: Job, sources: Sequence[Limits], queued: Mapping[tuple[str, str], int], jobs: int
+) -> Iterator[Finding]:
     """Yield a finding for each limit that a job exceeds.
 
     Args:
         job: the job.
         sources: whose limits hold. Of those that set a limit, the first one counts.
-        queued: the person's jobs in the queue, by source.
+        queued: the person's jobs in the queue, by account and by QOS.
         jobs: the number of such jobs, the elements of an array.
     """
     size = job.resources
@@ -233,7 +241,7 @@ def _over(job: Job, sources: Sequence[Limits], queued: Mapping[str, int], jobs: 
             yield _too_much(job, key, count, site, "GrpTRES")
     crowd = next((one for one in sources if one.max_submit is not None), None)
     if crowd is not None and crowd.max_submit is not None:
-        present = queued.get(crowd.source.lower(), 0)
+        present = queued.get((crowd.key, crowd.name.lower()), 0)
         if present + jobs > crowd.max_submit:
             yield _too_many(crowd, present, jobs)
 
@@ -253,8 +261,8 @@ def _too_much(job: Job, key: str, count: int, site: str, limit: str) -> Finding:
 def _too_many(limits: Limits, present: int, jobs: int) -> Finding:
     more = f", and the array has {jobs} more" if jobs > 1 else ""
     return Finding(
-        key="qos" if limits.source.startswith("QOS") else "account",
-        value=re.sub(r"^\w+ '|'$", "", limits.source),
+        key=limits.key,
+        value=limits.name,
         site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
         f"and you have {present}{more}",
         remedy="Wait until a job ends, or use another qos=.",
@@ -289,12 +297,18 @@ def _within(
     return replace(limits, grp_tres=shared)
 
 
-def _limits(source: str, wall: str, tres: str, submit: str, shared: str, flags: str = "") -> Limits:
+def _called(key: str, name: str) -> str:
+    """Return what a QOS or an account is called in a message."""
+    return f"{'QOS' if key == 'qos' else key} {name!r}"
+
+
+def _limits(key: str, name: str, wall: str, tres: str, submit: str, shared: str, flags: str = "") -> Limits:
     return Limits(
-        source=source,
+        key=key,
+        name=name,
         max_wall_min=parse_slurm_limit(wall) if wall else None,
         max_tres=_amounts(tres),
-        grp_tres=_shared(source, shared),
+        grp_tres=_shared(_called(key, name), shared),
         max_submit=int(submit) if submit.isdigit() else None,
         flags=frozenset(flags.split(",")),
     )

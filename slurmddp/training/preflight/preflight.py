@@ -24,7 +24,7 @@ import torch.distributed as dist
 from slurmddp.checkpoint.memory.channel import Channel
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError, UnhealthyNodeError
-from slurmddp.runs.folder.excluded_nodes import FOUND_BY_TEST, exclude
+from slurmddp.runs.folder.excluded_nodes import exclude
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.short_text import first_items
@@ -236,7 +236,7 @@ class _Preflight:
                 text = f"Preflight: {finding.sentence}"
                 self._folder.add_event("warned", attempt=self._run.attempt, about="preflight", text=text)
         for node, why in verdict.excluded.items():
-            exclude(self._folder, node, f"{FOUND_BY_TEST}{why}", hours=self._hours)
+            exclude(self._folder, node, f"preflight: {why}", hours=self._hours, found_by="preflight")
         if verdict.failed:
             facts = {"unfit": verdict.unhealthy, "pairs": failed_pairs}
             self._add_event(verdict.failed, **{name: fact for name, fact in facts.items() if fact})

@@ -14,17 +14,20 @@ The agreement needs no collective and no device synchronisation. A step is the t
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import Store, TCPStore
 
 from slurmddp.errors import RankFailure
+from slurmddp.runs.folder.history import STOP_FILE, TIME_LIMIT
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.short_text import first_line
 from slurmddp.training.process_group.signed_store import SignedStore
@@ -40,18 +43,41 @@ _DONE_S = 5.0
 """Most seconds that rank 0 keeps the store open for ranks that still read it."""
 _DECISION_POLL_S = 0.01
 _STORE_TIMEOUT_S = 30.0
+_PHRASES = {TIME_LIMIT: "the time limit"}
+"""What sources of a stop are called in a message, where the name is not the phrase."""
 _STORE_LOST = "Rank %d has lost the store on the first rank (%s): only its own signals can stop it now."
 
 
-def signal_reason(signals: StopSignals | None, rank: int) -> str | None:
-    """Return the signal that this rank has received, for the log; None without a signal."""
+@dataclass(frozen=True)
+class StopReason:
+    """Why a training stops."""
+
+    source: str
+    """The name of a signal, STOP_FILE, TIME_LIMIT, or another request."""
+    text: str
+    """The source for people, with the rank that found it."""
+    rank: int | None = None
+    """The rank that found it; None for a file, which any rank would have found."""
+
+    def as_json(self) -> str:
+        """Return the reason as a text that other ranks read."""
+        return json.dumps([self.source, self.text, self.rank])
+
+    @classmethod
+    def from_json(cls, text: str) -> StopReason:
+        """Return the reason in a text of `as_json`."""
+        return cls(*json.loads(text))
+
+
+def signal_reason(signals: StopSignals | None, rank: int) -> StopReason | None:
+    """Return the signal that this rank has received as a reason to stop; None without a signal."""
     name = signals.received if signals else None
-    return f"{name} on rank {rank} ({socket.gethostname()})" if name else None
+    return StopReason(name, f"{name} on rank {rank} ({socket.gethostname()})", rank) if name else None
 
 
-def file_reason(stop_file: Path | None) -> str | None:
-    """Return the stop file's name, for the log; None if there is no such file."""
-    return f"the file {stop_file}" if stop_file and is_there(stop_file) else None
+def file_reason(stop_file: Path | None) -> StopReason | None:
+    """Return the stop file as a reason to stop; None if there is no such file."""
+    return StopReason(STOP_FILE, f"the file {stop_file}") if stop_file and is_there(stop_file) else None
 
 
 class StopAgreement:
@@ -90,8 +116,8 @@ class StopAgreement:
         self._lock = threading.Lock()
         self._started = 0
         self._posted = False
-        self._own_request: str | None = None
-        self._reason: str | None = None
+        self._own_request: StopReason | None = None
+        self._reason: StopReason | None = None
         self._stop_at: int | None = None
         self._lost: RuntimeError | None = None
         self._decided = threading.Event()
@@ -115,13 +141,14 @@ class StopAgreement:
         return self.reason is not None
 
     @property
-    def reason(self) -> str | None:
-        """Why the ranks stop, for the log; None without a request."""
+    def reason(self) -> StopReason | None:
+        """Why the ranks stop; None without a request."""
         return self._reason or self._own_reason()
 
-    def request(self, reason: str) -> None:
-        """Request a stop for a reason other than a signal or the stop file."""
-        self._own_request = self._own_request or f"{reason} on rank {self._rank}"
+    def request(self, source: str) -> None:
+        """Request a stop by a source other than a signal or the stop file, such as TIME_LIMIT."""
+        text = f"{_PHRASES.get(source, source)} on rank {self._rank}"
+        self._own_request = self._own_request or StopReason(source, text, self._rank)
 
     def should_stop(self) -> bool:
         """Return whether to stop now instead of starting the next step: at the same call on all ranks.
@@ -209,10 +236,10 @@ class StopAgreement:
         if self._shared:
             self._shared.post(self._started)
 
-    def _own_reason(self) -> str | None:
+    def _own_reason(self) -> StopReason | None:
         return signal_reason(self._signals, self._rank) or self._own_request
 
-    def _file_reason(self) -> str | None:
+    def _file_reason(self) -> StopReason | None:
         if self._stop_file is None or time.monotonic() < self._next_file_poll:
             return None
         self._next_file_poll = time.monotonic() + _FILE_POLL_S
@@ -222,7 +249,8 @@ class StopAgreement:
         self._decided.wait(self._timeout_s)
         if self._stop_at is not None:
             return
-        waiting = f"Rank {self._rank} was asked to stop ({self.reason}) and waited for the others to agree"
+        why = f" ({self.reason.text})" if self.reason else ""
+        waiting = f"Rank {self._rank} was asked to stop{why} and waited for the others to agree"
         if self._lost:
             gone = f"the store on the first rank went away: {first_line(self._lost)}"
             raise RankFailure(f"{waiting}, but {gone}") from self._lost
@@ -248,13 +276,15 @@ class AgreementStore:
         number = self._store.add(f"slurmddp/stop/created/{rank}", 1)
         self._prefix = f"slurmddp/stop/{number}"
 
-    def request(self, reason: str) -> str:
+    def request(self, reason: StopReason) -> StopReason:
         """Request a stop; return the reason of the first request."""
-        return self._store.compare_set(f"{self._prefix}/reason", reason)
+        first = self._store.compare_set(f"{self._prefix}/reason", reason.as_json())
+        return StopReason.from_json(first)
 
-    def requested(self) -> str | None:
+    def requested(self) -> StopReason | None:
         """Return the reason of the first request for a stop, or None."""
-        return self._store.get(f"{self._prefix}/reason")
+        text = self._store.get(f"{self._prefix}/reason")
+        return None if text is None else StopReason.from_json(text)
 
     def post(self, started: int) -> None:
         """Post how many steps this rank has started; it starts no further step until all have posted."""

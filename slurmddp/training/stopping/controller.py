@@ -18,10 +18,11 @@ from slurmddp.collectives import values as collectives
 from slurmddp.environments.time_limits import Limits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.host.signals import STOP_SIGNALS
+from slurmddp.runs.folder.history import TIME_LIMIT
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.setup import RankContext
-from slurmddp.training.stopping.agreement import StopAgreement, file_reason, signal_reason
+from slurmddp.training.stopping.agreement import StopAgreement, StopReason, file_reason, signal_reason
 from slurmddp.training.stopping.deadline import Pace, last_safe_moment, shortfalls
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
@@ -50,7 +51,7 @@ class StopController:
         self._own = ExitStack()
         """The guard and signals that this object has opened."""
         self._agreement: StopAgreement | None = None
-        self._found_at_start: str | None = None
+        self._found_at_start: StopReason | None = None
         """Why all ranks stop before their first step."""
         self._steps = 0
         """How many optimizer steps have started."""
@@ -90,8 +91,10 @@ class StopController:
         file = self._folder.stop_file if self._folder else None
         signals = self._guard.signals
         # An agreement takes a moment. Gather requests from before the start, so that not even one step runs.
-        found = collectives.gather(signal_reason(signals, info.rank) or file_reason(file))
-        self._found_at_start = next((reason for reason in found if reason), None)
+        own = signal_reason(signals, info.rank) or file_reason(file)
+        found = collectives.gather(own.as_json() if own else None)
+        first = next((reason for reason in found if reason), None)
+        self._found_at_start = StopReason.from_json(first) if first else None
         if self._found_at_start is None:
             self._agreement = StopAgreement(
                 context.store,
@@ -121,7 +124,7 @@ class StopController:
         agreement, moment = self._agreement, last_safe_moment(self._limits, measured)
         # An attempt that takes no step would be requeued forever.
         if agreement is not None and moment is not None and now >= moment and self._steps > 1:
-            agreement.request("the time limit")
+            agreement.request(TIME_LIMIT)
 
     @property
     def is_answering(self) -> bool:
@@ -157,9 +160,9 @@ class StopController:
         return self.reason is not None or (signals is not None and signals.received is not None)
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> StopReason | None:
         found = self._agreement.reason if self._agreement else self._found_at_start
-        if found is None or self._folder is None or not found.startswith("SIGUSR2"):
+        if found is None or self._folder is None or found.source != "SIGUSR2":
             return found
         # After `slurmddp stop`, the agent sends SIGUSR2 to the ranks of a script.
         return file_reason(self._folder.stop_file) or found

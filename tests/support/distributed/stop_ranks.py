@@ -69,7 +69,8 @@ def one_round(number, store, rank, world_size):
             for timer in others:
                 timer.join()
             again = agreement.should_stop() if kind != "finished" else True
-            facts = {"kind": kind, "stopped": stopped, "reason": agreement.reason}
+            reason = agreement.reason.text if agreement.reason else None
+            facts = {"kind": kind, "stopped": stopped, "reason": reason}
             return {**facts, "left_early": left_early, "again": again}
 
 

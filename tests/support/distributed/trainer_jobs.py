@@ -14,6 +14,7 @@ from slurmddp.collectives import values as collectives
 from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.stopping.agreement import StopReason
 from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.trainer import loop, time_budget
 from slurmddp.training.trainer.components import build_components
@@ -37,7 +38,8 @@ class StopsAfter(Distributon):
             return False
         self._left -= 1
         if self._left < 0:
-            self._session.stop.reason = "SIGTERM on rank 0 (here)"  # type: ignore[misc]
+            reason = StopReason("SIGTERM", "SIGTERM on rank 0 (here)", 0)
+            self._session.stop.reason = reason  # type: ignore[misc]
         return self._left < 0
 
 

@@ -18,7 +18,7 @@ from slurmddp.training.process_group.device_agreement import DeviceReport, agree
 from slurmddp.training.process_group.participants import Participants
 from slurmddp.training.process_group.rendezvous import open_store
 from slurmddp.training.process_group.signed_store import SignedStore
-from slurmddp.training.stopping.agreement import StopAgreement
+from slurmddp.training.stopping.agreement import StopAgreement, StopReason
 from support.distributed.meetings import meet, rank
 from support.runs.agent_runs import wait_until
 from support.runs.launch_ports import a_launch
@@ -103,7 +103,7 @@ def test_no_other_process_can_stop_a_training(secret: str) -> None:
     agreements[1].request("a wish")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda one: wait_until(one.should_stop, "the agreement stops"), agreements))
-    assert agreements[0].reason == agreements[1].reason == "a wish on rank 1"
+    assert agreements[0].reason == agreements[1].reason == StopReason("a wish", "a wish on rank 1", 1)
     assert agreements[0]._started == agreements[1]._started
     for one in agreements:
         one.close()

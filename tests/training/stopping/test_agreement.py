@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slurmddp.errors import RankFailure
 from slurmddp.training.stopping import agreement as stop
-from slurmddp.training.stopping.agreement import StopAgreement
+from slurmddp.training.stopping.agreement import StopAgreement, StopReason
 from slurmddp.training.stopping.signals import StopSignals
 from support.distributed import stop_ranks
 from support.distributed.ranks import run_ranks
@@ -195,7 +195,9 @@ def test_a_blocking_call_on_the_main_connection_does_not_delay_the_watcher(store
         blocked.start()
         second.request("a wish")
         wait_until(lambda: first.should_stop() and second.should_stop(), "both stop")
-        assert blocked.is_alive() and first.reason == second.reason == "a wish on rank 1"
+        assert blocked.is_alive() and first.reason == second.reason == StopReason(
+            "a wish", "a wish on rank 1", 1
+        )
     other = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
     other.set("late", "now")
     blocked.join(60)
@@ -207,7 +209,7 @@ def test_a_single_rank_stops_at_the_next_step_after_a_signal():
         os.kill(os.getpid(), signal.SIGTERM)
         assert [agreement.should_stop(), agreement.should_stop(), agreement.requested] == [True, True, True]
         assert agreement._started == 1
-        assert "SIGTERM on rank 0" in agreement.reason
+        assert "SIGTERM on rank 0" in agreement.reason.text
         assert watchers() == []
 
 

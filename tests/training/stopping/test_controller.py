@@ -59,7 +59,7 @@ def test_the_stop_file_stops_all_at_a_checkpoint(tmp_path: Path, ranks: int, act
     assert work(run, act, ranks=ranks) == [75] * ranks
     (saved,), (signalled,) = events(run, "saved"), events(run, "signalled")
     assert saved["step"] >= 10
-    assert signalled["signal"] == f"the file {run.stop_file}"
+    assert (signalled["signal"], signalled["rank"]) == ("stop_file", None)
 
 
 def isolated(
@@ -84,7 +84,7 @@ def test_a_stop_during_the_start_comes_before_any_evaluation_and_step(
     run = make_run(tmp_path / "run", ranks, f"support.distributed.stop_jobs.{model}", "WithHeldout")
     assert work(run, "nothing", ranks=ranks) == [75] * ranks
     (signalled,) = run.events()
-    assert signalled["signal"] == (f"the file {run.stop_file}" if model == "StopFile" else "SIGTERM")
+    assert signalled["signal"] == ("stop_file" if model == "StopFile" else "SIGTERM")
     assert not run.metrics_file.exists() and not any(run.checkpoints_dir.iterdir())
 
 
@@ -107,7 +107,7 @@ def test_the_end_of_the_job_stops_all_ranks_without_a_signal(run: RunFolder) -> 
     limits = {"SLURMDDP_END_TIME": str(int(time.time()) + 3600), "SLURMDDP_KILL_WAIT_S": "30"}
     assert work(run, "nothing", **limits) == [75, 75]
     (signalled,) = events(run, "signalled")
-    assert signalled["signal"].startswith("the time limit")
+    assert (signalled["signal"], signalled["rank"]) == ("time_limit", 0)
     assert events(run, "saved")[-1]["step"] > 0
     warned = {event["about"]: event["text"] for event in events(run, "warned")}
     assert warned.keys() == {"lead", "grace"} and "A save takes 2872 s" in warned["grace"]
@@ -118,7 +118,7 @@ def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder
     assert [event["about"] for event in events(run, "warned")] == ["grace"]
 
 
-@pytest.mark.parametrize(("started", "requested"), [(0, []), (1, []), (2, ["the time limit"])])
+@pytest.mark.parametrize(("started", "requested"), [(0, []), (1, []), (2, ["time_limit"])])
 def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: list[str]) -> None:
     stops, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
     stops._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
@@ -145,7 +145,7 @@ def test_a_step_counts_from_one_answer_to_the_next_without_a_pause(monkeypatch: 
     stops._check_deadline(moment - 121)
     assert asked == []
     stops._check_deadline(moment - 120)
-    assert asked == ["the time limit"], "two steps still fit"
+    assert asked == ["time_limit"], "two steps still fit"
 
 
 def test_a_save_counts_from_its_start_until_it_is_durable(tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_a_save_counts_from_its_start_until_it_is_durable(tmp_path: Path) -> Non
     assert asked == []
     stops.is_writing = lambda: True
     stops._check_deadline(moment - 1)
-    assert asked == ["the time limit"], "the running write ends before the last save starts"
+    assert asked == ["time_limit"], "the running write ends before the last save starts"

@@ -11,7 +11,6 @@ import torch
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.jsonl import read_lines
-from slurmddp.training.run_log import signal_and_rank
 from slurmddp.training.trainer.loop import token_cross_entropy
 from support.distributed import trainer_jobs
 from support.distributed.ranks import run_ranks
@@ -138,15 +137,3 @@ def test_the_shipped_loss_names_its_setting_for_data_of_another_kind(
         token_cross_entropy(logits, targets)
     assert "`loss` is token_cross_entropy" in caught.value.message and found in caught.value.message
     assert "loss._target_=" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("reason", "facts"),
-    [
-        ("SIGTERM on rank 12 (node-3)", {"signal": "SIGTERM", "rank": 12}),
-        ("the file /runs/a/stop", {"signal": "the file /runs/a/stop", "rank": None}),
-        ("", {"signal": "", "rank": None}),
-    ],
-)
-def test_the_reason_of_a_stop_has_signal_and_rank(reason: str, facts: dict[str, Any]) -> None:
-    assert signal_and_rank(reason) == facts
