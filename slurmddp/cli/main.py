@@ -30,6 +30,7 @@ from slurmddp.errors import (
     EXIT_CONFIG,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
+    ConfigError,
     SlurmddpError,
     UsageError,
     near_matches,
@@ -172,10 +173,19 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
         return int(left.code or 0)
     if program is not None:
         parsed.program = program
+    _require_folder()
     if name in _OF_RUNS and (there := _on_login_node(name, typed, parsed, parser)) is not None:
         return there
     code: int = module.run(parsed)
     return code
+
+
+def _require_folder() -> None:
+    """Raise ConfigError if the folder of the shell was removed: every command looks for files there."""
+    try:
+        os.getcwd()  # noqa: PTH109 - the help loads no pathlib
+    except FileNotFoundError as error:
+        raise ConfigError("The folder of this shell was removed.", hint="Change to another: cd ~") from error
 
 
 def _on_login_node(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from slurmddp.errors import ConfigError, plain
 
 
 def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
@@ -15,14 +18,28 @@ def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
 
     Yields:
         A line about each file, after it is written or kept.
+
+    Raises:
+        ConfigError: a file can't be written.
     """
     for name, text in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            yield f"kept    {name} (exists; not changed)"
-        else:
-            yield f"wrote   {name}"
+            is_new = _write(path, text)
+        except OSError as error:
+            raise ConfigError(
+                f"{path.absolute()} can't be written: {plain(error)}.",
+                hint="Give a folder in which you may write, or make room there.",
+            ) from error
+        yield f"wrote   {name}" if is_new else f"kept    {name} (exists; not changed)"
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write a file that does not exist yet; return whether it is new."""
+    if os.path.lexists(path):
+        return False
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    return True

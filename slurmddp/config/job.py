@@ -16,6 +16,7 @@ from slurmddp.config.same_run import run_dir_of
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.arguments import quoted
+from slurmddp.settings.check_values import check_folder
 from slurmddp.settings.schema import Cluster, Policy
 from slurmddp.settings.spec import BACKENDS, Job, Program
 
@@ -57,7 +58,7 @@ def build_job(
         "launcher": launcher,
         "project_dir": str(project_dir),
     }
-    runs_dir = Path(os.path.normpath(project_dir / config["runs_dir"]))
+    runs_dir = _runs_dir(config["runs_dir"], project_dir)
     run_dir = folder.path if folder else run_dir_of(runs_dir, config["name"], final)
     if config["elastic"]:
         final = hold_global_batch(final, resources)
@@ -80,6 +81,11 @@ def build_job(
         after=after.jobs_of(config["after"], launcher),
         array_parallelism=config["array_parallelism"],
     )
+
+
+def _runs_dir(path: str, project_dir: Path) -> Path:
+    check_folder("runs_dir", path)
+    return Path(os.path.normpath(project_dir / path))
 
 
 def _on_event(words: Sequence[str]) -> tuple[str, ...]:

@@ -215,8 +215,9 @@ def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
     apart = len({run.path.parent for run in found}) > 1
     listed = first_items([run.path if apart else run.name for run in found], 5)
     hint = "Give the folder of the one you mean." if same else "Give more of the name."
-    if files := sweeps_of_name(name):
-        hint += f" The whole sweep is {files[-1].name.removesuffix(SWEEP_SUFFIX)}."
+    sweeps = [file.name.removesuffix(SWEEP_SUFFIX) for file in sweeps_of_name(name)]
+    if sweeps:
+        hint += f" The whole {'sweep is' if len(sweeps) == 1 else 'sweeps are'} {first_items(sweeps, 5)}."
     return RunNotFoundError(f"{name!r} fits {len(found)} runs: {listed}.", hint=hint)
 
 

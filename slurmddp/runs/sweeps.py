@@ -14,6 +14,7 @@ from slurmddp.runs import index
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.index import SWEEP_SUFFIX
+from slurmddp.short_text import first_items
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,11 @@ def names() -> list[str]:
 
 
 def find_to_show(name: str | None) -> Sweep | None:
-    """Return the sweep with this name, also if only its runs are called so; None if one run is meant."""
+    """Return the sweep with this name, also if only its runs are called so; None if one run is meant.
+
+    Raises:
+        RunNotFoundError: several sweeps are meant.
+    """
     try:
         index.find(name)
     except RunNotFoundError:
@@ -112,8 +117,7 @@ def find_to_show(name: str | None) -> Sweep | None:
 
 
 def _of_runs(name: str) -> Sweep | None:
-    files = index.sweeps_of_name(name)
-    return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX)) if len(files) == 1 else None
+    return _only(name, index.sweeps_of_name(name))
 
 
 def find(name: str | None) -> Sweep | None:
@@ -122,8 +126,12 @@ def find(name: str | None) -> Sweep | None:
     Raises:
         RunNotFoundError: several sweeps have names that begin so.
     """
-    found = index.sweep_files(name)
-    if len(found) > 1:
-        listed = ", ".join(str(file.with_suffix("")) for file in found[:5])
-        raise RunNotFoundError(f"{name!r} fits {len(found)} sweeps: {listed}.", hint="Give more of the name.")
-    return read(found[0].parent, found[0].name.removesuffix(SWEEP_SUFFIX)) if found else None
+    return _only(name, index.sweep_files(name))
+
+
+def _only(name: str | None, files: Sequence[Path]) -> Sweep | None:
+    """Return the sweep of the only file; raise RunNotFoundError if there are several."""
+    if len(files) > 1:
+        listed = first_items([file.with_suffix("") for file in files], 5)
+        raise RunNotFoundError(f"{name!r} fits {len(files)} sweeps: {listed}.", hint="Give more of the name.")
+    return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX)) if files else None

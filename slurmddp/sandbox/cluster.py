@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
-from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.errors import ConfigError, SlurmError, plain
 from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
 from slurmddp.sandbox.plan import Plan, Request
 
@@ -108,8 +108,9 @@ class Sandbox:
         except BaseException as error:
             self._take_down()
             if isinstance(error, (OSError, subprocess.SubprocessError)):
+                reason = plain(error) if isinstance(error, OSError) else error
                 raise SlurmError(
-                    f"The sandbox did not come up: {error}.", hint="Everything was taken down again."
+                    f"The sandbox did not come up: {reason}.", hint="Everything was taken down again."
                 ) from error
             raise
 

@@ -21,6 +21,8 @@ from slurmddp.short_text import shorten
 Section = TypeVar("Section")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of an address. One slash is left of two in a `Path`."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT = "a text"
 _SHELL_LINE = "a shell line"
@@ -123,6 +125,20 @@ def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
             )
         if name in right and not right[name](value):
             raise ConfigError(f"`{where}{name}` is {value!r}; it must be {SPECIAL_KEYS[name]}.")
+
+
+def check_folder(name: str, path: str) -> None:
+    """Refuse an address such as s3://bucket in place of a folder; it would become a folder called `s3:`.
+
+    Args:
+        name: of the setting or argument.
+        path: its value.
+    """
+    if _ADDRESS.match(path):
+        raise ConfigError(
+            f"`{name}` is {path}, an address, but must be the path of a folder.",
+            hint="Give a folder on a disk that all ranks reach.",
+        )
 
 
 def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:

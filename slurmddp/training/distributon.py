@@ -39,6 +39,7 @@ from slurmddp.environments.detect import Environment
 from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.local.launcher import Launcher
+from slurmddp.settings.check_values import check_folder
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
@@ -1124,6 +1125,7 @@ class Distributon:
         """Return `root`, or its default (see `save`)."""
         if root is not None:
             _require("root", (str, os.PathLike), "Give the path of a folder.", root)
+            check_folder("root", os.fspath(root))
             return Path(root)
         folder = self._session.run.folder
         return folder.checkpoints_dir if folder else Path("checkpoints")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,3 +81,14 @@ def test_a_file_is_no_folder(laptop, capsys):
     (laptop / "taken").write_text("")
     assert main(["init", "taken"]) == EXIT_CONFIG
     assert "taken is a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "reason"), [("taken/inside", "Not a directory"), ("full", "No space")])
+def test_a_project_that_can_not_be_written_is_named(laptop, capsys, monkeypatch, folder, reason):
+    (laptop / "taken").write_text("")
+    if folder == "full":
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr("slurmddp.cli.new_files._write", Mock(side_effect=full))
+    assert main(["init", folder]) == EXIT_CONFIG
+    refused = capsys.readouterr().err
+    assert f"{laptop}/{folder}/conf/" in refused and reason in refused

@@ -186,6 +186,18 @@ def test_a_full_disk_is_not_called_a_fault_of_ours(probe, capsys):
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_a_shell_whose_folder_was_removed_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in ("list", "train", "init"):
+        assert cli.main([command]) == errors.EXIT_CONFIG
+        assert capsys.readouterr().err == (
+            "slurmddp: error: The folder of this shell was removed. Change to another: cd ~\n"
+        )
+    assert cli.main(["list", "--help"]) == 0
+
+
 def test_what_a_terminal_can_not_show_ends_no_command(make_run, slurm, monkeypatch):
     folder = make_run()
     start(folder)

@@ -252,6 +252,7 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         (["-m", "package"], EXIT_CONFIG, "no module package to run: .*no __main__.py"),
         (["-m", "pakage.train"], EXIT_CONFIG, "no module 'pakage'.*Did you mean package"),
         (["-m", "package/train.py"], EXIT_CONFIG, "not the name of a module.*python -m"),
+        (["-m", "seed=1,2"], EXIT_CONFIG, "not the name of a module.*A sweep is `slurmddp run --multirun`"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_is_refused_and_leaves_nothing(project, capsys, typed, code, message):

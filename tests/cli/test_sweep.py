@@ -235,6 +235,19 @@ def test_the_name_of_the_runs_names_their_sweep_where_it_is_only_shown(project, 
     assert "second-" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_two_sweeps_whose_runs_have_one_name_are_both_named(project, here, capsys):
+    main(["train", *SEEDS])
+    main(["train", "-m", "name=first", "seed=7,8"])
+    names = sorted(file.stem for file in (project / "runs").glob("*.sweep"))
+    capsys.readouterr()
+    for command in ("list", "status", "report", "open"):
+        assert main([command, "first"]) == EXIT_NO_RUN
+        refused = capsys.readouterr().err
+        assert "'first' fits 2 sweeps: " in refused and all(f"/{name}" in refused for name in names)
+    assert main(["cancel", "first"]) == EXIT_NO_RUN
+    assert f"The whole sweeps are {names[0]}, {names[1]}." in capsys.readouterr().err
+
+
 def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
     here.ends = staticmethod(lambda: EXIT_FAILED)
     assert main(["train", *SEEDS]) == EXIT_FAILED and here.started == 3

@@ -66,6 +66,7 @@ CASES = {
     "launcher=slrum": "one of auto, local, slurm. Did you mean slurm",
     "big": "Did you mean cluster=big",
     "nodes": "has no value. Say nodes=VALUE",
+    "train.steps": r"'train.steps' has no value. Say train.steps=VALUE\.$",
     "=3": "not a setting",
     "cluster.partition=x": "no cluster is chosen",
     "launcher=slurm": "needs a cluster",
@@ -106,6 +107,8 @@ CASES = {
     (BIG, "time_limit=2"): "signal_lead_s=120",
     "+data.path=/no/such/place": "no data at /no/such/place.*'no' in it does not",
     "+data.root=cnof": "cnof.*Did you mean conf",
+    "+data.path=s3://bucket/corpus": "no data at .*s3:/bucket/corpus",
+    "runs_dir=s3://bucket/runs": "`runs_dir` is s3://bucket/runs, an address.*must be the path of a folder",
     "fit.py": "'fit.py' is a script, not a setting. A script runs as `slurmddp run fit.py`",
     "program.script=trian.py": "no script .*trian.py.*program.script",
     "program.torchrun=true": "`program.torchrun`.*no script.*slurmddp run --launcher torchrun FILE.py",
@@ -264,6 +267,18 @@ def test_data_that_will_be_downloaded_need_not_be_there(project: Path) -> None:
     assert compose(["+data.root=here", "+data.inner={path: conf/model}"], project)["data"]["root"] == "here"
     with pytest.raises(ConfigError, match="later"):
         compose(["+data.root=later"], project)
+
+
+def test_a_data_set_of_the_user_may_read_an_address(project: Path) -> None:
+    (project / "remote.py").write_text("class Corpus:\n    def __init__(self, path):\n        pass\n")
+    typed = [
+        "data._target_=remote.Corpus",
+        "data.path=s3://bucket/corpus",
+        "model.vocab_size=9",
+        "model.context=8",
+    ]
+    data = compose(typed, project)["data"]
+    assert data["path"] == "s3://bucket/corpus"
 
 
 FILES = [

@@ -152,7 +152,7 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"sbatch": {"export": "NONE"}}, "under `env:` in the cluster file"),
         ({"sbatch": {"chdir": "/scratch"}}, "ranks start in the folder of the command"),
         ({"sbatch": {"wait": True}}, "slurmddp logs -f RUN"),
-        ({"sbatch": {"hetjob": True}}, "one kind of node"),
+        ({"sbatch": {"hetjob": True}}, "are of one kind"),
         (
             {"gpus_per_node": 8, "sbatch": {"gpus-per-task": 1}},
             "already asks for its GPUs with --gpus-per-node=8",

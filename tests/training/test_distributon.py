@@ -338,6 +338,7 @@ def test_a_model_is_set_up_once() -> None:
         (lambda d: d.all_reduce(1.0), "all_reduce was given a float"),
         (lambda d: d.load(step="3", root="x"), "step='3'"),
         (lambda d: d.load(root=3), "root was given a int"),
+        (lambda d: d.load(root=Path("s3://bucket/fit")), "`root` is s3:/bucket/fit, an address"),
         (lambda d: Distributon(backend=3), "backend was given a int"),
         (lambda d: Distributon(init_method=3), "init_method is 3"),
         (lambda d: Distributon(seed="1"), "seed is '1'"),

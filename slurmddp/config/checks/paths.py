@@ -97,6 +97,8 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
     """Refuse a data set whose `path` or `root` does not exist, before a job waits in the queue for it."""
     for key, value, node in _entries(config.get("data"), "data"):
         if key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str) and not node.get("download"):
+            if "://" in value and not str(node.get("_target_")).startswith("slurmddp."):
+                continue  # A class of the user may read an address.
             path = project_dir / Path(value).expanduser()
             if not path.exists():
                 raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
@@ -190,7 +192,8 @@ def _check_trainer(config: Mapping[str, Any]) -> None:
 def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
     if not _MODULE.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is not the name of a module.", hint="Write package.module, as after `python -m`."
+            f"{name!r} is not the name of a module.",
+            hint="Write package.module, as after `python -m`. A sweep is `slurmddp run --multirun`.",
         )
     names = [*name.split("."), "__main__"]  # Python runs the `__main__` of a package.
     spec, missing = _locate(f"-m {name} was given", names, project_dir, here=here)

@@ -21,7 +21,7 @@ from slurmddp.config.checks.signatures import Signature, unknown_argument
 from slurmddp.config.composition import hydra_keys
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.settings.arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
-from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults
+from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults, every_key
 from slurmddp.settings.schema import OWN_TRAINER
 
 SignatureOf = Callable[[str], Signature | None]
@@ -329,5 +329,7 @@ def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
     if given.key.endswith(".py"):
         hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
         return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)
-    hint = f"Say {given.key}=VALUE." if given.key in TOP else f"Say key=value. {near_matches(given.key, TOP)}"
+    hint = f"Say {given.key}=VALUE."
+    if given.key not in TOP and given.key not in every_key():
+        hint = f"Say key=value. {near_matches(given.key, TOP)}"
     return ConfigError(f"{given.text!r} has no value.", hint=hint)

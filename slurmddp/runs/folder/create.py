@@ -274,6 +274,8 @@ def _writable(folder: Path) -> Iterator[None]:
                 "snapshot of the code leaves it out.",
             ) from error
         where = failed.parent if isinstance(error.filename, str) else folder.parent
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            where = failed
         raise ConfigError(
             f"The run folder can't be written in {where}: {error.strerror or error}.", hint=hint
         ) from error

@@ -37,8 +37,7 @@ _FROM_THE_BEGINNING = (
 )
 _WITH_FILES = "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
 _CORRECT = (
-    _LOGS
-    + " Type `slurmddp train` again with the right value; sizes and times go to `slurmddp resume {run}` too."
+    _LOGS + " Type its command again with the right value; sizes and times go to `slurmddp resume {run}` too."
 )
 ALL_STEPS = "all steps are done"
 _ENDS = {
