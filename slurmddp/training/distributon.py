@@ -206,6 +206,7 @@ class Distributon:
             SlurmddpError: `launch` was called before, or a rank has failed in `function`.
             ConfigError: the environment does not fit `num_devices`, or `function` can't be sent to the ranks.
             StoppedAtCheckpoint: the training in `function` was stopped.
+            SystemExit: SIGTERM or SIGUSR2 has ended the ranks, and ends this program.
 
         Example:
             def train(d, lr):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -30,7 +31,8 @@ from slurmddp.launchers.local.launcher import Launcher
 
 Result = TypeVar("Result")
 
-_INTERRUPTED = 130
+_INTERRUPTED = 128 + signal.SIGINT
+_ENDED = (128 + signal.SIGTERM, 128 + signal.SIGUSR2)
 _PATH, _CALL, _RESULT, _ERROR = "path.json", "call.pkl", "result.pkl", "error-"
 
 
@@ -42,6 +44,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
         SlurmddpError: a rank has failed; the message holds its error, the hint its traceback.
         StoppedAtCheckpoint: the ranks were stopped at a checkpoint.
         KeyboardInterrupt: Ctrl-C has ended the ranks.
+        SystemExit: SIGTERM or SIGUSR2 has ended the ranks, and ends this program.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -102,6 +105,8 @@ def _error_of(folder: Path, code: int) -> BaseException:
         return StoppedAtCheckpoint("The training was stopped.", hint="Call it again to resume.")
     if code == _INTERRUPTED:
         return KeyboardInterrupt()
+    if code in _ENDED:
+        return SystemExit(code)
     # The first error is the cause: the other ranks fail because they lose that rank.
     told = sorted(folder.glob(f"{_ERROR}*"), key=lambda path: path.stat().st_mtime_ns)
     if not told:

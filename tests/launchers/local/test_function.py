@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from slurmddp.errors import ConfigError, SlurmddpError, StoppedAtCheckpoint
 from slurmddp.launchers.local.function import call_on_ranks
 from slurmddp.launchers.local.launcher import LocalLauncher
+from support.runs.agent_runs import wait_until
 
 TYPED = """
 from slurmddp.launchers.local.function import call_on_ranks
@@ -23,6 +26,22 @@ def place():
     return [unit, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]]
 
 print(call_on_ranks(place, 3, LocalLauncher()))
+"""
+WAITS = """
+import os, sys, time
+from pathlib import Path
+from slurmddp.launchers.local.function import call_on_ranks
+from slurmddp.launchers.local.launcher import LocalLauncher
+
+def wait():
+    Path(f"ready-{os.environ['RANK']}").touch()
+    time.sleep(600)
+
+for number in range(2):
+    try:
+        call_on_ranks(wait, 2, LocalLauncher())
+    except Exception as error:
+        print("goes on after", error)
 """
 
 
@@ -68,6 +87,19 @@ def test_a_stop_at_a_checkpoint_is_raised_as_such() -> None:
 
     with pytest.raises(StoppedAtCheckpoint):
         call_on_ranks(stop, 2, LocalLauncher())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_that_ends_the_ranks_ends_the_program(tmp_path: Path, sent: signal.Signals) -> None:
+    """Also a program that goes on after an error, such as a search over learning rates."""
+    program = subprocess.Popen([sys.executable, "-c", WAITS], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 2, "both ranks run")
+        program.send_signal(sent)
+        output, _ = program.communicate(timeout=120)
+    finally:
+        program.kill()
+    assert (program.returncode, output) == (128 + sent, "")
 
 
 def test_a_value_that_can_not_be_sent_is_named() -> None:
