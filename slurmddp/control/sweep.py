@@ -133,10 +133,10 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
 
 
 def _pair(first: Job, second: Job) -> str:
-    """Return the settings of two jobs in which they differ; all settings where they don't."""
+    """Return the typed settings of two jobs in which they differ; all of them where they don't."""
     texts = []
     for job, other in ((first, second), (second, first)):
-        words = [word for word in job.overrides if word not in other.overrides]
-        words = [word for word in words if key_of(word) != FREE_ARGUMENTS]
-        texts.append(on_one_line(words or job.overrides))
+        typed = [word for word in job.overrides if key_of(word) != FREE_ARGUMENTS]
+        different = [word for word in typed if word not in other.overrides]
+        texts.append(on_one_line(different or typed))
     return ", and ".join(texts)
