@@ -42,6 +42,8 @@ from slurmddp.runs.failures.failure import Failure, describe
 
 _KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed one."""
+_TOGETHER_S = 0.3
+"""Seconds before that SIGTERM for ranks to end by themselves that fail together with another one."""
 _TICK_S, _SOON_S = 1.0, 0.05
 FAULTHANDLER_VARIABLE = "PYTHONFAULTHANDLER"
 """With it, Python writes its stack when compiled code crashes."""
@@ -284,7 +286,7 @@ class ScriptRun:
         now = time.monotonic()
         self._coordinator = Coordinator(rules, ["localhost"], self._record, now)
         self._stopped_by: signal.Signals | None = None
-        self._kill_at = math.inf
+        self._terminate_at = self._kill_at = math.inf
         self._is_over = False
 
     def run(self) -> int:
@@ -311,12 +313,15 @@ class ScriptRun:
         self._coordinator.poll(now)
         while self._coordinator.orders:
             self._obey(self._coordinator.orders.pop(0)[1])
+        if now >= self._terminate_at:
+            self._workers.signal(signal.SIGTERM)
+            self._terminate_at = math.inf
         if now >= self._kill_at:
             self._workers.kill()
 
     def _wait(self) -> None:
         """Wait for output, a signal or a deadline, and relay the output."""
-        soon = min(self._coordinator.next_deadline, self._kill_at) < math.inf
+        soon = min(self._coordinator.next_deadline, self._terminate_at, self._kill_at) < math.inf
         for key, _ in self._selector.select(_SOON_S if soon else _TICK_S):
             if key.data is not None and not key.data.pump():
                 self._selector.unregister(key.fileobj)
@@ -338,8 +343,8 @@ class ScriptRun:
                 self._workers.start(order)
             case msg.Fail():
                 self._is_over = True
-                self._workers.signal(signal.SIGTERM)
-                self._kill_at = time.monotonic() + _KILL_GRACE_S
+                self._terminate_at = time.monotonic() + _TOGETHER_S
+                self._kill_at = self._terminate_at + _KILL_GRACE_S
             case msg.Leave():
                 self._is_over = True
 

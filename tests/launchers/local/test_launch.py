@@ -257,6 +257,15 @@ def test_d5_an_exception_ends_all_and_is_told_with_rank_host_and_lines(program: 
     assert told.endswith("    ValueError: it is broken\n")
 
 
+def test_ranks_that_fail_together_end_by_themselves(program: Path) -> None:
+    body = "file = open(here / f'rows-{rank}', 'w')\nfile.write('all')\n"
+    both = "while len([*here.glob('ready-*')]) < 2: time.sleep(0.01)\n"
+    fails = "time.sleep(0.1 * rank)\nraise ValueError('the error of both')\n"
+    with running(program, body, f"{READY}{both}{fails}") as process:
+        assert finish(process)[0] == 1
+    assert [(program.parent / f"rows-{rank}").read_text() for rank in range(2)] == ["all", "all"]
+
+
 def test_d5_a_killed_rank_ends_all_even_deaf_ones(program: Path) -> None:
     with running(program, f"{DEAF}print('alive', file=sys.stderr, flush=True)\n", devices=3) as process:
         ranks = children_of(process.pid)
