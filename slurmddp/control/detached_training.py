@@ -57,7 +57,8 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
 
         if not _has_begun(folder, process.pid) and process.returncode:
             output.seek(0)
-            raise SlurmddpError(f"The run did not start: {output.read().strip()}")
+            reason = output.read().strip().removeprefix("slurmddp: error: ")
+            raise SlurmddpError(f"The run did not start: {reason}")
 
     status = status_of(folder)
     if _has_begun(folder, process.pid):

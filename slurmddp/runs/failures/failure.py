@@ -303,7 +303,8 @@ def node_code(failure: Failure) -> int:
 def describe(failure: Failure) -> str:
     """Return the sentence that names rank, host and cause, and the advice."""
     sentence = failure.sentence
-    return f"{sentence[0].upper()}{sentence[1:]}." + (f" {failure.advice}" if failure.advice else "")
+    end = "" if sentence.endswith("...") else "."  # A long reason was cut off.
+    return f"{sentence[0].upper()}{sentence[1:]}{end}" + (f" {failure.advice}" if failure.advice else "")
 
 
 def as_error(failure: Failure, log: Path, *, with_lines: bool = True) -> SlurmddpError:

@@ -15,7 +15,8 @@ _NAMES = (
     "service_account*.json", "service-account*.json", "application_default_credentials.json", ".s3cfg",
     ".boto", ".my.cnf", "*.jks", "*.env", "*.pem.*", "token.json", "auth.json", "*api_key", "*api_key.txt",
     "*apikey", "*apikey.txt", "*password.txt", "*passwords.txt", ".vault_pass*", ".databrickscfg",
-    ".dockercfg", ".renviron", "pip.conf",
+    ".dockercfg", ".renviron", "pip.conf", "*-token", "*.keystore", "*.tfstate*", "*.tfvars", "oauth*.json",
+    "*_key.txt",
 )  # fmt: skip
 """Patterns for names of files, in lower case."""
 _FOLDERS = frozenset({

@@ -293,7 +293,8 @@ SECRETS = [
     "secrets.yaml", ".s3cfg", "service_account-1.json", ".env.local", "pkg/hub_token",
     ".cache/huggingface/token", "deploy", "project-1234.json", "Secrets.yaml", ".ENV", "prod.env",
     "token.json", "wandb_api_key.txt", "passwords.txt", "old.pem.bak", ".vault_pass", ".oci/config",
-    ".dockercfg",
+    ".dockercfg", ".vault-token", "release.keystore", "terraform.tfstate", "prod.tfvars", "oauth2.json",
+    "wandb_key.txt",
 ]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ def test_the_first_sentence_holds_the_remedy_also_if_the_lines_were_shown_before
     sentence = f"Rank 1 on c07 refused to continue (exit code 78): {TOO_FEW}. Use a smaller batch."
     assert describe(failure) == sentence
     assert as_error(failure, Path("rank-1.log"), with_lines=False).message == sentence
+    cut_off = replace(failure, reason="Older checkpoints are unto...")
+    assert "unto... Use a smaller batch." in describe(cut_off)
 
 
 def test_the_page_of_a_rank_holds_the_error_by_which_it_ends_and_not_that_of_the_rank_before() -> None:
