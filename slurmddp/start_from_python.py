@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.errors import ConfigError
 from slurmddp.run_handle import Run, RunOverSsh
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
-    from slurmddp.control.start import Started
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def map_array(
     from slurmddp.control.jobs import jobs_of
     from slurmddp.control.refusals import refuse_collisions
     from slurmddp.control.ssh.start_jobs import start_over_ssh
-    from slurmddp.control.sweep import start_sweep
+    from slurmddp.control.sweep import raise_if_incomplete, start_sweep
 
     path = _import_path(function)
     rows = _rows(iterable, *iterables)
@@ -149,19 +149,8 @@ def map_array(
     jobs = jobs_of(([*call, *words] for call in calls), report=_log)
     start_here = partial(finish_detached, again=again, report=_log)
     started = start_sweep(refuse_collisions(jobs), again=again, start_here=start_here, report=_log)
-    _refuse_failed(started)
+    raise_if_incomplete(started)
     return [Run(job.run_dir) for job in jobs]
-
-
-def _refuse_failed(started: Started) -> None:
-    """Raise SlurmddpError if calls on this machine were not started."""
-    failed = [run for run in started.runs if run.outcome == "failed"]
-    if failed:
-        raise SlurmddpError(
-            f"{failed[0].name} was not started: {failed[0].reason}",
-            hint=f"{counted(len(failed), 'call')} of {len(started.runs)} failed so; the same call of "
-            "map_array starts them.",
-        )
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:

@@ -122,7 +122,9 @@ def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft 
             print(line if in_array else f"\n{line}", flush=True)
         case PointFailed(_, error):
             messages.report(error)
-        case PointsLeft(count):
+        case PointsLeft(count, error):
+            if error is not None:
+                messages.report(error)
             points = counted(count, "point")
             print(f"slurmddp: {points} not started; the same command starts them.", file=sys.stderr)
         case Started(sweep=sweep) if sweep is not None:

@@ -142,7 +142,7 @@ class WaitsForTrials:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLeft:
-    """The search ends before its last trial, because a person has ended its runs."""
+    """The search ends before its last trial: a person has ended its runs, or SLURM has refused one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,10 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
         points = {job.run_name: results.point(job, number) for number, job in enumerate(jobs, tried + 1)}
         outcomes = start_claimed(to_start, claim, sweep=results.sweep, points=points, report=report)
         codes = [run.exit_code for run in outcomes]
+        refused = [run for run in outcomes if run.outcome == "refused"]
+        if refused:
+            report(SearchLeft())
+            return Searched(sweep=results.sweep, exit_code=refused[0].exit_code)
         if ENDED_BY_PERSON.isdisjoint(codes):
             if any(job.launcher == "slurm" for job in to_start):
                 report(WaitsForTrials())

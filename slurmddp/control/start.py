@@ -60,7 +60,7 @@ class StartedRun:
     """submitted: SLURM has its job. training: it trains on this machine, in a process of its own. trained: it
     has trained on this machine, and ended with `exit_code`. active: it had a job or a process already.
     finished: it has nothing to do. failed: its training on this machine failed. refused: its state allows no
-    start."""
+    start, or SLURM refused its job after it had taken others of the sweep."""
     job_id: str | None = None
     exit_code: int = EXIT_FINISHED
     reason: str = ""
@@ -80,6 +80,9 @@ class Started:
     def exit_code(self) -> int:
         """The exit code that stands for all runs."""
         codes = [run.exit_code for run in self.runs]
+        refused = [run.exit_code for run in self.runs if run.outcome == "refused"]
+        if any(refused):
+            return max(refused)
         return codes[0] if self.sweep is None and codes else combine_exit_codes(codes)
 
 
@@ -109,9 +112,11 @@ class PointFailed:
 
 @dataclass(frozen=True)
 class PointsLeft:
-    """Points were not started, because SLURM refused one before them."""
+    """Points were not started, because SLURM refused one of them."""
 
     count: int
+    error: SlurmddpError | None = None
+    """Why, if the points before them have started; otherwise the start raises it."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +204,12 @@ def start_claimed(
         report: called with each event.
 
     Returns:
-        The outcomes in the order in which the runs were started.
+        The outcomes in the order in which the runs were started. If SLURM has taken jobs of a sweep before it
+        refuses one, the rest of the runs are refused.
 
     Raises:
-        SlurmddpError: a job can't start. In a sweep, the failure of a training on this machine is only
-            reported.
+        SlurmddpError: a job can't start, and no job of SLURM has started. In a sweep, the failure of a
+            training on this machine is only reported.
     """
     points = points or {}
     start_here = start_here or partial(_claim_and_train, claim=claim, report=report)
@@ -219,13 +225,28 @@ def start_claimed(
                 outcomes += _submit(group, claim, sweep, report)
             else:
                 outcomes.append(_start_point_here(group[0], start_here, points, report))
-        except SlurmddpError:
-            if points:
-                report(PointsLeft(len(jobs) - len(outcomes)))
-            raise
+        except SlurmddpError as error:
+            if not points:
+                raise
+            left = _jobs_without(outcomes, jobs)
+            if not any(run.outcome == "submitted" for run in outcomes):
+                report(PointsLeft(len(left)))
+                raise
+            report(PointsLeft(len(left), error))
+            return [*outcomes, *(_refused(job, error) for job in left)]
         if any(run.exit_code in ENDED_BY_PERSON for run in outcomes):
             break
     return outcomes
+
+
+def _jobs_without(outcomes: Sequence[StartedRun], jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs that have no outcome."""
+    known = {run.name for run in outcomes}
+    return [job for job in jobs if job.run_name not in known]
+
+
+def _refused(job: Job, error: SlurmddpError) -> StartedRun:
+    return _outcome(job, "refused", exit_code=error.exit_code, reason=error.message)
 
 
 def groups(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -286,7 +307,7 @@ def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
 
 def _outcome(
     job: Job,
-    outcome: Literal["submitted", "trained", "failed"],
+    outcome: Literal["submitted", "trained", "failed", "refused"],
     *,
     job_id: str | None = None,
     exit_code: int = EXIT_FINISHED,

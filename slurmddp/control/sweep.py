@@ -11,8 +11,9 @@ from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.start import PointBegins, Started, StartedRun, StartHere, claim_for_start, start_claimed
-from slurmddp.errors import ConfigError
+from slurmddp.errors import ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs import ssh_runs, sweeps
+from slurmddp.runs.text_format import counted
 from slurmddp.settings.arguments import FREE_ARGUMENTS, key_of, on_one_line
 from slurmddp.settings.spec import FUNCTION_CALL
 
@@ -50,7 +51,8 @@ def start_sweep(
 
     Raises:
         ConfigError: two points are the same run, or a point can't be started. Nothing is started then.
-        SlurmError: SLURM is missing, does not answer, or refused an array. Arrays before it are queued.
+        SlurmError: SLURM is missing, does not answer, or refused the first array. If it refuses a later one,
+            the runs of that array and after it are returned as refused.
     """
     runs_dir = runs_dir_of(jobs)
     refuse_misfits(jobs, report)
@@ -87,6 +89,24 @@ def reported_sweep(
     started = Started(runs=tuple(sorted(outcomes, key=lambda run: places[run.name])), sweep=name)
     report(started)
     return started
+
+
+def raise_if_incomplete(started: Started) -> None:
+    """Raise an error if runs of a sweep have failed or were refused, for a caller who gets no outcomes.
+
+    Raises:
+        SlurmError: SLURM has refused a job.
+        SlurmddpError: a run on this machine has failed.
+    """
+    refused = [run for run in started.runs if run.outcome == "refused" and run.exit_code]
+    failed = refused or [run for run in started.runs if run.outcome == "failed"]
+    if failed:
+        kind = SlurmError if refused else SlurmddpError
+        raise kind(
+            f"{failed[0].name} was not started: {failed[0].reason}",
+            hint=f"{counted(len(failed), 'call')} of {len(started.runs)} failed so; the same call of "
+            "map_array starts them.",
+        )
 
 
 def name_of(jobs: Sequence[Job]) -> str:

@@ -375,9 +375,15 @@ def test_a_sweep_that_slurm_refuses_in_the_middle_goes_on_by_the_same_command(pr
         return really(*args, **options)
 
     cluster.submit = submit
-    assert main(words) == EXIT_SLURM
-    sweep = sweep_of(project)
-    assert "2 points not started" in capsys.readouterr().err
+    assert main([*words, "--json"]) == EXIT_SLURM
+    sweep, printed = sweep_of(project), capsys.readouterr()
+    assert "Job violates accounting policy" in printed.err and "2 points not started" in printed.err
+    started = json.loads(printed.out)
+    assert [run["name"] for run in started["runs"]] == [run.name for run in sweep.runs]
+    queued, refused = started["runs"][:2], started["runs"][2:]
+    assert all(run["outcome"] == "submitted" and run["job_id"] for run in queued)
+    assert {(run["outcome"], run["exit_code"]) for run in refused} == {("refused", EXIT_SLURM)}
+    assert all("Job violates accounting policy" in run["reason"] for run in refused)
     assert sweep.started == [run for run in sweep.runs if run.path.exists()] == list(sweep.runs[:2])
     assert len(list((project / "runs").glob(".*"))) == 1
     cluster.submit = really

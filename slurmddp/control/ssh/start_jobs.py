@@ -13,7 +13,7 @@ from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.ssh.runs import pass_through, request_for, run_at
 from slurmddp.control.ssh.submit import code_sent
 from slurmddp.control.start import Started, start, warnings_of
-from slurmddp.control.sweep import start_sweep
+from slurmddp.control.sweep import raise_if_incomplete, start_sweep
 from slurmddp.runs.ssh_runs import SshRun
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def start_over_ssh(
         node = session.node
         document = pass_through(session, report)[1]
     started = from_json(Started, document, node.host)
+    if is_sweep:
+        raise_if_incomplete(started)
     return [run_at(node, run.name) for run in started.runs]
 
 
