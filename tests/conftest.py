@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -88,16 +89,19 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not open_group, "a process group is left"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the tests an index of runs apart from the person's, before a module copies the environment."""
+    state = tempfile.TemporaryDirectory(prefix="slurmddp-state-")
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
+
+
 @pytest.fixture(scope="session", autouse=True)
 def apart_from_the_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Run all tests in an empty folder, with an index of runs that fixtures of any scope may write to.
-
-    The folder in which pytest was started may hold runs of the person, and so may the person's index.
-    """
+    """Run all tests in an empty folder: the one in which pytest was started may hold runs of the person."""
     folder = tmp_path_factory.mktemp("working-folder")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("session-state")))
         yield folder
 
 
