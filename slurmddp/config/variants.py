@@ -22,13 +22,11 @@ _CHECKED = ("data",)
 """Nodes with arguments that are compared with this machine."""
 _BUILT = [name for name in OPEN_NODES if not TOP[name].sections and name not in _CHECKED]
 _NUMBER = re.compile(
-    rf"(?P<setting>\+{{0,2}}(?P<key>seed|(?:{'|'.join(_BUILT)})(?:\.[A-Za-z]\w*)+))="
-    r"(?P<value>-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?))"
+    rf"\+{{0,2}}(?P<key>seed|(?:{'|'.join(_BUILT)})(?:\.[A-Za-z]\w*)+)="
+    r"-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 )
 """A setting whose value is a number in Hydra's grammar, and that no check of a job reads."""
-_ITEM = r'"(?:[^"\\$]|\\")*"'
-_ARGUMENTS = re.compile(rf"(\+{{0,2}}({ARGUMENTS}|{FREE_ARGUMENTS}))=(\[{_ITEM}(?:,{_ITEM})*\])")
-"""Arguments as `script_arguments.literal` quotes them, without references and escapes except of quotes."""
+_ARGUMENTS = (ARGUMENTS, FREE_ARGUMENTS)
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,14 @@ def _take_apart(words: Sequence[str]) -> _Numbers:
     others: list[str] = []
     values: dict[str, int | float | list[str]] = {}
     for word in words:
-        if found := _NUMBER.fullmatch(word):
-            others.append(found["setting"])
-            values[found["key"]] = float(found["value"]) if found["fraction"] else int(found["value"])
-        elif found := _ARGUMENTS.fullmatch(word):
-            others.append(found[1])
-            values[found[2]] = typed(found[3])
+        setting, _, value = word.partition("=")
+        number = _NUMBER.fullmatch(word)
+        if number:
+            values[number["key"]] = float(value) if number["fraction"] else int(value)
+            others.append(setting)
+        elif setting.lstrip("+") in _ARGUMENTS and "${" not in value:
+            values[setting.lstrip("+")] = typed(value)
+            others.append(setting)
         else:
             others.append(word)
     return _Numbers(tuple(others), values)

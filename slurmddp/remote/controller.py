@@ -110,8 +110,14 @@ class Workers:
         paths = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         if in_allocation:
-            srun = ["srun", "--mpi=none", "--export=ALL", f"--ntasks={self._count}", "--kill-on-bad-exit=0"]
-            command = [*srun, "--wait=0", "--unbuffered", *command]
+            srun = [
+                "srun",
+                *slurm.STEP_OPTIONS,
+                f"--ntasks={self._count}",
+                "--kill-on-bad-exit=0",
+                "--unbuffered",
+            ]
+            command = [*srun, *command]
         else:
             launch = {names.LAUNCHER_VARIABLE: "local", names.LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
             environment = scrub(environment) | launch

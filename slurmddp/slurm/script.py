@@ -17,6 +17,7 @@ from slurmddp.environments.names import (
     RUN_DIR_VARIABLE,
     SECRET_VARIABLE,
 )
+from slurmddp.environments.slurm import STEP_OPTIONS
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
@@ -47,6 +48,7 @@ def render(job: Job) -> str:
         setup=[_setup_line(line) for line in job.cluster.setup],
         env=_exports(job),
         srun=[_argument(name, value) for name, value in srun_options(job).items()],
+        every_step=" ".join(STEP_OPTIONS),
         is_staged=_is_staged(job),
     )
 

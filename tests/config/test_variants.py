@@ -33,6 +33,8 @@ DERIVED = (
     ["optimizer.lr={}.5", "+model.x='${oc.env:HOME}'"],
     ["program.script=it.py", 'program.args=["-m","a b","[{}, \\"x, y\\"]","","{run_dir}"]'],
     ["seed={}", "program.script=it.py", 'program.args=["1e-{}","é[("]'],
+    ["seed=1", "program.script=it.py", "program.args=[{}]"],
+    ["program.script=it.py", "program.args='--lr 1e-{}'"],
 )
 COMPOSED = (
     ["train.steps={}"],
@@ -44,7 +46,7 @@ COMPOSED = (
     ["seed={}", "+model.x='${all_of_it:}'"],
     ["seed={}", "elastic=true", "+cluster=big"],
     ["model=typed_net", "model.width={}"],
-    ["seed=1", "program.script=it.py", "program.args=[{}]"],
+    ["program._target_=it.train", "program.args=[{}]"],
     ["program.script=it.py", 'program.args=["{}"]', "+model.x='${program.args[0]}'"],
     ["program.script=it.py", 'program.args=["${seed}","{}"]'],
     ["program.script=it.py", 'program.args=["\\\\${seed}","{}"]'],
@@ -54,7 +56,7 @@ COMPOSED = (
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = make_project(tmp_path / "p")
-    (made / "it.py").write_text("")
+    (made / "it.py").write_text("def train(distributon, config, folder):\n    pass\n")
     (made / "conf").mkdir(exist_ok=True)
     (made / "conf" / "slurmddp.py").write_text(CODE)
     monkeypatch.chdir(made)

@@ -182,11 +182,13 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
 
     A script with a Hydra of its own may have `model` or `seed`, but hardly the keys that ask for nodes.
     """
-    arguments = config["program"].get("args") or ()
+    script = own_script(config["program"])
+    if not script:  # A function may have `args` of any type.
+        return []
+    arguments = config["program"]["args"]
     misplaced = [argument for argument in arguments if argument in _STARTS_NOTHING or _asks_for_job(argument)]
     if not misplaced:
         return []
-    script = own_script(config["program"])
     return [
         f"{script} gets {' '.join(misplaced)} as its own arguments: settings and flags of slurmddp stand "
         f"before {script}."
@@ -322,7 +324,13 @@ def with_hydra(plan: Plan) -> DictConfig:
         composed = hydra_compose(name, list(plan.overrides), return_hydra_config=True)
     for node in plan.replaced:
         _drop_arguments(composed, node, plan.overrides)
+    _set_arguments(composed, plan)
     return composed
+
+
+def _set_arguments(composed: DictConfig, plan: Plan) -> None:
+    for key, arguments in plan.arguments.items():
+        OmegaConf.update(composed, key, arguments, merge=False, force_add=True)
 
 
 def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -> None:
@@ -352,7 +360,7 @@ def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
         return None
     files = repr((plan.base, plan.primary, plan.roots, plan.replaced))
     if files not in shared:
-        composed = with_hydra(replace(plan, overrides=()))
+        composed = with_hydra(replace(plan, overrides=(), arguments={}))
         with open_dict(composed):
             del composed["hydra"]
         shared[files] = composed
@@ -360,6 +368,7 @@ def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
     try:
         for one in values:
             OmegaConf.update(copy, one.key_or_group, one.value(), force_add=one.is_force_add())
+        _set_arguments(copy, plan)
     except OmegaConfBaseException:
         return None  # Hydra explains the error.
     return None if "${hydra:" in "".join(_texts(OmegaConf.to_container(copy, resolve=False))) else copy
@@ -377,8 +386,10 @@ def are_independent(
         sources: as for `compose`.
         shared: as for `compose`.
     """
-    composed = _with_values(make_plan(words, project_dir.absolute(), sources), shared)
-    if composed is None:
+    plan = make_plan(words, project_dir.absolute(), sources)
+    composed = _with_values(plan, shared)
+    # A function of a project gets its arguments in the types that Hydra gives them.
+    if composed is None or any(key in EVERY_ARGUMENTS and key not in plan.arguments for key in keys):
         return False
     texts = [one for one in _texts(OmegaConf.to_container(composed, resolve=False)) if "${" in one]
     return all(_takes_any(composed, key) and not any(_may_read(text, key) for text in texts) for key in keys)

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import TROUBLE, initialized, make_plan, with_hydra
 from slurmddp.config.composition.sources import Sources
+from slurmddp.settings.arguments import spelled
 
 
 def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Any:
@@ -26,9 +27,10 @@ def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) ->
 def show_info(info: str, overrides: Sequence[str], project_dir: Path, sources: Sources) -> None:
     """Let Hydra print what its `--info` prints."""
     plan = make_plan(overrides, project_dir, sources)
+    arguments = [f"++{key}={spelled(value)}" for key, value in plan.arguments.items()]
     try:
         with initialized(plan) as name:
             if (hydra := GlobalHydra.instance().hydra) is not None:
-                hydra.show_info(info, name, list(plan.overrides))
+                hydra.show_info(info, name, [*plan.overrides, *arguments])
     except TROUBLE as error:
         raise hydra_errors.explain(error, overrides, plan.roots) from error

@@ -20,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from slurmddp.config.checks.signatures import Signature, unknown_argument
 from slurmddp.config.composition import hydra_keys
 from slurmddp.errors import ConfigError, near_matches
-from slurmddp.settings.arguments import EVERY_ARGUMENTS, quoted, typed, unquoted
+from slurmddp.settings.arguments import EVERY_ARGUMENTS, typed, unquoted
 from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults, every_key
 from slurmddp.settings.schema import OWN_TRAINER
 
@@ -46,6 +46,8 @@ class Plan:
     """The chosen file of the group `cluster`, if any."""
     replaced: tuple[str, ...] = ()
     """The nodes whose `_target_` is typed: arguments in files are those of another class."""
+    arguments: Mapping[str, list[str]] = field(default_factory=dict)
+    """The arguments of a script as typed, by their keys. Hydra's grammar never reads them."""
 
     @property
     def has_cluster(self) -> bool:
@@ -79,6 +81,8 @@ class _Draft:
     chosen: set[str] = field(default_factory=set)
     overrides: list[str] = field(default_factory=list)
     replaced: tuple[str, ...] = ()
+    """As in the plan."""
+    arguments: dict[str, list[str]] = field(default_factory=dict)
     """As in the plan."""
 
 
@@ -130,7 +134,9 @@ def plan_from(
     chosen = {one.key for one in given if _is_choice(one, roots)}
     draft.replaced = tuple(node for one in given if (node := _replaced(one)) and node not in chosen)
     for one in given:
-        if not _is_choice(one, roots):
+        if one.key in EVERY_ARGUMENTS and one.value is not None and _runs_script(draft):
+            draft.arguments[one.key] = typed(one.value)
+        elif not _is_choice(one, roots):
             draft.overrides.append(_with_sign(one, draft, signature))
     if draft.choices.get("cluster") is not None:
         draft.content.pop("cluster", None)
@@ -143,6 +149,7 @@ def plan_from(
         tuple(roots),
         draft.choices.get("cluster"),
         draft.replaced,
+        draft.arguments,
     )
 
 
@@ -279,16 +286,17 @@ def _with_sign(given: Given, draft: _Draft, signature: SignatureOf) -> str:
         raise ConfigError(
             f"`{given.key}={given.value}` names no choice.", hint=near_matches(given.value, known)
         )
-    program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
-    is_own = program.get("_target_") == OWN_TRAINER and "program" not in draft.replaced
-    if given.key in EVERY_ARGUMENTS and is_own:
-        items = ",".join(quoted(one) for one in typed(given.value or ""))
-        return f"++{given.key}=[{items}]"
     by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)
     strict = given.sign == "" and by_class and "." in given.key
     if strict and not _is_inside(given.key, draft.replaced) and not _is_argument(given, draft, signature):
         return given.text
     return f"++{given.key}={given.value}"
+
+
+def _runs_script(draft: _Draft) -> bool:
+    """Return whether the arguments are those of a script; another function gets its keys in their types."""
+    program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
+    return program.get("_target_") == OWN_TRAINER and "program" not in draft.replaced
 
 
 def _is_argument(given: Given, draft: _Draft, signature: SignatureOf) -> bool:

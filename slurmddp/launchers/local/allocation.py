@@ -50,7 +50,7 @@ class Allocation:
         """
         cpus = [] if self.cpus is None else [f"--cpus-per-task={self.cpus}"]
         return [
-            *("srun", "--mpi=none", "--export=ALL", "--wait=0", "--open-mode=append"),
+            *("srun", *slurm.STEP_OPTIONS, "--open-mode=append"),
             "--overlap",  # Beside a step that runs already, instead of waiting for its end without a word.
             *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *cpus),
             f"--kill-on-bad-exit={0 if tolerates_node_loss else 1}",

@@ -19,6 +19,7 @@ from pathlib import Path
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.environments.slurm import STEP_OPTIONS
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
@@ -121,9 +122,9 @@ def _program(name: str) -> str:
 
 
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
-    task = ["--mpi=none", "--export=ALL", "--ntasks-per-node=1"]
+    task = [*STEP_OPTIONS, "--ntasks-per-node=1"]
     this_module = [sys.executable, "-m", __name__]
-    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--wait=0", "--unbuffered"]
+    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--unbuffered"]
     node = [*this_module, _free_port([*task, *this_module]), str(ranks // nodes), *command]
     sys.stdout.flush()
     os.execvp("srun", ["srun", *task, *step, *node])
