@@ -69,10 +69,15 @@ def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[
 
 
 def _preemption(partition: Partition, site: Site) -> str:
-    if site.config.get(
-        "PreemptType", "preempt/none"
-    ) == "preempt/none" or "OFF" in partition.preempt_mode.split(","):
+    kind = site.config.get("PreemptType", "preempt/none")
+    if kind == "preempt/qos":
+        return (
+            "Preemption: by quality of service (preempt/qos). `sacctmgr show qos` lists GraceTime: "
+            "the seconds between SIGTERM and SIGKILL of a preempted job."
+        )
+    if kind == "preempt/none" or "OFF" in partition.preempt_mode.split(","):
         return "Preemption: none (PreemptType, PreemptMode)."
+
     return (
         f"Preemption: PreemptMode={partition.preempt_mode}, GraceTime={partition.grace_s}: "
         f"a preempted job has {partition.grace_s} s between SIGTERM and SIGKILL."

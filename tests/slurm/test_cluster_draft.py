@@ -63,6 +63,11 @@ def test_a_draft_of_cpu_nodes_keeps_the_limits_of_the_partition() -> None:
     assert drafted("cpu", site())[1].mem_gb == 195.3
 
 
+def test_where_the_quality_of_service_decides_preemption_no_grace_of_the_partition_is_told() -> None:
+    text, _ = drafted("gpu", site(CONFIG.replace("preempt/partition_prio", "preempt/qos")))
+    assert "Preemption: by quality of service" in text and "GraceTime=60" not in text
+
+
 def test_gres_is_drafted_where_the_scheduler_knows_no_gpus_per_node() -> None:
     assert drafted("gpu", site(CONFIG.replace("cons_tres", "linear")))[1].gpu_request == "gres"
 
