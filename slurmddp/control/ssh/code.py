@@ -67,9 +67,9 @@ def collect(project_dir: Path) -> Delivery:
     """List the code of a project with its digests, commit and difference.
 
     Raises:
-        ConfigError: the project is a home or the root of the file system, or its code is too large.
+        ConfigError: the project is or holds the home of this account, or its code is too large.
     """
-    if project_dir.resolve() in (Path("/"), Path.home().resolve()):
+    if Path.home().resolve().is_relative_to(project_dir.resolve()):
         raise ConfigError(
             f"{project_dir} is no project: all files of it would be sent.",
             hint="Run the command in a folder that holds the code of the training alone.",

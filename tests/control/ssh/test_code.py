@@ -237,7 +237,7 @@ def test_a_folder_that_slurmddp_did_not_fill_is_refused(home: Path, project: Pat
 
 def test_a_home_is_no_project_and_a_name_does_not_leave_the_folder(home: Path):
     (home / "train.py").write_text("")
-    for folder in (home, Path("/")):
+    for folder in (home, home.parent, Path("/")):
         with pytest.raises(ConfigError, match="is no project"):
             code.collect(folder)
     for name in ("../x", "/etc/x", "a/../../x", ""):
