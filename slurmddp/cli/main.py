@@ -90,6 +90,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:  # A shell asks for completions.
         from slurmddp.cli.completion import answer
@@ -122,6 +123,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             return report_machine(error)
         return report_bug(error)
+
+
+def _open_streams() -> None:
+    """Open the streams that were closed for this process, as by `>&-`: Python has None in their place."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:

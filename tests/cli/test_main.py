@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -168,6 +169,21 @@ def test_a_reader_that_leaves_early_is_no_error():
     process.stdout = None
     _, complaint = process.communicate(b"\n")
     assert (process.returncode, complaint) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed, tmp_path):
+    line = f'exec "$0" -m slurmddp list {closed}'
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, **state},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr
 
 
 def test_the_module_is_the_command():
