@@ -139,7 +139,10 @@ def _items(text: str, *, end: str = "]") -> list[str]:
         if text.endswith(end) and not depth:
             found = [item.strip() for item in items]
             return [] if found == [""] else found
-    raise ConfigError(f"`program.args` is {text}, a list that is not closed at its end.", hint=_HINT)
+    raise ConfigError(
+        f"`program.args` is {text}, a list that is not closed at its end.",
+        hint=f"{_HINT} Several lists are a sweep, over program.args='choice([--epochs,20],[--epochs,30])'.",
+    )
 
 
 def unquoted(text: str) -> str:
