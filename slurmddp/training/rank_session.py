@@ -282,7 +282,7 @@ def _require_devices(info: RankInfo, wanted: int) -> None:
 def _start_command(launcher: str, wanted: int) -> str:
     auto = 'or use num_devices="auto"'
     if launcher == "slurmddp":
-        return f"Say ranks_per_node={wanted}, {auto}."
+        return f"Start it with `slurmddp run -n {wanted}`, {auto}."
     if launcher == "slurm":
         return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
     if launcher == "torchrun":
