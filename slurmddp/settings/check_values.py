@@ -60,9 +60,12 @@ def _refuse_misplaced(config: Mapping[str, Any]) -> None:
     sections = {name: value for name, value in config.items() if isinstance(value, Mapping)}
     known = {*every_key(), *(f"{node}.{key}" for node in OPEN_NODES for key in sections.get(node, ()))}
     closed = {"": config, **{f"{name}.": sections.get(name, {}) for name in ("train", "policy")}}
-    for name in [f"{prefix}{key}" for prefix, given in closed.items() for key in given]:
+    names = [f"{prefix}{key}" for prefix, given in closed.items() for key in given]
+    for name in names:
+        if name in known:
+            continue
         meant = sorted(one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2])
-        if meant and name not in known:
+        if meant:
             raise ConfigError(
                 f"`{name}` is not a key of the configuration.", hint=f"Did you mean {' or '.join(meant)}?"
             )

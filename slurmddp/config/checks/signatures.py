@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -247,5 +248,12 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _tree(file: Path) -> ast.Module:
-    # Not cached: in a notebook the file may change before the next call.
+    # In a notebook the file may change before the next call.
+    version = file.stat()
+    return _parsed(file, version.st_ino, version.st_mtime_ns, version.st_size)
+
+
+@lru_cache(maxsize=64)
+def _parsed(file: Path, *_version: int) -> ast.Module:
+    """Return the syntax tree of a file, which is parsed once for all points of a sweep."""
     return ast.parse(file.read_bytes())
