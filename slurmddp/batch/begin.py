@@ -173,7 +173,7 @@ def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
     questions = {END_TIME_VARIABLE: end_time, SIGNALS_ALL_VARIABLE: signals_all}
     if settings.grace_s is None:
         questions[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
-        questions[PREEMPT_GRACE_VARIABLE] = lambda: job.partition("GraceTime")
+        questions[PREEMPT_GRACE_VARIABLE] = job.preemption_grace
     else:
         values.update({KILL_WAIT_VARIABLE: str(settings.grace_s), PREEMPT_GRACE_VARIABLE: "0"})
     answers = ask_at_once(questions)

@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.job_script import may_be_of, script_of
 
-TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0}
+TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0, "sacctmgr": 20.0}
 _CONNECT_S = 5.0
 _EARLY_S = 60
 """SLURM may send the signal of `--signal` so many seconds early (sbatch(1))."""
@@ -185,6 +185,24 @@ class SlurmJob:
         return (
             parse_facts(self.scontrol("-a", "-o", "show", "partition", name).out).get(key, "") if name else ""
         )
+
+    def preemption_grace(self) -> str:
+        """Return the seconds between a preemption's SIGTERM and the end of the job; empty if not known.
+
+        Where qualities of service decide who preempts whom, SLURM ignores the GraceTime of partitions, and
+        only its database knows the GraceTime of a quality of service.
+        """
+        from slurmddp.slurm.units import parse_seconds  # Few sites have such a preemption.
+
+        if self.config("PreemptType") != "preempt/qos":
+            return self.partition("GraceTime")
+        qos = self.environ.get("SLURM_JOB_QOS", "")
+        if not qos:
+            return ""
+
+        answer = self._command(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"], self.environ)
+        grace = parse_seconds(answer.out.strip()) if answer.code == 0 else None
+        return "" if grace is None else str(grace)
 
     def nodes(self, names: str) -> list[dict[str, str]]:
         """Return SLURM's facts about each node in a host list."""

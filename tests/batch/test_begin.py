@@ -202,6 +202,18 @@ def test_the_ranks_get_the_end_of_the_job_and_the_times_before_a_kill(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("answer", "grace"), [("00:00:00", "0"), ("00:02:05", "125"), ("", "")])
+def test_where_a_qos_is_preempted_its_grace_counts_and_not_the_grace_of_the_partition(
+    run: Run, answer: str, grace: str
+) -> None:
+    run.slurm.config = "KillWait                = 30 sec\nPreemptType             = preempt/qos\n"
+    run.slurm.partition = PARTITION
+    run.slurm.qos_grace = answer
+    run.begin(SLURM_JOB_PARTITION="low", SLURM_JOB_QOS="cheap")
+    assert limits(run)["PREEMPT_GRACE_S"] == grace
+    assert run.slurm.of("sacctmgr", "cheap")
+
+
 @pytest.mark.parametrize("job", [f"{RUNNING} EndTime=Unknown", "down"])
 def test_limits_that_slurm_does_not_tell_stay_empty(run: Run, job: str) -> None:
     run.slurm.job = job

@@ -79,7 +79,7 @@ def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
     if limits.kill_wait_s is not None and needed > grace:
         found["grace"] = (
             f"{takes}; SLURM kills {grace:.0f} s after a preemption's SIGTERM, so what was trained since the "
-            "last checkpoint would be lost. Save more often (train.save_every), or ask for a partition with "
-            "a longer GraceTime."
+            "last checkpoint would be lost. Save more often (train.save_every), or ask for a partition "
+            "(at sites with preempt/qos: a QOS) with a longer GraceTime."
         )
     return found

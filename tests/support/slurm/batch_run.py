@@ -109,6 +109,8 @@ class FakeSlurm:
         self.job = RUNNING
         """Of `scontrol show job`; `down` stands for no answer."""
         self.nodes = self.config = self.partition = ""
+        self.qos_grace = ""
+        """Of `sacctmgr show qos`; empty stands for no answer."""
         self.silence = ""
         self.refusal = ""
         """Of sbatch."""
@@ -150,6 +152,11 @@ class FakeSlurm:
         if what == "nodes":
             return Answer(0, self.nodes)
         return Answer(0, {"config": self.config, "partition": self.partition}[what])
+
+    def _sacctmgr(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+        if not self.qos_grace:
+            return Answer(1, err="sacctmgr: error: Connection refused")
+        return Answer(0, f"{self.qos_grace}\n")
 
     def _squeue(self, words: list[str], environ: Mapping[str, str]) -> Answer:
         if self.silent_queue:
