@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from slurmddp.config.checks import sbatch_environment, spelling
+from slurmddp.config.checks.master_address import refuse_malformed_address
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
 from slurmddp.config.composition.overrides import take_apart
@@ -53,6 +54,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         _change(stored, key, value, project_dir)
     spelling.refuse_respelled(stored, changes, ())
     checked = sbatch_environment.fill(check(stored), os.environ)
+    refuse_malformed_address(checked, os.environ)
     refuse_shorter(folder, before, checked, [key for key, _ in new])
     config = {**checked, **expressions}
     return build_job(config, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)

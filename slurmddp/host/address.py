@@ -85,7 +85,7 @@ def resolve(name: str) -> list[Address]:
         MismatchError: the name is no address, or no name server knows it.
         SlurmddpError: the name servers have not answered.
     """
-    if _is_malformed(name):  # Only a name server that answers would say so.
+    if is_malformed_ipv4(name):  # Only a name server that answers would say so.
         raise MismatchError(
             f"The address of rank 0's node, {name!r}, is not an IPv4 address.",
             hint="It has four numbers up to 255, such as 10.0.0.7.",
@@ -112,7 +112,7 @@ def resolve(name: str) -> list[Address]:
     return sorted(usable, key=lambda address: address.family != socket.AF_INET)
 
 
-def _is_malformed(name: str) -> bool:
+def is_malformed_ipv4(name: str) -> bool:
     """Return whether a host looks like an IPv4 address but is not a valid one."""
     if not re.fullmatch(r"[0-9.]+", name):
         return False

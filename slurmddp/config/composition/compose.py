@@ -30,6 +30,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from slurmddp.config.checks import paths, sbatch_environment, spelling
+from slurmddp.config.checks.master_address import refuse_malformed_address
 from slurmddp.config.checks.signatures import signature_of
 from slurmddp.config.composition import hydra_errors, hydra_keys
 from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, plan_from
@@ -101,6 +102,7 @@ def compose(
             f"ssh={config['ssh']} is set, but no cluster is chosen.", hint="Say +cluster=NAME as well."
         )
     config = sbatch_environment.fill(config, os.environ)
+    refuse_malformed_address(config, os.environ)
     here = not (config["cluster"] and config["cluster"]["python"])
     paths.check_targets(config, project_dir, here=here)
     paths.check_python(config)

@@ -1,0 +1,37 @@
+"""Refuse an address of rank 0's node that no rank could use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurmddp.environments.names import MASTER_ADDR_VARIABLE
+from slurmddp.errors import ConfigError
+
+
+def refuse_malformed_address(config: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a job on a cluster would get a malformed SLURMDDP_MASTER_ADDR.
+
+    Args:
+        config: a checked configuration.
+        environ: the environment of the command, which the ranks inherit.
+    """
+    if config["cluster"] is None or config["launcher"] == "local":
+        return  # Ranks on this machine meet on loopback.
+
+    place = "cluster.env"
+    address = config["cluster"]["env"].get(MASTER_ADDR_VARIABLE)
+    if address is None:
+        place = "the environment"
+        address = environ.get(MASTER_ADDR_VARIABLE, "")
+
+    if not address:
+        return
+
+    from slurmddp.host.address import is_malformed_ipv4  # It imports socket, and few commands come here.
+
+    if is_malformed_ipv4(str(address)):
+        raise ConfigError(
+            f"{MASTER_ADDR_VARIABLE} of {place}, {address!r}, is not an IPv4 address.",
+            hint="It has four numbers up to 255, such as 10.0.0.7.",
+        )
