@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,14 @@ def test_the_ranks_share_the_nodes_of_the_allocation(sandbox: Sandbox) -> None:
     assert len({line[4] for line in lines}) == 1
 
 
-def test_the_first_failure_ends_the_ranks_of_all_nodes(sandbox: Sandbox) -> None:
-    done = run(sandbox, "-n", "4", "sh", "-c", "[ $RANK = 2 ] || exec sleep 600; sleep 1; exit 7")
+def test_the_first_failure_ends_the_ranks_of_all_nodes(sandbox: Sandbox, tmp_path: Path) -> None:
+    # A node that still starts Python when srun ends it would end with 143, the larger code.
+    program = f"""
+        cd {tmp_path}
+        [ $RANK = 2 ] || {{ : >$RANK; exec sleep 600; }}
+        until [ -e 0 ] && [ -e 1 ] && [ -e 3 ]; do sleep 0.1; done
+        exit 7
+    """
+    done = run(sandbox, "-n", "4", "sh", "-c", program)
     assert done.returncode == 7, done.stderr
     assert "Rank 2 on " in done.stderr
