@@ -65,7 +65,7 @@ def test_a_wrong_device_excludes_its_node(run: RunFolder) -> None:
     said = f"Preflight: {found} The next attempt runs on other nodes than n2."
     assert answers == [("UnhealthyNodeError", 76, said)] * 4
     (entry,) = avoided(run)
-    assert list(entry) == ["time", "node", "reason", "expires"]
+    assert list(entry) == ["time", "node", "reason", "found_by", "expires"]
     assert (entry["node"], entry["expires"] - entry["time"]) == ("n2", 5 * 3600)
     assert entry["reason"].startswith("preflight: cpu of rank 3 multiplies")
     assert excluded_nodes(run) == ["n2"]
