@@ -438,7 +438,7 @@ class SlurmClient:
         except subprocess.TimeoutExpired as error:
             # sbatch waits and tries again by itself, for instance while the site has too many jobs.
             words = " ".join((error.stderr or b"").decode(errors="replace").split())
-            said = f" It said: {words}" if words else ""
+            said = f" It said: {words.removesuffix('.')}." if words else ""
             raise _NotAnswered(
                 f"{command[0]} gave no answer within {limit_s:g} s.{said}",
                 hint=hint_for(words or "unable to contact"),

@@ -51,6 +51,23 @@ HABITS = {
     "own groups": [
         Case("experiment=long", {"seed": 5}),
         *(
+            Case(words, {"seed": seed, "train.steps": 9})
+            for words, seed in (
+                ("+experiment=[long,late]", 8),
+                ("experiment=[late,long]", 5),
+                ("experiment=[long]", 5),
+            )
+        ),
+        *(
+            Case(
+                words, {"seed": seed}, files={"conf/slurmddp.yaml": f"defaults: [{{experiment: {chosen}}}]\n"}
+            )
+            for chosen in ("late", "[late]")
+            for words, seed in (("experiment=[late,long]", 5), ("experiment=[long,late]", 8))
+        ),
+        Case("~experiment=[long]", {"seed": 0}, files={"conf/slurmddp.yaml": "{}\n"}),
+        Case("experiment=[long,lost]", refused="There is no experiment 'lost'"),
+        *(
             Case(
                 words,
                 {"seed": seed},
@@ -223,6 +240,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path / "project",
         loss__bce="_target_: torch.nn.BCELoss\n",
         experiment__long="# @package _global_\nseed: 5\ntrain: {steps: 9}\n",
+        experiment__late="# @package _global_\nseed: 8\n",
         config="seed: 4\n",
     )
     make_project(

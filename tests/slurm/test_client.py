@@ -180,7 +180,7 @@ def test_a_refusal_is_not_retried(programs: FakePrograms, slurm: SlurmClient, sc
 def test_the_words_of_a_program_that_tries_again_by_itself_are_quoted(
     slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.\n"
+    words = b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
     answer = slurm._answer
 
     def run_out_of_time(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
@@ -189,7 +189,9 @@ def test_the_words_of_a_program_that_tries_again_by_itself_are_quoted(
         return answer(command, limit_s)
 
     monkeypatch.setattr(slurm, "_answer", run_out_of_time)
-    with pytest.raises(SlurmError, match=r"gave no answer .* It said: sbatch: error: .* retrying") as caught:
+    with pytest.raises(
+        SlurmError, match=r"gave no answer .* It said: sbatch: error: .* retrying\. \w"
+    ) as caught:
         slurm.submit(script, token="t:1")
     assert "MaxJobCount" in caught.value.hint
 

@@ -249,10 +249,10 @@ def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
     if own is not None:
         yield own
     chosen = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
-    choices = {str(group): str(choice) for item in chosen for group, choice in item.items()}
+    choices = {str(group): _names(choice) for item in chosen for group, choice in item.items()}
     for override in plan.overrides:  # `+experiment=long` chooses a file as well.
         group, _, choice = override.lstrip("+").partition("=")
-        choices[group.partition("@")[0]] = choice
+        choices[group.partition("@")[0]] = _names(choice)
     waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != own]
     included: set[str] = set()
     is_new = True
@@ -268,11 +268,16 @@ def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
                 yield path
 
 
-def _is_chosen(path: Path, roots: Sequence[Path], choices: Mapping[str, str]) -> bool:
-    """Return whether a file is the choice of its group, or its group has no choice."""
+def _names(choice: object) -> list[str]:
+    """Return the names of the files that a choice stands for: `a`, or a list such as `[a,b]`."""
+    return [name.strip(" '") for name in str(choice).strip("[]").split(",")]
+
+
+def _is_chosen(path: Path, roots: Sequence[Path], choices: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a file is a choice of its group, or its group has no choice."""
     root = next(root for root in roots if path.is_relative_to(root))
     group = path.relative_to(root).parent.as_posix()
-    return choices.get("" if group == "." else group, path.stem) == path.stem
+    return path.stem in choices.get("" if group == "." else group, [path.stem])
 
 
 def _parsed(override: str) -> Any:

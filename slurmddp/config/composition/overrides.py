@@ -29,6 +29,7 @@ _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _PLAIN_CHOICE = re.compile(r"[\w./ ,-]+")
+_SEVERAL_CHOICES = re.compile(r"\[[\w./ ,-]*\]")
 DEFAULTS_NODE = "slurmddp_defaults"
 """Name of slurmddp's defaults in Hydra's list of defaults; the project's values lie above them."""
 
@@ -228,16 +229,22 @@ def _with_target(given: Given, roots: Sequence[Path]) -> Given:
 
 
 def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
-    """Return whether an argument chooses a file of a group (`model=gpt`) instead of setting a value."""
-    if given.value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(given.value.strip())):
+    """Return whether an argument chooses files of a group (`model=gpt`) instead of setting a value."""
+    value = given.value
+    if value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(value.strip())) and not _is_list(given):
         return False
     if given.key in GROUPS:
-        return True
+        return not _is_list(given)
     return (
         "." not in given.key
         and given.key not in TOP
         and (any((root / given.key).is_dir() for root in roots) or _is_stored(given.key))
     )
+
+
+def _is_list(given: Given) -> bool:
+    """Return whether an argument has a list of choices, `[a,b]`, all of which Hydra reads."""
+    return bool(_SEVERAL_CHOICES.fullmatch((given.value or "").strip()))
 
 
 def _is_stored(group: str) -> bool:
@@ -249,6 +256,9 @@ def _is_stored(group: str) -> bool:
 
 
 def _choose(draft: _Draft, given: Given) -> None:
+    if _is_list(given) and given.sign != "~":
+        _choose_several(draft, given)
+        return
     choice = "null" if given.sign == "~" else unquoted((given.value or "").strip()).removesuffix(".yaml")
     if "," in choice:
         raise ConfigError(f"{given.text!r} names several choices.", hint="For a run of each add --multirun.")
@@ -259,6 +269,19 @@ def _choose(draft: _Draft, given: Given) -> None:
         draft.choices[given.key] = choice
     else:
         draft.overrides.append(f"+{given.key}={choice}")
+
+
+def _choose_several(draft: _Draft, given: Given) -> None:
+    """Choose all files of a list, in place of what the project's file chooses for this group."""
+    is_single = draft.choices.pop(given.key, None) is not None
+    is_listed = any(isinstance(item, Mapping) and given.key in item for item in draft.further)
+    if is_single:
+        names = [name.strip() for name in (given.value or "").strip()[1:-1].split(",")]
+        draft.further.append({given.key: [name for name in names if name]})
+    elif is_listed:
+        draft.overrides.append(f"{given.key}={given.value}")
+    else:
+        draft.overrides.append(f"+{given.key}={given.value}")
 
 
 def _replaced(given: Given) -> str:

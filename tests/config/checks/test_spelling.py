@@ -72,7 +72,10 @@ def test_a_number_that_was_written_otherwise_is_refused(
     )
 
 
-@pytest.mark.parametrize("typed", ["+experiment=long", "experiment=long", "+experiment@_global_=long"])
+@pytest.mark.parametrize(
+    "typed",
+    ["+experiment=long", "experiment=long", "+experiment=[long]", "+experiment@_global_=long"],
+)
 def test_the_error_names_the_file_that_is_chosen(project: Path, typed: str) -> None:
     for name in ("early", "long", "other"):
         write(project, f"experiment/{name}.yaml", "# @package _global_\ntime_limit: 12:00:00\n")
