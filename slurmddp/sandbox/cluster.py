@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
 from slurmddp.errors import ConfigError, SlurmError, plain
+from slurmddp.runs.text_format import counted
 from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
 from slurmddp.sandbox.plan import Plan, Request
 
@@ -204,6 +205,7 @@ def describe(layout: Plan) -> str:
     network_kind = "own network namespaces" if layout.namespaces else "loopback"
     network_kind += f" with links of {request.link_mbit} Mbit/s" if request.link_mbit else ""
     return (
-        f"{request.nodes} nodes of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
+        f"{counted(request.nodes, 'node')} of {counted(request.cpus, 'CPU')} and "
+        f"{counted(request.gpus, 'fake GPU')}, {network_kind}, "
         f"accounting {'on' if request.accounting else 'off'}"
     )

@@ -417,3 +417,14 @@ def test_all_modules_of_a_package_are_imported(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     preload.import_all(["many_modules.*"])
     assert {"many_modules.one", "many_modules.two", "many_modules.room.three"} <= set(sys.modules)
+
+
+def test_a_rank_writes_its_log_behind_no_link(tmp_path: Path) -> None:
+    """A link that another account has put there would lead to any file of this account."""
+    mine, log = tmp_path / "mine.txt", tmp_path / "rank-0.log"
+    mine.write_text("whole")
+    log.symlink_to(mine)
+    program = f"from slurmddp.launchers.agent import worker; worker._write_to({str(log)!r}); print('rank')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "Too many levels of symbolic links" in done.stderr
+    assert mine.read_text() == "whole"
