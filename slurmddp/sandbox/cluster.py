@@ -14,7 +14,6 @@ from typing import Any
 
 from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
 from slurmddp.errors import ConfigError, SlurmError, plain
-from slurmddp.runs.text_format import counted
 from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
 from slurmddp.sandbox.plan import Plan, Request
 
@@ -202,10 +201,10 @@ class Sandbox:
 def describe(layout: Plan) -> str:
     """Return the size of a sandbox in one phrase."""
     request = layout.request
+    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
     network_kind = "own network namespaces" if layout.namespaces else "loopback"
     network_kind += f" with links of {request.link_mbit} Mbit/s" if request.link_mbit else ""
     return (
-        f"{counted(request.nodes, 'node')} of {counted(request.cpus, 'CPU')} and "
-        f"{counted(request.gpus, 'fake GPU')}, {network_kind}, "
+        f"{nodes} of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
         f"accounting {'on' if request.accounting else 'off'}"
     )
