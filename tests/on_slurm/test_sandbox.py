@@ -195,7 +195,7 @@ def test_up_twice_then_down_twice_and_no_trace_remains(
     first = cli("up", *which, "--nodes", "1")
     assert first.returncode == 0, first.stderr
     assert f'eval "$(slurmddp sandbox env --name {mine.request.name}' in first.stdout
-    assert "was up already: 1 nodes" in cli("up", *which).stdout
+    assert "was up already: 1 node of 4 CPUs" in cli("up", *which).stdout
     assert cli("up", *which, "--nodes", "2").returncode == ConfigError.exit_code
     assert cli("status", *which).returncode == 0
 
