@@ -87,7 +87,7 @@ class LoginNodeError(SlurmddpError):
     """The login node can't be reached by ssh, or it can't run this slurmddp. Nothing was started."""
 
     exit_code = EXIT_LOGIN_NODE
-    words = ""
+    last_line = ""
     """The last line that ssh or the host printed; empty if there was none."""
 
 

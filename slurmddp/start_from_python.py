@@ -19,15 +19,12 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurmddp.errors import ConfigError
 from slurmddp.run_handle import Run, RunOverSsh
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import FUNCTION_CALL
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

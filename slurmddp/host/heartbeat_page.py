@@ -72,9 +72,9 @@ class ReportedError:
     """The error by which a rank said that it ends."""
 
     text: str
-    """What happened; empty if the traceback in the log says more."""
+    """The message of the error; empty if the traceback in the log explains more."""
     hint: str
-    """What to do; empty if only the program's author can know."""
+    """The advice to the person; empty if only the author of the program can give one."""
     is_lost_rank: bool = False
     """Whether the rank only lost another rank."""
 

@@ -285,24 +285,24 @@ def _lines(value: Any, name: str) -> list[str] | None:
 
 def _variables(value: Any, name: str) -> dict[str, str] | None:
     mapping = _as_mapping(value)
-    for key, one in (mapping or {}).items():
+    for key, variable in (mapping or {}).items():
         _check_name(key, name)
-        if not isinstance(one, (str, int, float)) or isinstance(one, bool):
-            raise _wrong(f"{name}.{key}", one, _TEXT, "an environment variable")
-    return None if mapping is None else {key: str(one) for key, one in mapping.items()}
+        if not isinstance(variable, (str, int, float)) or isinstance(variable, bool):
+            raise _wrong(f"{name}.{key}", variable, _TEXT, "an environment variable")
+    return None if mapping is None else {key: str(variable) for key, variable in mapping.items()}
 
 
 def _options(value: Any, name: str) -> dict[str, Any] | None:
     """Return the options without those that are null."""
     if (mapping := _as_mapping(value)) is None:
         return None
-    given = {key: one for key, one in mapping.items() if one is not None}
-    for key, one in given.items():
-        if not isinstance(one, (str, int)):
-            raise _wrong(f"{name}.{key}", one, _OPTION, "an option")
-        if isinstance(one, str) and _CONTROL.search(one):
-            raise _with_control(f"{name}.{key}", one)
-        if one == "":
+    given = {key: option for key, option in mapping.items() if option is not None}
+    for key, option in given.items():
+        if not isinstance(option, (str, int)):
+            raise _wrong(f"{name}.{key}", option, _OPTION, "an option")
+        if isinstance(option, str) and _CONTROL.search(option):
+            raise _with_control(f"{name}.{key}", option)
+        if option == "":
             raise ConfigError(
                 f"`{name}.{key}` is empty, and an option without its value is refused by SLURM.",
                 hint="Give a value; true stands for an option that takes none, and null leaves it out.",

@@ -437,11 +437,11 @@ class SlurmClient:
             ) from None
         except subprocess.TimeoutExpired as error:
             # sbatch waits and tries again by itself, for instance while the site has too many jobs.
-            words = " ".join((error.stderr or b"").decode(errors="replace").split())
-            said = f" It said: {words.removesuffix('.')}." if words else ""
+            message = " ".join((error.stderr or b"").decode(errors="replace").split())
+            quoted = f" It said: {message.removesuffix('.')}." if message else ""
             raise _NotAnswered(
-                f"{command[0]} gave no answer within {limit_s:g} s.{said}",
-                hint=hint_for(words or "unable to contact"),
+                f"{command[0]} gave no answer within {limit_s:g} s.{quoted}",
+                hint=hint_for(message or "unable to contact"),
             ) from None
         if done.returncode == 0:
             return done

@@ -231,10 +231,10 @@ class Exchange:
 
     def _error(self, what: str, *, then: str = "", hint: str) -> LoginNodeError:
         """Return an error with the last line of ssh or the host, which says why."""
-        words = self._messages.last_line()
-        sentence = f"{what}: {words}." if words else f"{what}."
+        last_line = self._messages.last_line()
+        sentence = f"{what}: {last_line}." if last_line else f"{what}."
         error = LoginNodeError(f"{sentence} {then}".rstrip(), hint=hint)
-        error.words = words
+        error.last_line = last_line
         return error
 
     def _hint_for_version(self) -> str:

@@ -129,7 +129,7 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
         options = {"silent": silent, "quiet": True, "timeout_s": _ANSWER_S}
         return call(runs[-1], named, names, options=options).runs
     except LoginNodeError as error:
-        return error.words or f"no answer within {_ANSWER_S} s ({error.message})"
+        return error.last_line or f"no answer within {_ANSWER_S} s ({error.message})"
     except (SlurmddpError, OSError) as error:
         return str(error)
 

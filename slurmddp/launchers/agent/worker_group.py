@@ -237,7 +237,7 @@ class ForkedWorkers(WorkerGroup):
         self._logged = [0] * spec.workers
         """Size of each rank's log when the rank started."""
         self._hints: dict[int, str] = {}
-        """What to do about the errors of programs that have ended, by local rank."""
+        """The advice of programs that have ended with an error, by local rank."""
         self._agents: tuple[int, ...] = ()
         """The agents of the present worker group."""
         self._step_variables: list[dict[str, str]] = []

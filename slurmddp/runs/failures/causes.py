@@ -43,7 +43,7 @@ _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
 """Paths of the frames below the frames of a forked rank."""
 _TORCH_DISK_FULL = r"inline_container.*unexpected pos"
-"""What torch.save says after a write that came out short; it does not say why."""
+"""The error of torch.save after a short write. The message does not give the cause."""
 _KINDS: tuple[tuple[FailureKind, str], ...] = (
     ("out_of_gpu_memory", r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
     ("shared_memory_full", r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),

@@ -36,7 +36,7 @@ _EARLIER_OPENINGS: Mapping[str, FailureKind] = {
     "lost node to the ranks": "unable_node",
     "lost node": "lost_node",
 }
-"""What the reasons of lost nodes began with in records without a kind, the longer openings first."""
+"""The first words of the reasons of lost nodes in records without a kind; the longer ones come first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Failure:
     reason: str = ""
     """Why, as one phrase; empty if unknown."""
     remedy: str = ""
-    """What to do, as the process itself said; empty if it said nothing."""
+    """The advice that the process itself printed; empty if it printed none."""
     generation: int = 0
     """The number of restarts in place before the failure."""
     asked_to_stop: bool = False

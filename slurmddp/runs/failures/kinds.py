@@ -66,7 +66,7 @@ PHRASES: Mapping[FailureKind, str] = {
     "unfit_node": "was lost to the preflight",
     "unable_node": "was lost to the ranks",
 }
-"""What the reasons of a kind begin with."""
+"""The first words of the reasons of each kind."""
 
 ADVICE: Mapping[FailureKind, str] = {
     "out_of_memory": "Ask for more with mem_gb=, or take a smaller train.batch_size or fewer train.workers.",
@@ -97,7 +97,7 @@ ADVICE: Mapping[FailureKind, str] = {
     "unfit_node": "rank-0.log says what to check on that node.",
     "unable_node": "The log of that node says more.",
 }
-"""What to do about a failure of a kind."""
+"""The advice for the failures of each kind."""
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,10 @@ def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]
         code: its exit code, if srun has reported it.
         lines: the last lines of its log.
     """
-    said = [match[0] for line in lines if (match := _CAN_NOT_BEGIN.search(line))]
-    if said:
-        return Cause.of("wrong_python", said[-1]), code or (2 if said[-1].startswith("execve") else 1)
+    refusals = [match[0] for match in map(_CAN_NOT_BEGIN.search, lines) if match]
+    if refusals:
+        refusal = refusals[-1]
+        return Cause.of("wrong_python", refusal), code or (2 if refusal.startswith("execve") else 1)
 
     cause = causes.find_cause(code or 1, None, lines)
     if code is not None and not cause.reason:

@@ -12,9 +12,9 @@ from slurmddp.runs.text_format import counted
 
 AGAIN = frozenset({"requeue", "resubmit"})
 STOP_FILE = "stop_file"
-"""What stopped the ranks, in a `signalled` event: `slurmddp stop` or `cancel`."""
+"""The source of a stop in a `signalled` event: a person typed `slurmddp stop` or `cancel`."""
 TIME_LIMIT = "time_limit"
-"""What stopped the ranks, in a `signalled` event: too little time was left for another save."""
+"""The source of a stop in a `signalled` event: the time limit left too little time for another save."""
 UNANSWERED = "unanswered"
 """The event of a submission that sbatch did not answer: its job may be in the queue."""
 

@@ -157,9 +157,9 @@ def read_times(folder: RunFolder) -> LineTimes:
     with stream:
         text = stream.read()
     text = text[: text.rfind(b"\n") + 1]  # The last line may not be complete.
-    found = _AS_LOGGED.findall(text)
-    if len(found) == text.count(b"\n"):
-        lines = [_Line(int(step), int(number), float(time), loss) for step, number, time, loss in found]
+    logged = _AS_LOGGED.findall(text)
+    if len(logged) == text.count(b"\n"):
+        lines = [_Line(int(step), int(number), float(time), loss) for step, number, time, loss in logged]
         return _times_of(lines)
     records = filter(None, map(_parse, text.split(b"\n")))
     return line_times(records)
@@ -185,7 +185,7 @@ def _times_of(lines: Iterable[_Line]) -> LineTimes:
             of_trainer.setdefault(line.attempt, []).append(line)
     return LineTimes(
         {attempt: LoggedStep(line.step, line.time) for attempt, line in logged.items()},
-        {attempt: _gaps_between(own) for attempt, own in of_trainer.items()},
+        {attempt: _gaps_between(lines) for attempt, lines in of_trainer.items()},
     )
 
 

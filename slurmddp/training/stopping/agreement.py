@@ -44,7 +44,7 @@ _DONE_S = 5.0
 _DECISION_POLL_S = 0.01
 _STORE_TIMEOUT_S = 30.0
 _PHRASES = {TIME_LIMIT: "the time limit"}
-"""What sources of a stop are called in a message, where the name is not the phrase."""
+"""The phrase for a source of a stop in a message; other sources are shown by their names."""
 _STORE_LOST = "Rank %d has lost the store on the first rank (%s): only its own signals can stop it now."
 
 

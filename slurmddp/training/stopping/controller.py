@@ -91,9 +91,9 @@ class StopController:
         file = self._folder.stop_file if self._folder else None
         signals = self._guard.signals
         # An agreement takes a moment. Gather requests from before the start, so that not even one step runs.
-        own = signal_reason(signals, info.rank) or file_reason(file)
-        found = collectives.gather(own.as_json() if own else None)
-        first = next((reason for reason in found if reason), None)
+        reason = signal_reason(signals, info.rank) or file_reason(file)
+        reasons = collectives.gather(reason.as_json() if reason else None)
+        first = next((text for text in reasons if text), None)
         self._found_at_start = StopReason.from_json(first) if first else None
         if self._found_at_start is None:
             self._agreement = StopAgreement(
