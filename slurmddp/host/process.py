@@ -205,7 +205,7 @@ def end_group_of_dead(leader: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         orphans = _orphans_in(leader)
-        trackers = [pid for pid in orphans if _is_tracker(pid)]
+        trackers = [pid for pid in orphans if _may_be_tracker(pid)]
         if not trackers:
             break
         for pid in set(orphans) - set(trackers):
@@ -225,9 +225,12 @@ def _orphans_in(group: int) -> list[int]:
     return []
 
 
-def _is_tracker(pid: int) -> bool:
+def _may_be_tracker(pid: int) -> bool:
     with suppress(OSError):
-        return b"multiprocessing.resource_tracker" in (PROC / str(pid) / "cmdline").read_bytes()
+        command_line = (PROC / str(pid) / "cmdline").read_bytes()
+        # The kernel shows no command line during an exec. The program that started the tracker does not wait
+        # for the end of the exec: it can be dead by now.
+        return not command_line or b"multiprocessing.resource_tracker" in command_line
     return False
 
 

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,3 +37,23 @@ def test_a_request_that_the_kernel_refuses_is_reported(ask, monkeypatch: pytest.
     with pytest.warns(UserWarning, match="Operation not permitted") as warned:
         ask()
     assert len(warned) == 1
+
+
+def test_a_process_without_a_command_line_may_become_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as orphan:
+        children = tmp_path / str(os.getpid()) / "task" / str(os.getpid()) / "children"
+        children.parent.mkdir(parents=True)
+        children.write_text(str(orphan.pid))
+        fields = tmp_path / str(orphan.pid)
+        fields.mkdir()
+        (fields / "stat").write_text(f"{orphan.pid} (sleep) R {os.getpid()} {orphan.pid} 0")
+        (fields / "cmdline").touch()
+        monkeypatch.setattr(process, "PROC", tmp_path)
+
+        begin = time.monotonic()
+        process.end_group_of_dead(orphan.pid, timeout_s=0.3)
+
+        assert orphan.wait(timeout=60) == -signal.SIGKILL
+        assert time.monotonic() - begin >= 0.3, "it had its time"
