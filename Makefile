@@ -54,10 +54,11 @@ test:  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory --jobs=6 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
 		slurm-tests-3 end-to-end-tests other-tests lint
 
-lint: $(BIN)/.installed-test  ## ruff and mypy (strict)
+lint: $(BIN)/.installed-test  ## ruff, mypy (strict) and a table of the style of each room
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(BIN)/python tests/architecture/style.py
 
 format: $(BIN)/.installed-test  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
