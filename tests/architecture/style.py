@@ -28,7 +28,7 @@ class Style:
     tuple_assignments: int = 0
     """Assignments of unrelated values in one statement: `a, b = x, y`; an exchange of values is none."""
     code_lines: int = 0
-    """Lines of files with code."""
+    """Lines of files with code: no comments, no docstrings."""
     comment_lines: int = 0
     """Lines with a comment alone."""
     private_words: int = 0
@@ -69,6 +69,15 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence
     return lines[start : function.end_lineno]
 
 
+def docstring_lines(node: ast.AST, lines: Sequence[str]) -> int:
+    """Return the lines with text of a docstring, of a definition or of an attribute; 0 of another node."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return 0
+    if not isinstance(node.value.value, str):
+        return 0
+    return sum(bool(line.strip()) for line in lines[node.lineno - 1 : node.end_lineno])
+
+
 def is_unrelated(node: ast.AST) -> bool:
     """Return whether a statement binds several values that don't come from one expression."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
@@ -94,12 +103,14 @@ def style_of(source: str) -> Style:
     bodies = [line for function in functions(tree) for line in body_lines(function, lines)]
 
     comments = sum(line.lstrip().startswith("#") for line in lines)
+    docstrings = sum(docstring_lines(node, lines) for node in nodes)
+    written = sum(bool(line.strip()) for line in lines)
     return Style(
         body_lines=len(bodies),
         blank_lines=sum(not line.strip() for line in bodies),
         conditional_expressions=sum(isinstance(node, ast.IfExp) for node in nodes),
         tuple_assignments=sum(map(is_unrelated, nodes)),
-        code_lines=sum(bool(line.strip()) for line in lines) - comments,
+        code_lines=written - comments - docstrings,
         comment_lines=comments,
         private_words=sum(map(is_private_word, nodes)),
     )

@@ -29,8 +29,8 @@ class Channel:
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Return the two ends of a new channel; an exec closes them unless it names them in pass_fds."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(one), cls(other)
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(left), cls(right)
 
     @classmethod
     def attach(cls, environ: Mapping[str, str]) -> Channel | None:
@@ -42,7 +42,9 @@ class Channel:
             end = socket.fromfd(int(environ.get(CHANNEL_VARIABLE, "")), socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except (ValueError, OSError):
             return None
-        with suppress(OSError):  # The descriptor is of a file.
+
+        # A program may have closed the channel and opened something else with the same number.
+        with suppress(OSError):
             if end.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET:
                 return cls(end)
         end.close()
@@ -55,7 +57,9 @@ class Channel:
         """Send one message; raises OSError if the other end is closed or the message is too long."""
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE_BYTES:
-            raise OSError(f"A message of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} go at once.")
+            raise OSError(
+                f"A message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} bytes are sent at once."
+            )
         socket.send_fds(self._end, [data], list(descriptors))
 
     def receive(self, timeout_s: float | None = 0.0) -> tuple[dict[str, Any], list[int]] | None:
@@ -64,23 +68,28 @@ class Channel:
         With `timeout_s` None it waits without a limit. Raises EOFError if the other end is closed.
         """
         self._end.settimeout(timeout_s)
-        limits = self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS
         try:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(*limits)
-            except ConnectionResetError:
-                # The other end closed with unread messages; the kernel reports that before its last messages.
-                data, descriptors, _, _ = socket.recv_fds(*limits)
+            data, descriptors = self._receive()
         except (BlockingIOError, TimeoutError):
             return None
+
+        # The kernel reports the end of the stream as a message without bytes.
         if not data:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise EOFError
-        return dict(json.loads(data)), list(descriptors)
+        return dict(json.loads(data)), descriptors
 
-    def is_closed_there(self) -> bool:
-        """Tell whether all copies of the other end are closed; its messages may still be unread."""
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        except ConnectionResetError:
+            # The other end closed with unread messages; the kernel reports that before its last messages.
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        return data, list(descriptors)
+
+    def is_closed_by_peer(self) -> bool:
+        """Return whether all copies of the other end are closed; its messages may still be unread."""
         poll = select.poll()
         poll.register(self._end, 0)
         return any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -26,10 +26,9 @@ from slurmddp.runs.failures.capture import signal_name
 
 _POLL_S = 0.01
 _UNKILLABLE_S = 2.0
-"""Wait at most this long for a killed writer: the kernel may hold the process in I/O."""
+"""Seconds to wait for a killed writer at most: the kernel may hold the process in I/O."""
 _KEEP_ALL = sys.maxsize
 """`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
-
 
 Start = Callable[[], tuple[Channel, subprocess.Popen[bytes]]]
 
@@ -48,7 +47,7 @@ class _RankChannel:
 
 @dataclass
 class _Write:
-    """One write request and the channel to answer on; None for a request of the agent."""
+    """A write request, and the channel of the rank that gets the result; None for a request of the agent."""
 
     request: Request
     channel: _RankChannel | None
@@ -58,7 +57,7 @@ class _Write:
 
 @dataclass
 class _Writer:
-    """The process that writes, and the channel to it; a writer that `is_gone` waits to be reaped."""
+    """The process that writes, and the channel to it; a writer that `is_gone` has not been reaped yet."""
 
     channel: Channel
     process: subprocess.Popen[bytes]
@@ -84,20 +83,24 @@ class CheckpointService:
         """
         for channel in self._channels.values():
             self._read(channel)
-        found, self._unhealthy = self._unhealthy, {}
-        return found
+
+        reports = self._unhealthy
+        self._unhealthy = {}
+        return reports
 
     def channel_for(self, local_rank: int) -> int:
         """Return the descriptor of a new channel for a rank to inherit.
 
         Call it when all earlier ranks have ended. Their write requests stay valid.
         """
+        # A rank that has ended may have left requests in its channel.
         for channel in self._channels.values():
             self._read(channel)
         self._release_unrequested()
-        before = self._channels.pop(local_rank, None)
-        if before is not None:
-            before.close()
+
+        previous = self._channels.pop(local_rank, None)
+        if previous is not None:
+            previous.close()
         self._channels[local_rank] = _RankChannel(*Channel.pair())
         return self._channels[local_rank].rank_end.fileno()
 
@@ -108,13 +111,18 @@ class CheckpointService:
 
     def _requested_slots(self) -> set[int]:
         """Return the numbers of the buffers that are being written, or wait for a write."""
-        writes = [*self._waiting, *([self._running] if self._running is not None else [])]
+        writes = list(self._waiting)
+        if self._running is not None:
+            writes.append(self._running)
         return {write.request["slot"] for write in writes}
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that become readable when `handle` has something to do."""
-        writers = [] if self._writer is None or self._writer.is_gone else [self._writer.channel.fileno()]
-        return [*(channel.agent_end.fileno() for channel in self._channels.values()), *writers]
+        descriptors = [channel.agent_end.fileno() for channel in self._channels.values()]
+        # The channel of a writer that is gone stays readable for ever.
+        if self._writer is not None and not self._writer.is_gone:
+            descriptors.append(self._writer.channel.fileno())
+        return descriptors
 
     def memory_fds(self) -> list[int]:
         """Return the descriptors of this node's buffers, for the next ranks to inherit."""
@@ -125,7 +133,7 @@ class CheckpointService:
         return shared_buffer.newest_step(self.memory_fds())
 
     def is_writing(self) -> bool:
-        """Tell whether a checkpoint is being written, or waits for a write."""
+        """Return whether a checkpoint is being written, or waits for a write."""
         return self._running is not None or bool(self._waiting)
 
     def handle(self) -> None:
@@ -139,7 +147,9 @@ class CheckpointService:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the children that `handle` reaps."""
-        return () if self._writer is None else (self._writer.process.pid,)
+        if self._writer is None:
+            return ()
+        return (self._writer.process.pid,)
 
     def _reap(self) -> None:
         """Reap the writer if it has exited."""
@@ -148,18 +158,23 @@ class CheckpointService:
         pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
         if pid == 0:
             return
+
+        # The writer may have sent a result just before its end.
         self._listen()
         self._writer.process.returncode = os.waitstatus_to_exitcode(status)
         self._writer.channel.close()
         self._writer = None
-        done, self._running = self._running, None
-        if done is not None and not done.is_answered:
-            self._answer(done, _killed(done.request, status))
+
+        interrupted = self._running
+        self._running = None
+        if interrupted is not None and not interrupted.is_answered:
+            self._answer(interrupted, _killed(interrupted.request, status))
 
     def _listen(self) -> None:
         """Read the writer's messages: the result of a write, and `finished` when it is ready for the next."""
         if self._writer is None:
             return
+
         try:
             while (received := self._writer.channel.receive()) is not None:
                 message = received[0]
@@ -174,7 +189,8 @@ class CheckpointService:
         write.is_answered = True
         shared_buffer.set_writing(self._slots[write.request["slot"]], False)
         if write.channel is not None:
-            with suppress(OSError):  # The rank may be gone.
+            # The rank may be gone.
+            with suppress(OSError):
                 write.channel.agent_end.send(result)
 
     def flush_newest(
@@ -196,6 +212,7 @@ class CheckpointService:
         request = self._flush_request(run_dir, attempt)
         if request is None or not claim(request["step"], request["part"] is not None):
             return None
+
         shared_buffer.set_writing(self._slots[request["slot"]], True)
         self._waiting.append(_Write(request, None))
         self._begin()
@@ -204,17 +221,20 @@ class CheckpointService:
     def _flush_request(self, run_dir: Path, attempt: int) -> Request | None:
         """Return the request to write the newest state; None if it is on disk or will be written anyway."""
         headers = {slot: shared_buffer.read_header(number) for slot, number in self._slots.items()}
-        states = [(found.order, slot, found) for slot, found in headers.items() if found is not None]
+        states = [(state.order, slot, state) for slot, state in headers.items() if state is not None]
         if not states:
             return None
         _, slot, newest = max(states)
         if slot in self._requested_slots():
             return None
+
         with shared_buffer.mapped(self._slots[slot], newest) as stored:
-            root, part = stored.about["root"], stored.part
-        on_disk = newest_step(Path(root))
-        if on_disk is not None and on_disk >= newest.step:
+            root = stored.about["root"]
+            part = stored.part
+        step_on_disk = newest_step(Path(root))
+        if step_on_disk is not None and step_on_disk >= newest.step:
             return None
+
         return {
             "kind": "write", "slot": slot, "step": newest.step, "root": root, "keep_last": _KEEP_ALL,
             "keep_best": None, "background": False, "since": time.monotonic(), "stall_s": 0.0,
@@ -236,6 +256,8 @@ class CheckpointService:
             self._poll()
         if not self.is_writing():
             return True
+
+        # A killed writer leaves an unpublished folder; the checkpoint before it stays the newest.
         self._waiting.clear()
         if self._writer is not None:
             os.kill(self._writer.process.pid, signal.SIGKILL)
@@ -259,11 +281,14 @@ class CheckpointService:
             if self._running is None:
                 os.kill(self._writer.process.pid, signal.SIGKILL)
                 os.waitpid(self._writer.process.pid, 0)
+                # Popen would warn of a child that is left behind.
                 self._writer.process.returncode = -signal.SIGKILL
+
         for channel in self._channels.values():
             channel.close()
         for descriptor in self._slots.values():
             os.close(descriptor)
+
         self._writer = None
         self._channels.clear()
         self._slots.clear()
@@ -272,6 +297,7 @@ class CheckpointService:
         with suppress(EOFError):
             while (received := channel.agent_end.receive()) is not None:
                 message, descriptors = received
+
                 if message["kind"] == "memory":
                     self._add_buffer(message["slot"], descriptors[0])
                 elif message["kind"] == "write":
@@ -280,17 +306,22 @@ class CheckpointService:
                     self._unhealthy |= {int(node): why for node, why in message["nodes"].items()}
 
     def _add_buffer(self, slot: int, descriptor: int) -> None:
-        before = self._slots.pop(slot, None)
-        if before is not None:
-            os.close(before)
+        previous = self._slots.pop(slot, None)
+        if previous is not None:
+            os.close(previous)
         self._slots[slot] = descriptor
+
         if self._writer is not None:
-            with suppress(ConnectionError):  # The writer has ended; the next one gets all buffers.
+            # If the writer has ended, the next writer gets all buffers.
+            with suppress(ConnectionError):
                 _register(self._writer.channel, slot, descriptor)
 
     def _begin(self) -> None:
         """Hand the next request to the writer, unless a writer that is gone must be reaped first."""
-        while self._running is None and self._waiting and not (self._writer and self._writer.is_gone):
+        while self._running is None and self._waiting:
+            if self._writer is not None and self._writer.is_gone:
+                return
+
             write = self._waiting.popleft()
             try:
                 self._hand_over(write)
@@ -306,12 +337,14 @@ class CheckpointService:
             self._writer = _Writer(*self._start())
             for slot, descriptor in self._slots.items():
                 _register(self._writer.channel, slot, descriptor)
+
         self._writer.channel.send(write.request)
 
     def _requeue(self, write: _Write) -> None:
         """Leave a request to the next writer, once, because this writer has ended."""
         if self._writer is not None:
             self._writer.is_gone = True
+
         if write.was_requeued:
             self._fail(write, "It ends as soon as it is started.")
         else:
@@ -328,10 +361,12 @@ def _register(channel: Channel, slot: int, descriptor: int) -> None:
 
 
 def _killed(request: Request, status: int) -> Result:
-    how = f"ended with exit code {os.waitstatus_to_exitcode(status)}"
-    hint = "The log of its node (node-N.log) tells why."
     if os.WIFSIGNALED(status):
         how = f"was killed by {signal_name(os.WTERMSIG(status))}"
-        hint = "If it was killed for want of memory, give the job more (mem_gb)."
+        hint = "If the node was short of memory, give the job more (mem_gb)."
+    else:
+        how = f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+        hint = "The log of its node (node-N.log) has the reason."
+
     text = f"The process that wrote the checkpoint of step {request['step']} {how}."
     return writer_process.conclude(request, CheckpointError(text, hint=hint))

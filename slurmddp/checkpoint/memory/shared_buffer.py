@@ -1,13 +1,13 @@
 """One training state in a memory file (memfd), which outlives the rank that wrote it.
 
-The file has three parts behind a header of one page: the bytes of the checkpoint's tensor files, the bytes of
+Behind a header of one page the file has three parts: the bytes of the checkpoint's tensor files, the bytes of
 its tree, and `about`, JSON with the root, the facts and the versions of the checkpoint.
-The header holds three flags of eight bytes; each is written at once:
+The header holds three flags of eight bytes. The kernel writes each of them at once:
 
-- committed: cleared before the first byte changes and set after the last one. So an interrupted copy is
-  never read.
+- committed: a rank clears it before the first byte changes and sets it after the last one. So nobody reads an
+  interrupted copy.
 - writing: set while a process writes the state to the disk. Nobody overwrites the state meanwhile.
-- urgent: set when a process waits for that write.
+- urgent: set while a process waits for that write.
 """
 
 from __future__ import annotations
@@ -31,20 +31,25 @@ PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _MAGIC = b"SDDPmem1"
 _HEADER = struct.Struct("<8s8q")
-_COMMITTED_AT, _WRITING_AT, _URGENT_AT = 8, 16, _HEADER.size
+# Offsets of the flags; `urgent` stands behind the header.
+_COMMITTED_AT = 8
+_WRITING_AT = 16
+_URGENT_AT = _HEADER.size
 _WORD = struct.Struct("<q")
 _CHUNK_BYTES = 32 << 20
 """Bytes per madvise call: the kernel holds a lock during the call, and other threads may wait for it."""
-_POPULATE_WRITE, _HUGE_PAGE = 23, 14
+# Advice for madvise(2), from the kernel's mman.h; Python's mmap module lacks the first.
+_POPULATE_WRITE = 23
+_HUGE_PAGE = 14
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """Step and stamp of a committed state, and the offsets of its parts in bytes from the file's start."""
+    """Step and stamp of a committed state, and its parts: offset from the file's start, sizes in bytes."""
 
     step: int
     stamp: int
-    """Tells states of one step apart: nanoseconds since the epoch, the same on all nodes."""
+    """Nanoseconds since the epoch, the same on all nodes; it distinguishes states of the same step."""
     tensors_at: int
     tensors_bytes: int
     tree_bytes: int
@@ -52,7 +57,7 @@ class StoredState:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key: the newer of two states has the greater one."""
+        """Return the sort key of a state: the newer of two states has the greater key."""
         return self.step, self.stamp
 
     @property
@@ -80,29 +85,33 @@ class StateBytes:
     @classmethod
     def of(cls, whole: memoryview, state: StoredState) -> StateBytes:
         """Split `whole`, the bytes from the start of the tensors to the end."""
-        tree_at, about_at = state.tensors_bytes, state.tensors_bytes + state.tree_bytes
+        tree_at = state.tensors_bytes
+        about_at = tree_at + state.tree_bytes
+
         about = json.loads(bytes(whole[about_at:]))
         return cls(whole, whole[:tree_at], whole[tree_at:about_at], about)
 
     @property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Start and size in bytes, within `tensors`, of each file of the checkpoint that holds tensors."""
+        """Return the start and the size in bytes, within `tensors`, of each file with tensors, by name."""
         places = self.about.get("files", {TENSORS_FILE: (0, len(self.tensors))})
         return {name: (start, size) for name, (start, size) in places.items()}
 
     @property
     def ranks(self) -> int:
-        """Number of ranks, of all nodes, that have shards of the state; 0 if it is not sharded."""
+        """Return the number of ranks, on all nodes, that have shards of the state; 0 if it is not sharded."""
         return int(self.about.get("ranks", 0))
 
     @property
     def part(self) -> int | None:
-        """The first rank whose shards are here; None if no other node has shards.
+        """Return the first rank whose shards are in this memory; None if no other node has shards.
 
         The node with part 0 publishes the checkpoint. The other nodes write their shards.
         """
-        own = [rank for rank in range(self.ranks) if shard_file(rank) in self.files]
-        return own[0] if len(own) < self.ranks else None
+        ranks = [rank for rank in range(self.ranks) if shard_file(rank) in self.files]
+        if len(ranks) == self.ranks:
+            return None
+        return ranks[0]
 
 
 def create() -> int:
@@ -111,7 +120,7 @@ def create() -> int:
 
 
 def from_environment(environ: Mapping[str, str]) -> list[int]:
-    """Return the memory files that this rank inherited from the agent; other descriptors are ignored."""
+    """Return the memory files that this rank has inherited from the agent; skip other descriptors."""
     numbers = [int(word) for word in environ.get(MEMORY_VARIABLE, "").split(",") if word.isdecimal()]
     return [number for number in numbers if _is_memory(number)]
 
@@ -131,8 +140,10 @@ def read_header(descriptor: int) -> StoredState | None:
     magic, committed, _, *facts = _HEADER.unpack(data)
     if magic != _MAGIC or not committed:
         return None
-    found = StoredState(*facts)
-    return found if found.end <= os.fstat(descriptor).st_size else None
+
+    state = StoredState(*facts)
+    is_whole = state.end <= os.fstat(descriptor).st_size
+    return state if is_whole else None
 
 
 def invalidate(descriptor: int) -> None:
@@ -141,19 +152,20 @@ def invalidate(descriptor: int) -> None:
 
 
 def commit(descriptor: int, state: StoredState) -> None:
-    """Mark `state` as committed after its last byte."""
+    """Mark `state` as committed, after its last byte has been written."""
+    # The flag comes in a write of its own: a reader between the two sees no half-written header.
     os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, *astuple(state)), 0)
     os.pwrite(descriptor, _WORD.pack(1), _COMMITTED_AT)
 
 
 def set_writing(descriptor: int, writing: bool) -> None:
-    """Set or clear the flag `writing`; both clear the flag `urgent`."""
+    """Set or clear the flag `writing`, and clear the flag `urgent` in both cases."""
     os.pwrite(descriptor, _WORD.pack(0), _URGENT_AT)
     os.pwrite(descriptor, _WORD.pack(writing), _WRITING_AT)
 
 
 def is_writing(descriptor: int) -> bool:
-    """Tell whether a process writes the state to the disk."""
+    """Return whether a process writes the state to the disk."""
     return _word(descriptor, _WRITING_AT)
 
 
@@ -163,7 +175,7 @@ def set_urgent(descriptor: int) -> None:
 
 
 def is_urgent(descriptor: int) -> bool:
-    """Tell whether a process waits for the write."""
+    """Return whether a process waits for the write."""
     return _word(descriptor, _URGENT_AT)
 
 
@@ -174,7 +186,8 @@ def _word(descriptor: int, at: int) -> bool:
 
 def newest_step(descriptors: Sequence[int]) -> int | None:
     """Return the step of the newest committed state, or None."""
-    return max((found.step for number in descriptors if (found := read_header(number))), default=None)
+    states = map(read_header, descriptors)
+    return max((state.step for state in states if state is not None), default=None)
 
 
 @contextmanager
@@ -200,6 +213,7 @@ class MappedFile:
         """Yield the bytes of a committed state."""
         if self._area is None or len(self._area) < state.end:
             self._unmap()
+            # Map the whole file: the next state may be longer.
             self._area = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         with _parts(self._area, state) as parts:
             yield parts
@@ -219,15 +233,18 @@ class MappedFile:
 def _parts(area: mmap.mmap, state: StoredState) -> Iterator[StateBytes]:
     everything = memoryview(area)
     parts = StateBytes.of(everything[state.tensors_at : state.end], state)
+
     try:
         yield parts
     finally:
+        # A map can't be closed while a view of it is left.
         for view in (parts.tensors, parts.tree, parts.whole, everything):
             view.release()
 
 
 def _close(area: mmap.mmap) -> None:
-    with suppress(BufferError):  # The frames of an exception may hold slices; the map is freed with them.
+    # The frames of an exception may hold slices; the map is freed with them.
+    with suppress(BufferError):
         area.close()
 
 
@@ -239,36 +256,43 @@ def reserve(descriptor: int, size: int) -> mmap.mmap:
     Raises:
         OSError: the allocation failed, as a rule with ENOMEM; the allocated part is released.
     """
-    before = os.fstat(descriptor).st_size
+    size_before = os.fstat(descriptor).st_size
     area: mmap.mmap | None = None
+
     try:
-        if before < size:
+        if size_before < size:
             os.ftruncate(descriptor, -(-size // PAGE_BYTES) * PAGE_BYTES)
         area = mmap.mmap(descriptor, 0)
         _populate(descriptor, area)
     except BaseException:
         if area is not None:
             area.close()
-        os.ftruncate(descriptor, before)
+        os.ftruncate(descriptor, size_before)
         raise
+
     return area
 
 
 def _populate(descriptor: int, area: mmap.mmap) -> None:
     size = len(area)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    _advise(address, size, _HUGE_PAGE)  # Huge pages are faster; no effect where disabled.
+    # Huge pages are faster; where the system has disabled them, the advice has no effect.
+    _advise(address, size, _HUGE_PAGE)
+
     for start in range(0, size, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, size - start)
         code = _advise(address + start, length, _POPULATE_WRITE)
+
         if code == errno.EINVAL:
             # Kernels before 5.14: reserve the memory; the pages come with their first use.
             os.posix_fallocate(descriptor, start, length)
         elif code:
+            # madvise(2) gives EFAULT where the first use of the page would raise SIGBUS.
             code = errno.ENOMEM if code == errno.EFAULT else code
             raise OSError(code, os.strerror(code))
 
 
 def _advise(address: int, size: int, advice: int) -> int:
-    refused = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
-    return ctypes.get_errno() if refused else 0
+    """Call madvise(2); return its error number, 0 for none."""
+    result = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+    return ctypes.get_errno() if result else 0

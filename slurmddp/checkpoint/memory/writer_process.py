@@ -1,8 +1,8 @@
 """The writer: a process that publishes the states of staging buffers as checkpoints, one after the other.
 
 It runs without torch and outside of the training's interpreter lock. The agent starts one writer for its
-ranks; a rank without an agent starts one itself. The writer ends when its starter has ended and all requests
-are written.
+ranks; a rank without an agent starts a writer itself. The writer ends when the process that started it has
+ended and all requests are written.
 """
 
 from __future__ import annotations
@@ -56,23 +56,24 @@ _NICENESS = 5
 
 def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     """Start a writer; return its channel and its process, which outlives this one until all is written."""
-    own, writers = Channel.pair()
+    starter_end, writer_end = Channel.pair()
     # Signals stay blocked until the writer ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         writer = subprocess.Popen(
-            command(writers),
-            pass_fds=[writers.fileno()],
+            command(writer_end),
+            pass_fds=[writer_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
     except OSError:
-        own.close()
+        starter_end.close()
         raise
     finally:
-        writers.close()
+        writer_end.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return own, writer
+
+    return starter_end, writer
 
 
 def command(channel: Channel) -> list[str]:
@@ -104,6 +105,7 @@ def perform(buffer: shared_buffer.MappedFile, request: Request, answer: Answer) 
         answer(conclude(request, None))
 
     error: SlurmddpError | None = None
+
     try:
         _write(buffer, request, durable)
     except SlurmddpError as caught:
@@ -113,6 +115,7 @@ def perform(buffer: shared_buffer.MappedFile, request: Request, answer: Answer) 
         error = CheckpointError(
             f"The checkpoint of step {request['step']} was not written: {type(caught).__name__}: {caught}."
         )
+
     if not answered:
         answer(conclude(request, error))
 
@@ -121,17 +124,21 @@ def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable
     state = shared_buffer.read_header(buffer.descriptor)
     if state is None or state.step != request["step"]:
         raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
+
     root = Path(request["root"])
     with buffer.mapped(state) as stored:
         parts = Parts(root, folder_name(state.step), state.stamp, stored.ranks)
         copy = partial(_copy, buffer, state, stored, request)
+
+        # Node 0 publishes; every other node leaves its shards where node 0 collects them.
         if stored.part:
             parts.write(stored.part, lambda folder: copy(folder, parts.files & stored.files.keys()))
             durable()
             return
 
         def fill(folder: Path) -> dict[str, FileRecord]:
-            with ThreadPoolExecutor(1) as thread:  # flushes the small file while the large one is written
+            # One thread flushes the small file while the large file is written.
+            with ThreadPoolExecutor(1) as thread:
                 tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
                 records = {**copy(folder, stored.files), TREE_FILE: tree.result()}
             return records | parts.collect(parts.files - records.keys(), folder)
@@ -163,28 +170,23 @@ def _copy(
     def is_urgent() -> bool:
         return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
 
-    def copied(name: str) -> FileRecord:
+    def copy(name: str) -> FileRecord:
         start, size = stored.files[name]
         part = stored.tensors[start : start + size]
         at = state.tensors_at + start
         return copy_hashed(folder / name, buffer.descriptor, at, part, is_urgent=is_urgent)
 
-    return {name: copied(name) for name in names}
+    return {name: copy(name) for name in names}
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:
     """Add the event `saved` or `warned` to the run, and return the result of a write."""
     written_s = round(time.monotonic() - request["since"], 3)
     result: Result = {"kind": "written", "step": request["step"], "written_s": written_s, "error": None}
-    if error is None and request.get("part"):
-        return result  # The publisher adds the event.
     if error is None:
-        # Unless the write runs in the background, training pauses until it is done.
-        paused_s, beside_s = (0.0, written_s) if request["background"] else (written_s, 0.0)
-        seconds = round(request["stall_s"] + paused_s, 3)
-        facts = {"step": request["step"], "seconds": seconds, "written_s": beside_s}
-        _record(request, "saved", facts | {name: request[name] for name in ("copied",) if name in request})
+        _record_save(request, written_s)
         return result
+
     fail_part(request, error)
     print(f"slurmddp writer: {error}", file=sys.stderr, flush=True)
     if not isinstance(error, errors.SupersededError):
@@ -192,8 +194,27 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
     return result | {"error": [type(error).__name__, error.message, error.hint]}
 
 
+def _record_save(request: Request, written_s: float) -> None:
+    """Add the event `saved` to the run."""
+    # The node with part 0 publishes the checkpoint and adds the event.
+    if request.get("part"):
+        return
+
+    facts: dict[str, Any] = {"step": request["step"]}
+    if request["background"]:
+        facts["seconds"] = round(request["stall_s"], 3)
+        facts["written_s"] = written_s
+    else:
+        # Training pauses until the write is done.
+        facts["seconds"] = round(request["stall_s"] + written_s, 3)
+        facts["written_s"] = 0.0
+    if "copied" in request:
+        facts["copied"] = request["copied"]
+    _record(request, "saved", facts)
+
+
 def fail_part(request: Request, error: SlurmddpError) -> None:
-    """Tell the publisher of a sharded state that this node's part is not going to be written."""
+    """Let the publisher of a sharded state know that this node's part will not be written."""
     if request.get("part"):
         parts = Parts(Path(request["root"]), folder_name(request["step"]), request["stamp"], 0)
         parts.fail(request["part"], error)
@@ -203,21 +224,25 @@ def error_of(result: Result) -> SlurmddpError | None:
     """Return the error of a failed write, for the rank to raise; None if the write succeeded."""
     if result["error"] is None:
         return None
+
     name, message, hint = result["error"]
     kind = getattr(errors, name, CheckpointError)
-    found: SlurmddpError = kind(message, hint=hint)
-    return found
+    error: SlurmddpError = kind(message, hint=hint)
+    return error
 
 
 def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
     """Add an event to the run, unless a later attempt has begun since the write did."""
     if request["run_dir"] is None:
         return
-    folder, attempt = RunFolder(request["run_dir"]), request["attempt"]
+
+    folder = RunFolder(request["run_dir"])
+    attempt = request["attempt"]
     try:
         if not folder.is_superseded(attempt):
             folder.add_event(event, attempt=attempt, **facts)
-    except OSError as error:  # The disk may be full.
+    except OSError as error:
+        # The disk may be full.
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 
 
@@ -237,10 +262,12 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         if message["kind"] == "end":
             return
         if message["kind"] == "memory":
-            if (before := slots.pop(message["slot"], None)) is not None:
-                before.close()
+            previous = slots.pop(message["slot"], None)
+            if previous is not None:
+                previous.close()
             slots[message["slot"]] = shared_buffer.MappedFile(descriptors[0])
             continue
+
         slot = slots[message["slot"]]
         # Niceness belongs to a thread, and most users can't lower it again. So each write gets a new thread.
         with ThreadPoolExecutor(1, initializer=_lower_priority if message["background"] else None) as thread:
@@ -252,7 +279,7 @@ def serve(channel: Channel, do: Perform = perform) -> None:
 def _watch(done: Future[object], channel: Channel, descriptor: int) -> None:
     """Wait for a write; mark it urgent once the requester has ended, because the job may end soon."""
     while not wait([done], _POLL_S).done:
-        if channel.is_closed_there():
+        if channel.is_closed_by_peer():
             shared_buffer.set_urgent(descriptor)
             break
     done.result()
@@ -269,7 +296,8 @@ def _answer(channel: Channel, descriptor: int, result: Result) -> None:
 
 
 def _send(channel: Channel, message: Mapping[str, Any]) -> None:
-    with suppress(OSError):  # The requester may have ended.
+    # The requester may have ended.
+    with suppress(OSError):
         channel.send(message)
 
 
@@ -277,7 +305,8 @@ def _ignore_signals() -> None:
     """Ignore the signals with which a job is stopped, so that committed states are still written."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)  # `start` has blocked them.
+    # `start` has blocked them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
 
 
 def main() -> int:
@@ -286,7 +315,9 @@ def main() -> int:
     if channel is None:
         print(f"slurmddp writer: descriptor {sys.argv[-1]!r} is not a checkpoint channel", file=sys.stderr)
         return EXIT_USAGE
-    keep_output()  # The disk may be too full for the log.
+
+    # The disk may be too full for the log.
+    keep_output()
     _ignore_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     serve(channel)

@@ -286,7 +286,7 @@ class AsyncWriter:
             self._writer is not None
             and not self._pending
             and self._channel
-            and self._channel.is_closed_there()
+            and self._channel.is_closed_by_peer()
         ):
             self._lose_writer()  # It was idle, so no write is lost.
         if self._channel is None:
