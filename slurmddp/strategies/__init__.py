@@ -1,4 +1,4 @@
-"""Strategies, by name: how replicas stay equal; and the protocol of a new strategy.
+"""Find strategies by name: how replicas stay equal; and define the protocol of a new strategy.
 
 A strategy knows torch's parallel wrappers. It knows neither the launcher nor the rendezvous.
 """
@@ -22,22 +22,27 @@ from slurmddp.strategies.single import Single
 
 
 class Strategy(Protocol):
-    """The agreement of replicas: the methods that a strategy of your own needs.
+    """A way to keep replicas equal: the methods that a new strategy needs.
 
-    All ranks call `wrap` at the same place of the program, and so may talk to each other in it.
+    All ranks call `wrap` at the same place of the program, so `wrap` may call collectives.
 
-    A strategy may have seven further methods, which all ranks call together. `set_loss_scale(scale)` gives
-    it, in fp16 and before the first `wrap`, a function that returns the factor of the gradients in a backward
-    pass, a scalar on their device. `setup_optimizer(optimizer, model)` returns the optimizer to step.
-    `state_dict()` returns this rank's state, plain values and tensors; each checkpoint keeps the states of
-    all ranks. `check_state_dict(state)` raises CheckpointError if the strategy can't restore a state: each
-    load calls it before it changes anything. `reset()` forgets all steps: each load calls it, after models
-    and optimizers have got their states. `load_state_dict(state)` then restores the state. It returns False
-    if it leaves out a state, of another strategy or of other settings. On another number of ranks, or without
-    a saved state of this rank, it is not called. `close()` ends what the strategy has started. It is called
-    at an orderly end, before the rank leaves its process group.
+    A strategy may have seven further methods. All ranks call them together:
 
-    A strategy whose ranks step on gradients of their own has `averages_gradients = False`. In the trainer, a
+    - `set_loss_scale(scale)` is called in fp16, before the first `wrap`. `scale()` returns the factor of the
+      gradients in a backward pass, a scalar on their device.
+    - `setup_optimizer(optimizer, model)` returns the optimizer to step.
+    - `state_dict()` returns this rank's state, plain values and tensors. Each checkpoint keeps the states of
+      all ranks.
+    - `check_state_dict(state)` raises CheckpointError if the strategy can't restore a state. Each load calls
+      it before it changes anything.
+    - `reset()` forgets all steps. Each load calls it, after models and optimizers have got their states.
+    - `load_state_dict(state)` restores a state after `reset`. It returns False if it leaves out the state of
+      another strategy or of other settings. It is not called on another number of ranks, or without a saved
+      state of this rank.
+    - `close()` ends threads and connections of the strategy. It is called at an orderly end, before the rank
+      leaves its process group.
+
+    A strategy whose ranks step on their local gradients has `averages_gradients = False`. In the trainer, a
     loss that counts tokens then needs no exchange in each step.
     """
 
@@ -64,7 +69,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def build(name: str | Strategy | type[Strategy], **options: Any) -> Strategy:
-    """Return a strategy.
+    """Build a strategy from its name and options.
 
     Args:
         name: a name of `STRATEGIES`, the import path of a class, or a strategy or its class itself.

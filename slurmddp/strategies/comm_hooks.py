@@ -1,6 +1,6 @@
-"""Compressed or rarer exchange of gradients under DistributedDataParallel: torch's communication hooks.
+"""Compress gradients, or exchange them less often: torch's communication hooks of DistributedDataParallel.
 
-A hook with a state of its own gives it to the strategy, so that a resumed run computes the same numbers.
+The strategy saves the state of a hook, so that a resumed run computes the same numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ State = dict[str, Any]
 
 
 class CommHook:
-    """The exchange of one model's gradients; without a state, and complete before an optimizer's step."""
+    """The exchange of one model's gradients: stateless, and complete before an optimizer's step."""
 
     settings: Mapping[str, Any] = {}
-    """The options on which the state depends: under others it is of no use."""
+    """The options on which the state depends: a state of other options can't be restored."""
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Take part in the steps of an optimizer."""
+        """Run the hook's part of each step of an optimizer."""
 
     def state_dict(self) -> State:
         """Return this rank's state."""
@@ -55,9 +55,10 @@ def _bf16(state: Any, bucket: Any) -> Any:
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
+# With the annotations of a hook of torch's, because register_comm_hook checks them.
 @functools.wraps(post_localSGD_hook)
 def _exchange(hook: Any, bucket: Any) -> Any:
-    """Call the hook, with the signature that torch demands of a communication hook."""
+    """Call the `exchange` method of a hook."""
     return hook.exchange(bucket)
 
 
@@ -72,13 +73,13 @@ class Compressed(CommHook):
 class PowerSgd(CommHook):
     """Send gradient matrices as two thin factors (Vogels et al. 2019, arXiv:1905.13727).
 
-    Each rank keeps the error of its compression and adds it to its next gradient. A step that is left out,
-    because its gradients are not finite, leaves errors and factors as they were before it.
+    Each rank keeps the error of its compression and adds it to its next gradient. A step that is skipped,
+    because its gradients are not finite, leaves errors and factors as they were before the step.
 
     Args:
         model: the wrapped model.
-        rank: of the factors.
-        start_step: the exchanges of whole gradients before the first factors.
+        rank: the rank of the factors.
+        start_step: number of exchanges of whole gradients before the first factors.
         layout: the options of DistributedDataParallel, which decide the parameters of each bucket.
         loss_scale: returns the factor of the gradients, a scalar on their device; None: always 1.
     """
@@ -100,30 +101,33 @@ class PowerSgd(CommHook):
         self._scales: dict[int, torch.Tensor] = {}
         """By bucket, the loss scale by which its error is multiplied; 1 without an entry."""
         self._before: dict[int, _BucketMemory] = {}
-        """By bucket, what was kept before the first exchange since an optimizer's step."""
+        """By bucket, its error and factors before the first exchange since an optimizer's step."""
         self._stepped: set[int] = set()
         """The ids of the optimizers that have stepped since the last exchange."""
         model.register_comm_hook(self, _exchange)
 
     def exchange(self, bucket: Any) -> Any:
-        """Average the gradients of a bucket; return torch's future of them."""
+        """Average the gradients of a bucket; return a torch future of the averaged bucket."""
         state = self._state
         if state.iter >= state.start_powerSGD_iter:
             self._prepare(bucket)
+
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         if self._device.type == "cpu":
-            future.wait()  # gloo's threads would start the messages of several buckets in any order.
+            # gloo's threads would start the messages of several buckets in any order.
+            future.wait()
         return future
 
     def _prepare(self, bucket: Any) -> None:
-        """Bring the error of a bucket to the current loss scale, and remember what the bucket keeps."""
+        """Bring the error of a bucket to the current loss scale, and remember its error and factors."""
         number = bucket.index()
         if self._stepped:
             self._stepped.clear()
             self._before.clear()
         elif number in self._before and not torch.isfinite(self._state.error_dict[number]).all():
-            # The program has left out a step by itself, without a call of the optimizer.
+            # The program has skipped a step by itself, without a call of the optimizer.
             self._before[number].restore(self._state, number)
+
         if self._loss_scale is not None:
             self._rescale(number, self._loss_scale())
         if number not in self._before:
@@ -140,9 +144,11 @@ class PowerSgd(CommHook):
             optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Restore the errors before a step that was left out: its optimizer has no gradients left."""
-        if id(optimizer) in self._stepped:  # There was no exchange since its last step.
+        """Restore the errors if the step was skipped: its optimizer's parameters then have no gradients."""
+        # There was no exchange since the optimizer's last step.
+        if id(optimizer) in self._stepped:
             return
+
         self._stepped.add(id(optimizer))
 
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -151,30 +157,35 @@ class PowerSgd(CommHook):
                 memory.restore(self._state, number, {id(parameter) for parameter in trained})
 
     def state_dict(self) -> State:
-        kept, random = self._state, self._state.rng.get_state(legacy=False)
+        hook_state = self._state
+        random = hook_state.rng.get_state(legacy=False)["state"]
+
+        # Errors are stored without the loss scale, which is another one when they are loaded.
+        errors = {
+            number: error / self._scales.get(number, 1) for number, error in hook_state.error_dict.items()
+        }
         return {
-            "step": kept.iter,
-            "random": [torch.from_numpy(random["state"]["key"].astype(np.int64)), random["state"]["pos"]],
-            "errors": {
-                number: error / self._scales.get(number, 1) for number, error in kept.error_dict.items()
-            },
-            "p": dict(kept.p_memory_dict),
-            "q": dict(kept.q_memory_dict),
+            "step": hook_state.iter,
+            "random": [torch.from_numpy(random["key"].astype(np.int64)), random["pos"]],
+            "errors": errors,
+            "p": dict(hook_state.p_memory_dict),
+            "q": dict(hook_state.q_memory_dict),
         }
 
     def load_state_dict(self, state: State) -> None:
-        words, position = state["random"]
+        key, position = state["random"]
         self._state.iter = state["step"]
-        self._state.rng.set_state(("MT19937", words.numpy().astype(np.uint32), position, 0, 0.0))
-        self._state.error_dict = self._own(state["errors"])
-        self._state.p_memory_dict = self._own(state["p"])
-        self._state.q_memory_dict = self._own(state["q"])
+        self._state.rng.set_state(("MT19937", key.numpy().astype(np.uint32), position, 0, 0.0))
+        self._state.error_dict = self._copied(state["errors"])
+        self._state.p_memory_dict = self._copied(state["p"])
+        self._state.q_memory_dict = self._copied(state["q"])
+
         self._scales.clear()
         self._before.clear()
         self._stepped.clear()
 
-    def _own(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Copy tensors, which the hook changes in place."""
+    def _copied(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Copy tensors to the model's device: the hook changes them in place."""
         return {bucket: tensor.to(self._device, copy=True) for bucket, tensor in tensors.items()}
 
 
@@ -200,18 +211,20 @@ class _BucketMemory:
     def restore(
         self, state: powerSGD_hook.PowerSGDState, number: int, parameters: Collection[int] | None = None
     ) -> None:
-        """Give a bucket its memory back.
+        """Restore the error and the factors of a bucket.
 
         Args:
-            state: of torch's hook.
-            number: of the bucket.
+            state: the state of torch's hook.
+            number: the index of the bucket.
             parameters: the ids of the parameters whose errors to restore; None: all of them.
         """
-        restored = [part for key, part in self._spans.items() if parameters is None or key in parameters]
-        if not restored:
+        spans = [span for key, span in self._spans.items() if parameters is None or key in parameters]
+        if not spans:
             return
-        for part in restored:
-            state.error_dict[number][part] = 0 if self._error is None else self._error[part]
+
+        for span in spans:
+            state.error_dict[number][span] = 0 if self._error is None else self._error[span]
+
         # Factors only begin the search for better ones, so those of other parameters may go back as well.
         for memory, factors in zip(_factors_of(state), self._factors, strict=True):
             if factors is None:
@@ -225,7 +238,7 @@ def _factors_of(state: powerSGD_hook.PowerSGDState) -> list[dict[int, torch.Tens
 
 
 class PostLocalSgd(CommHook):
-    """Average gradients within groups of ranks, and weights over all ranks now and then.
+    """Average gradients within groups of ranks, and weights over all ranks every `period` steps.
 
     Before `start_step` gradients are averaged over all ranks (Lin et al. 2018, arXiv:1808.07217). Afterwards
     the replicas differ, so each rank's weights and optimizer belong to its state.
@@ -234,11 +247,12 @@ class PostLocalSgd(CommHook):
     def __init__(
         self, model: DistributedDataParallel, start_step: int, period: int, group_ranks: int | None
     ) -> None:
-        self._model, self._optimizers = model.module, list[Optimizer]()
-        blocks = _blocks(group_ranks)
-        self.settings = {"hook_start_step": start_step, "groups": blocks}
-        self._state = PostLocalSGDState(None, _own_group(blocks), start_step)  # type: ignore[no-untyped-call]
+        groups = _groups(group_ranks)
+        self.settings = {"hook_start_step": start_step, "groups": groups}
+        self._state = PostLocalSGDState(None, _group_of_rank(groups), start_step)  # type: ignore[no-untyped-call]
+        self._model = model.module
         self._period = period
+        self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []
         """Of each optimizer, the steps on gradients that were averaged within groups only."""
         self._is_local = False
@@ -246,7 +260,7 @@ class PostLocalSgd(CommHook):
         model.register_comm_hook(self, _exchange)
 
     def exchange(self, bucket: Any) -> Any:
-        """Average the gradients of a bucket; return torch's future of them."""
+        """Average the gradients of a bucket; return a torch future of the averaged bucket."""
         self._is_local = self._state.iter >= self._state.start_localSGD_iter
         return post_localSGD_hook(self._state, bucket)
 
@@ -265,10 +279,12 @@ class PostLocalSgd(CommHook):
         self._steps[number] += 1
 
     def _average(self, optimizer: Optimizer) -> None:
-        own = {id(parameter) for parameter in self._model.parameters()}
-        trained = [one for group in optimizer.param_groups for one in group["params"] if id(one) in own]
-        with torch.no_grad():  # Parameters without a gradient too: ranks may leave out different steps.
-            average(trained)
+        ids = {id(parameter) for parameter in self._model.parameters()}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+        # Parameters without a gradient too: ranks may skip different steps.
+        with torch.no_grad():
+            average([parameter for parameter in parameters if id(parameter) in ids])
 
     def state_dict(self) -> State:
         state: State = {"step": self._state.iter, "steps": list(self._steps)}
@@ -278,17 +294,25 @@ class PostLocalSgd(CommHook):
         return state
 
     def check_state_dict(self, state: State) -> None:
-        if "model" in state:
-            if (saved := len(state["optimizers"])) != (here := len(self._optimizers)):
-                problem = f"{saved} optimizers trained it, and {here} were set up before load"
-                raise compatibility.misfit("replica of a model", self._model, problem)
-            compatibility.check("replica of a model", self._model, state["model"])
-            for optimizer, one in zip(self._optimizers, state["optimizers"], strict=True):
-                compatibility.check("optimizer of a replica", optimizer, one)
+        if "model" not in state:
+            return
+
+        optimizer_states = state["optimizers"]
+        if len(optimizer_states) != len(self._optimizers):
+            problem = (
+                f"{len(optimizer_states)} optimizers trained it, "
+                f"and {len(self._optimizers)} were set up before load"
+            )
+            raise compatibility.misfit("replica of a model", self._model, problem)
+
+        compatibility.check("replica of a model", self._model, state["model"])
+        for optimizer, saved in zip(self._optimizers, optimizer_states, strict=True):
+            compatibility.check("optimizer of a replica", optimizer, saved)
 
     def load_state_dict(self, state: State) -> None:
         self._state.iter = state["step"]
-        self._steps = [*state["steps"], *[0] * (len(self._optimizers) - len(state["steps"]))]
+        new_optimizers = len(self._optimizers) - len(state["steps"])
+        self._steps = [*state["steps"], *[0] * new_optimizers]
         self._is_local = any(self._steps)
         if "model" in state:
             self._model.load_state_dict(state["model"])
@@ -296,15 +320,21 @@ class PostLocalSgd(CommHook):
                 load_optimizer(optimizer, saved)
 
 
-def _blocks(group_ranks: int | None) -> list[list[int]]:
-    """Return the ranks of each group: blocks of `group_ranks` ranks; None: the ranks of each node."""
-    names = gather(socket.gethostname())
-    keys = names if group_ranks is None else [str(rank // group_ranks) for rank in range(len(names))]
-    return [[rank for rank, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
+def _groups(group_ranks: int | None) -> list[list[int]]:
+    """Return the ranks of each group: `group_ranks` neighbouring ranks; None: the ranks of each node."""
+    keys = gather(socket.gethostname())
+    if group_ranks is not None:
+        keys = [str(rank // group_ranks) for rank in range(len(keys))]
+
+    groups: dict[str, list[int]] = {}
+    for rank, key in enumerate(keys):
+        groups.setdefault(key, []).append(rank)
+    return list(groups.values())
 
 
-def _own_group(blocks: list[list[int]]) -> distributed.ProcessGroup:
+def _group_of_rank(groups: list[list[int]]) -> distributed.ProcessGroup:
+    """Create the process groups; return the group of this rank. All ranks call it."""
     group, _ = distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-        blocks, timeout=collective_timeout()
+        groups, timeout=collective_timeout()
     )
     return group  # type: ignore[no-any-return]

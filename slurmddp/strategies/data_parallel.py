@@ -1,4 +1,4 @@
-"""Several GPUs in one process: torch's DataParallel, for comparison.
+"""Use several GPUs in one process, by torch's DataParallel, for comparison.
 
 It copies the model to every GPU and gathers the outputs in each step, under one interpreter lock. torch
 advises DistributedDataParallel even on one machine.
@@ -19,8 +19,12 @@ class DataParallel(Single):
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         model = super().wrap(model, device)
-        return nn.DataParallel(model) if device.type == "cuda" and torch.cuda.device_count() > 1 else model
+        if device.type == "cuda" and torch.cuda.device_count() > 1:
+            return nn.DataParallel(model)
+        return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        found: nn.Module = model.module if isinstance(model, nn.DataParallel) else model
-        return found
+        if isinstance(model, nn.DataParallel):
+            unwrapped: nn.Module = model.module
+            return unwrapped
+        return model

@@ -1,10 +1,10 @@
-"""Data parallelism with the same bucket layout in fresh and resumed runs.
+"""Train data-parallel, with the same bucket layout in fresh and resumed runs.
 
 torch's DistributedDataParallel packs gradients into buckets. It repacks them before the second backward pass,
 in the order in which the first pass finished them. The layout decides the order of summation. So the first
 step of a resumed run would differ in the last bits on four gloo ranks (torch 2.13; a sum of two ranks has one
-order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs. A static
-graph is fixed without a pass, because torch would take that pass for the model's graph.
+order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs. For a
+static graph the layout is set without a pass, because torch would take that pass for the model's graph.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Touch(nn.Module):
     """A module that uses each trainable parameter once, in the order of registration.
 
     Args:
-        parameters: all of them.
-        sparse: whether torch expects a sparse gradient of each.
+        parameters: the trainable parameters.
+        sparse: for each parameter, whether torch expects a sparse gradient.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], sparse: Sequence[bool]) -> None:
@@ -42,11 +42,14 @@ class _Touch(nn.Module):
         total = torch.zeros((), device=self._uses[0][0].device)
         for parameter, is_sparse in self._uses:
             if is_sparse:
-                none = torch.empty(0, dtype=torch.long, device=parameter.device)
-                real = nn.functional.embedding(none, parameter, sparse=True)
+                no_rows = torch.empty(0, dtype=torch.long, device=parameter.device)
+                values = nn.functional.embedding(no_rows, parameter, sparse=True)
+            elif parameter.is_complex():
+                values = torch.view_as_real(parameter)
             else:
-                real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-            total = total + real.sum() * 0
+                values = parameter
+            total = total + values.sum() * 0
+
         return total
 
 
@@ -57,8 +60,10 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
     Hooks of the model and its parameters do not run, nor do optimizers in the backward pass. Hooks on nodes
     of autograd's graph do run.
     """
-    wrapped, broadcasts = model.module, model.broadcast_buffers
+    module = model.module
+    broadcasts_buffers = model.broadcast_buffers
     trainable, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+
     # _Touch replaces the model, not only its forward method, so that no hook of the model runs.
     model.module = _Touch(trainable, sparse)
     model.broadcast_buffers = False
@@ -67,12 +72,14 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
             model().backward()
             for parameter in trainable:
                 parameter.grad = None
+
             # torch repacks at the start of the next forward pass. Without no_sync, the first backward pass of
             # the training would average gradients even within an accumulated step.
             with model.no_sync():
                 model()
     finally:
-        model.module, model.broadcast_buffers = wrapped, broadcasts
+        model.module = module
+        model.broadcast_buffers = broadcasts_buffers
 
 
 @contextmanager
@@ -84,19 +91,19 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         "_post_accumulate_grad_hooks": {},
         "_in_backward_optimizers": [],
     }
-    detached = [
-        (parameter, name, found)
-        for parameter in parameters
-        for name in empty
-        if (found := getattr(parameter, name, None)) is not None
-    ]
-    for parameter, name, _ in detached:
-        setattr(parameter, name, empty[name])
+    detached: list[tuple[nn.Parameter, str, Any]] = []
+    for parameter in parameters:
+        for name in empty:
+            hooks = getattr(parameter, name, None)
+            if hooks is not None:
+                detached.append((parameter, name, hooks))
+                setattr(parameter, name, empty[name])
+
     try:
         yield
     finally:
-        for parameter, name, found in detached:
-            setattr(parameter, name, found)
+        for parameter, name, hooks in detached:
+            setattr(parameter, name, hooks)
 
 
 class _StaticGraph(DistributedDataParallel):
@@ -118,28 +125,34 @@ class _StaticGraph(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
 
-class _RefuseOthers:
+class _RefuseUnaveraged:
     """A hook before optimizer steps that refuses gradients which the ranks have not averaged.
 
-    torch averages the gradients of parameters that the model has, and that require a gradient, when it is
-    wrapped. Replicas would drift apart by the steps of all other parameters.
+    torch averages the gradients of the parameters that require a gradient when the model is wrapped. Steps
+    on other parameters would let the replicas drift apart.
+
+    Args:
+        averaged: by id, the parameters whose gradients torch averages.
     """
 
     def __init__(self, averaged: Mapping[int, nn.Parameter]) -> None:
         self._averaged = averaged
         self._groups = 0
-        self._others: list[nn.Parameter] = []
-        """The optimizer's other parameters."""
+        self._unaveraged: list[nn.Parameter] = []
+        """The optimizer's parameters whose gradients are not averaged."""
 
     def __call__(self, optimizer: Optimizer, *_: object) -> None:
+        # A program may add a group after any step.
         if self._groups != len(optimizer.param_groups):
             self._groups = len(optimizer.param_groups)
-            trained = (one for group in optimizer.param_groups for one in group["params"])
-            self._others = [one for one in trained if id(one) not in self._averaged]
-        if bad := sum(one.grad is not None for one in self._others):
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            self._unaveraged = [parameter for parameter in parameters if id(parameter) not in self._averaged]
+
+        count = sum(parameter.grad is not None for parameter in self._unaveraged)
+        if count:
             raise ConfigError(
-                f"The ranks don't average the gradients of {bad} parameters, which were added to the model, "
-                "or began to require a gradient, after setup_model.",
+                f"The ranks don't average the gradients of {count} parameters, which were added to the "
+                "model, or began to require a gradient, after setup_model.",
                 hint="Let all parameters require a gradient in setup_model. Freeze some of them afterwards, "
                 "with strategy.find_unused_parameters=true.",
             )
@@ -152,7 +165,7 @@ class Ddp:
         find_unused_parameters: whether some parameters get no gradient in some steps.
         bucket_mb: size of a bucket in MB; None: torch's default.
         static_graph: whether each step uses the same parameters in the same way. torch then permits
-            parameters that are used several times under activation checkpointing, or never.
+            parameters that are never used, or several times under activation checkpointing.
         comm_hook: "fp16" or "bf16": send gradients in that format; "powersgd": send low-rank factors;
             "post_local_sgd": average gradients within a node, and weights over all ranks every
             `average_every` steps. None: average gradients in float32.
@@ -160,9 +173,9 @@ class Ddp:
             "post_local_sgd" (None: 100) begins.
         powersgd_rank: the rank of the factors of "powersgd"; None: 1.
         average_every: steps between two averages of the weights by "post_local_sgd"; None: 4.
-        group_ranks: neighbouring ranks that average gradients in each step of "post_local_sgd"; None: those
-            of a node.
-        zero_optimizer: whether the ranks share the state of the optimizer instead of holding a copy each.
+        group_ranks: number of neighbouring ranks that average gradients in each step of "post_local_sgd";
+            None: the ranks of a node.
+        zero_optimizer: whether the optimizer's state is sharded over the ranks (ZeRO stage 1).
 
     Raises:
         ConfigError: a number is too small, or options don't fit together.
@@ -186,16 +199,21 @@ class Ddp:
             if bucket_mb <= 0:
                 raise ConfigError(f"strategy.bucket_mb is {bucket_mb}.", hint="Give a size above 0, or null.")
             self._options["bucket_cap_mb"] = bucket_mb
+
         self._options["static_graph"] = bool(static_graph)
-        self._zero, self._comm_hook = zero_optimizer, comm_hook
-        self._start_step, self._rank = hook_start_step, powersgd_rank
-        self._average_every, self._group_ranks = average_every, group_ranks
+        self._zero = zero_optimizer
+        self._comm_hook = comm_hook
+        self._start_step = hook_start_step
+        self._powersgd_rank = powersgd_rank
+        self._average_every = average_every
+        self._group_ranks = group_ranks
         self._check_options()
+
         self._hooks: list[tuple[nn.Module, CommHook, dict[str, Any]]] = []
         """The hook of each wrapped model, and the hook's first state."""
         self._sharded: list[ShardedOptimizer] = []
         self._averaged: dict[int, nn.Parameter] = {}
-        """By id, the parameters of wrapped models that required a gradient at that time."""
+        """By id, the parameters that required a gradient when their model was wrapped."""
         self._loss_scale: Callable[[], torch.Tensor] | None = None
 
     def _check_options(self) -> None:
@@ -204,10 +222,11 @@ class Ddp:
                 f"strategy.comm_hook is {self._comm_hook!r}.",
                 hint="Give fp16, bf16, powersgd, post_local_sgd or null.",
             )
-        least = 2 if self._comm_hook == "powersgd" else 0
+
+        first_start = 2 if self._comm_hook == "powersgd" else 0
         for name, value, minimum, hooks in (
-            ("hook_start_step", self._start_step, least, ("powersgd", "post_local_sgd")),
-            ("powersgd_rank", self._rank, 1, ("powersgd",)),
+            ("hook_start_step", self._start_step, first_start, ("powersgd", "post_local_sgd")),
+            ("powersgd_rank", self._powersgd_rank, 1, ("powersgd",)),
             ("average_every", self._average_every, 2, ("post_local_sgd",)),
             ("group_ranks", self._group_ranks, 1, ("post_local_sgd",)),
         ):
@@ -218,11 +237,13 @@ class Ddp:
                 )
             if value is not None and value < minimum:
                 raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {minimum} or more.")
+
         if self._options["static_graph"] and self._options["find_unused_parameters"]:
             raise ConfigError(
                 "strategy.static_graph and strategy.find_unused_parameters are both true.",
                 hint="Choose one: with a static graph torch finds unused parameters in the first step.",
             )
+
         if self._zero and self._comm_hook == "post_local_sgd":
             raise ConfigError(
                 "strategy.zero_optimizer does not work with comm_hook=post_local_sgd.",
@@ -230,41 +251,54 @@ class Ddp:
             )
 
     def set_loss_scale(self, scale: Callable[[], torch.Tensor]) -> None:
-        """Take note of a function that returns the factor of the gradients, in fp16."""
+        """Set the function that returns the factor of the gradients, in fp16."""
         self._loss_scale = scale
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if not distributed.is_initialized():
             return model
+
         require_trainable(model)
         if self._comm_hook is not None:
             refuse_sparse(model, f"strategy.comm_hook={self._comm_hook}")
+
         devices = [device] if device.type == "cuda" else None
         is_static = self._options["static_graph"]
-        kind = _StaticGraph if is_static else DistributedDataParallel
-        wrapped = kind(model, device_ids=devices, **self._options)
-        self._averaged |= {id(one): one for one in model.parameters() if one.requires_grad}
+        wrapper = _StaticGraph if is_static else DistributedDataParallel
+        wrapped = wrapper(model, device_ids=devices, **self._options)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._averaged[id(parameter)] = parameter
+
         # torch never repacks when it searches unused parameters.
         if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
+
         if self._comm_hook is not None:
             hook = self._make_hook(wrapped, self._comm_hook)
             self._hooks.append((wrapped, hook, hook.state_dict()))
+
         return wrapped
 
     def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
+        # Their imports take time, which other trainings save.
         from slurmddp.strategies.comm_hooks import Compressed, PostLocalSgd, PowerSgd
 
+        start_step = self._start_step
         if name == "powersgd":
-            start = 1000 if self._start_step is None else self._start_step
-            return PowerSgd(model, self._rank or 1, start, self._options, self._loss_scale)
+            if start_step is None:
+                start_step = 1000
+            return PowerSgd(model, self._powersgd_rank or 1, start_step, self._options, self._loss_scale)
+
         if name == "post_local_sgd":
-            start = 100 if self._start_step is None else self._start_step
-            return PostLocalSgd(model, start, self._average_every or 4, self._group_ranks)
+            if start_step is None:
+                start_step = 100
+            return PostLocalSgd(model, start_step, self._average_every or 4, self._group_ranks)
+
         return Compressed(model, name)
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer to step: the given one, or one whose state the ranks share.
+        """Return the optimizer to step: the given optimizer, or with `zero_optimizer` a sharded one.
 
         Args:
             optimizer: the optimizer of parameters of `model`.
@@ -272,32 +306,37 @@ class Ddp:
         """
         if not isinstance(model, DistributedDataParallel):
             return optimizer
+
         if self._zero:
             from slurmddp.strategies.zero import shard
 
             optimizer = shard(optimizer)
             self._sharded.append(optimizer)
-        for owner, hook, _ in self._hooks:
-            if trains(optimizer, owner):
+
+        for hooked_model, hook, _ in self._hooks:
+            if trains(optimizer, hooked_model):
                 hook.follow(optimizer)
+
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(_RefuseOthers(self._averaged))
+            optimizer.register_step_pre_hook(_RefuseUnaveraged(self._averaged))
         return optimizer
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""
         for optimizer in self._sharded:
             optimizer.consolidate()
+
         states = [hook.state_dict() for _, hook, _ in self._hooks]
         if not any(states):
             return {}
+
         settings = [dict(hook.settings) for _, hook, _ in self._hooks]
         return {"hooks": states, "comm_hook": self._comm_hook, "settings": settings}
 
     def reset(self) -> None:
         """Return the hooks to their first states."""
-        for _, hook, first in self._hooks:
-            hook.load_state_dict(first)
+        for _, hook, first_state in self._hooks:
+            hook.load_state_dict(first_state)
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError if `load_state_dict` can't restore a state."""
@@ -308,7 +347,7 @@ class Ddp:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
         Returns:
-            False if it is left out: it is of another strategy or hook, or of a hook with other settings.
+            False if the state is left out: another strategy, another hook or other settings have saved it.
         """
         pairs = self._with_saved(state)
         for hook, saved in pairs:
@@ -316,7 +355,7 @@ class Ddp:
         return bool(pairs)
 
     def _with_saved(self, state: dict[str, Any]) -> list[tuple[CommHook, dict[str, Any]]]:
-        """Return each hook with its saved state; nothing if the hooks have other settings than then."""
+        """Return each hook with its saved state; nothing if other hooks or settings have saved the state."""
         hooks = [hook for _, hook, _ in self._hooks]
         settings = [hook.settings for hook in hooks]
         if state.get("comm_hook") != self._comm_hook or state.get("settings", settings) != settings:
@@ -334,7 +373,10 @@ class Ddp:
                 "strategy.static_graph does not work with several batches per step.",
                 hint="Leave strategy.static_graph out, or set train.accumulate=1.",
             )
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return nullcontext()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps 1/N of parameters, gradients and optimizer state.
+"""Train fully sharded: each of N ranks keeps 1/N of parameters, gradients and optimizer state.
 
 torch's fully_shard (FSDP2) gathers the parameters of one unit, such as a transformer block, just before they
 are used, and sums and scatters the gradients of the unit after its backward pass.
@@ -24,7 +24,7 @@ from slurmddp.checkpoint.state.shards import has_shards
 from slurmddp.errors import ConfigError, near_matches
 from slurmddp.strategies.replicas import broadcast_from_rank_zero, refuse_sparse, require_trainable
 
-_NOT_ON_SHARDS = tuple(
+_UNSHARDABLE_OPTIMIZERS = tuple(
     getattr(torch.optim, name) for name in ("Adafactor", "LBFGS", "Rprop") if hasattr(torch.optim, name)
 )
 """Optimizers with operations that torch has for whole tensors only (2.13)."""
@@ -37,15 +37,15 @@ class Fsdp:
     Args:
         wrap: class names of the modules that are gathered as one unit; None: the members of each ModuleList
             and Sequential whose members have one class. All other parameters form one more unit.
-        param_dtype: type of the gathered parameters: "float32", "bfloat16" or "float16"; None: their own.
-        reduce_dtype: type in which gradients are summed; None: `param_dtype`.
+        param_dtype: dtype of the gathered parameters: "float32", "bfloat16" or "float16"; None: unchanged.
+        reduce_dtype: dtype in which gradients are summed; None: `param_dtype`.
         reshard_after_forward: whether the ranks free gathered parameters after the forward pass, and gather
-            them again for the backward pass: less memory, half as many messages again.
+            them again for the backward pass: less memory, 1.5 times the messages.
         activation_checkpointing: whether the backward pass computes the activations of each unit again
             instead of keeping them.
 
     Raises:
-        ConfigError: there is no such type.
+        ConfigError: there is no such dtype.
     """
 
     def __init__(
@@ -68,9 +68,11 @@ class Fsdp:
         if self._recomputes:
             for unit in units:
                 unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+
         if not distributed.is_initialized():
             return model
-        # Half a second, which other strategies save.
+
+        # The import takes half a second, which other strategies save.
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         require_trainable(model)
@@ -79,6 +81,7 @@ class Fsdp:
         broadcast_from_rank_zero(model)
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
+
         for module in (*units, model):
             try:
                 fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
@@ -87,32 +90,39 @@ class Fsdp:
                     f"strategy=fsdp can't shard {type(module).__name__}: {error}",
                     hint="Change this parameter, or use strategy=ddp.",
                 ) from error
+
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer; raises ConfigError if torch can't step it on shards."""
-        if has_shards(model) and isinstance(optimizer, _NOT_ON_SHARDS):
+        """Return the optimizer; raise ConfigError if it can't step sharded parameters."""
+        if has_shards(model) and isinstance(optimizer, _UNSHARDABLE_OPTIMIZERS):
             raise ConfigError(
                 f"torch's {type(optimizer).__name__} can't step the sharded parameters of strategy=fsdp.",
                 hint="Use another optimizer, such as AdamW, or strategy=ddp.",
             )
+
         return optimizer
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        switch = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
-        switch(False)
+        # A model without a process group is bare, and has no such method.
+        set_sync = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
+        set_sync(False)
         try:
             yield
         finally:
-            switch(True)
+            set_sync(True)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
 
 
 def _refuse_empty(model: nn.Module) -> None:
-    empty = [name for name, one in model.named_parameters() if one.requires_grad and one.numel() == 0]
+    empty = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.numel() == 0
+    ]
     if empty:
         raise ConfigError(
             f"strategy=fsdp can't shard {empty[0]} of {type(model).__name__}, a parameter without elements.",
@@ -121,7 +131,7 @@ def _refuse_empty(model: nn.Module) -> None:
 
 
 def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.Module]:
-    """Return the modules below `model` to gather as one unit each; no unit lies in another.
+    """Return the modules below `model` to gather as one unit each; no unit contains another.
 
     A module that shares a parameter with modules outside of it is no unit: torch gathers a parameter once.
 
@@ -142,22 +152,31 @@ def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.
                 f"strategy.wrap names {name}, and {type(model).__name__} has no module of this class.",
                 hint=near_matches(name, present),
             )
+
     uses = _uses(model)
     return [unit for unit in dict.fromkeys(_units(model, classes)) if _uses(unit).items() <= uses.items()]
 
 
 def _uses(model: nn.Module) -> Counter[int]:
     """Return the number of modules that hold each parameter, by its id."""
-    return Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
+    return Counter(
+        id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
+    )
 
 
 def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Module]:
-    children = list(module.children())
-    trained = [child for child in children if any(True for _ in child.parameters())]
-    is_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(c) for c in trained}) == 1
-    for child in trained:
-        is_container = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # It has no forward pass.
-        if (type(child).__name__ in classes) if classes is not None else (is_stack and not is_container):
+    """Yield the units below a module, whether or not they share parameters with other modules."""
+    children = [child for child in module.children() if any(True for _ in child.parameters())]
+    is_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({*map(type, children)}) == 1
+
+    for child in children:
+        if classes is not None:
+            is_unit = type(child).__name__ in classes
+        else:
+            # A list or dict of modules has no forward pass, before which torch could gather it.
+            is_unit = is_stack and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+
+        if is_unit:
             yield child
         else:
             yield from _units(child, classes)

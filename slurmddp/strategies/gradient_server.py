@@ -1,4 +1,4 @@
-"""The server of strategy `parameter_server`: it applies the gradients of all ranks to one set of weights.
+"""Serve strategy `parameter_server`: apply the gradients of all ranks to one set of weights.
 
 A rank's clock is the number of its steps. The server answers a rank's step c once every rank has taken
 c - staleness steps.
@@ -30,7 +30,9 @@ _WORD_BYTES = 8
 
 
 class MessageFormat:
-    """One message: the values of all parameters, a byte for each that is 1 if there is a value, and a word.
+    """The layout of a message: the values of all parameters, a byte for each parameter, and a word.
+
+    The byte is 1 if the parameter has a value. The word is a signed integer of 64 bits.
 
     Args:
         like: the parameters, whose shapes and dtypes the values have.
@@ -39,10 +41,15 @@ class MessageFormat:
     def __init__(self, like: Sequence[torch.Tensor]) -> None:
         # Larger elements come first, so that each value lies at a multiple of its element size.
         order = sorted(range(len(like)), key=lambda number: -like[number].element_size())
-        self._like, self._spans, begin = like, [(0, 0)] * len(like), 0
+        self._like = like
+        self._spans = [(0, 0)] * len(like)
+
+        begin = 0
         for number in order:
             end = begin + like[number].numel() * like[number].element_size()
-            self._spans[number], begin = (begin, end), end
+            self._spans[number] = (begin, end)
+            begin = end
+
         self._values_bytes = begin
         self.bytes = begin + len(like) + _WORD_BYTES
 
@@ -51,20 +58,24 @@ class MessageFormat:
         return torch.empty(self.bytes, dtype=torch.uint8)
 
     def pack(self, values: Values, word: int = 0) -> torch.Tensor:
-        """Return a message."""
+        """Return a message with values and a word."""
         message = self.empty()
         for view, value in zip(self._views(message), values, strict=True):
             if value is not None:
                 view.copy_(value.detach())
+
         present = [value is not None for value in values]
         message[self._values_bytes : -_WORD_BYTES] = torch.tensor(present, dtype=torch.uint8)
         message[-_WORD_BYTES:] = torch.tensor([word]).view(torch.uint8)
+
         return message
 
     def unpack(self, message: torch.Tensor) -> Values:
-        """Return the values of a message, which lie in the message's memory."""
+        """Return the values of a message, as views of the message's memory."""
         present = message[self._values_bytes : -_WORD_BYTES].tolist()
-        return [view if one else None for view, one in zip(self._views(message), present, strict=True)]
+        return [
+            view if has_value else None for view, has_value in zip(self._views(message), present, strict=True)
+        ]
 
     def word(self, message: torch.Tensor) -> int:
         """Return the word of a message."""
@@ -78,7 +89,7 @@ class MessageFormat:
 
 
 class GradientServer:
-    """Weights and optimizer of all ranks, in the process of rank 0.
+    """The weights and the optimizer of all ranks, in the process of rank 0.
 
     With `staleness` 0 it applies the mean of the gradients of one clock. Otherwise it applies each gradient
     on arrival, with the learning rate divided by the number of ranks.
@@ -94,67 +105,86 @@ class GradientServer:
     def __init__(
         self, optimizer: Optimizer, given: Optimizer, ranks: int, staleness: int, timeout_s: float
     ) -> None:
-        self._optimizer, self._given = optimizer, given
-        self._ranks, self._bound, self._timeout_s = ranks, staleness, timeout_s
-        parameters = [one for group in given.param_groups for one in group["params"]]
-        self._weights = {one: nn.Parameter(one.detach().clone(), one.requires_grad) for one in parameters}
+        self._optimizer = optimizer
+        self._given = given
+        self._ranks = ranks
+        self._staleness_bound = staleness
+        self._timeout_s = timeout_s
+
+        parameters = [parameter for group in given.param_groups for parameter in group["params"]]
+        self._weights = {
+            parameter: nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            for parameter in parameters
+        }
+        """The weights of the server, by the parameters of rank 0's program."""
         self.format = MessageFormat(parameters)
         self.staleness = Counter[int]()
-        """How many gradients were applied, by the number of clocks of the slowest rank that they missed."""
-        self._turn = threading.Condition()
+        """Number of applied gradients, by the number of clocks of the slowest rank that they missed."""
+        self._changed = threading.Condition()
+        """Guards all of the below; notified when clocks, gradients or the server's state have changed."""
         self._is_open = False
         self._clocks = dict.fromkeys(range(ranks), 0)
         """The steps of each rank that has not left."""
-        self._seen = [0] * ranks
-        """Of each rank, the clock of the slowest rank when it got its weights."""
+        self._weight_clocks = [0] * ranks
+        """For each rank, the clock of the slowest rank when the rank got its weights."""
         self._waiting: dict[int, Values] = {}
-        """Gradients of the current clock that wait for the gradients of other ranks."""
+        """By rank, gradients of the current clock that wait for the gradients of other ranks."""
         self._answer: torch.Tensor | None = None
         """The message with the current weights; None: not packed yet."""
         self._failed: tuple[int, str] | None = None
         """A rank that failed, and the error."""
 
-    # On rank 0.
+    # Rank 0's program calls these.
 
     def open(self) -> None:
         """Take over rank 0's weights, optimizer state and settings, unless the server has them."""
-        with self._turn, torch.no_grad():
+        with self._changed, torch.no_grad():
             if self._is_open:
                 return
+
             for given, weight in self._weights.items():
                 weight.copy_(given)
+
             self._optimizer.state.clear()
             for key, state in self._given.state.items():
                 self._optimizer.state[self._weights.get(key, key)] = state
+
             self._optimizer.param_groups = [
-                {**group, "params": [self._weights[one] for one in group["params"]]}
+                {**group, "params": [self._weights[parameter] for parameter in group["params"]]}
                 for group in self._given.param_groups
             ]
             self._settings = [dict(group) for group in self._given.param_groups]
+
             self._clocks = dict.fromkeys(range(self._ranks), 0)
-            self._seen, self._answer, self._is_open = [0] * self._ranks, None, True
-            self._turn.notify_all()
+            self._weight_clocks = [0] * self._ranks
+            self._answer = None
+            self._is_open = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Give weights, optimizer state and settings back to rank 0; steps wait until the next `open`.
 
         Call it while no rank is in a step.
         """
-        with self._turn, torch.no_grad():
+        with self._changed, torch.no_grad():
             if not self._is_open:
                 return
+
             self._is_open = False
             self._take_settings()
-            owners: dict[Any, Any] = {weight: given for given, weight in self._weights.items()}
-            for weight, given in owners.items():
+            parameters: dict[Any, Any] = {weight: given for given, weight in self._weights.items()}
+            for weight, given in parameters.items():
                 given.copy_(weight)
+
             self._given.state.clear()
             for key, state in self._optimizer.state.items():
-                self._given.state[owners.get(key, key)] = state
-            for given, own in zip(self._given.param_groups, self._optimizer.param_groups, strict=True):
-                given.update({name: value for name, value in own.items() if name != "params"})
+                self._given.state[parameters.get(key, key)] = state
 
-    # Of each rank, in a thread of its own.
+            groups = zip(self._given.param_groups, self._optimizer.param_groups, strict=True)
+            for given_group, group in groups:
+                given_group.update({name: value for name, value in group.items() if name != "params"})
+
+    # Each other rank has a thread that runs `serve`.
 
     def serve(self, rank: int, link: Link) -> None:
         """Answer the steps of a rank until it leaves or fails."""
@@ -162,17 +192,21 @@ class GradientServer:
         while True:
             try:
                 link.recv(message, rank)
-            except Exception as error:  # A link of a person's own raises its own errors.
+            except Exception as error:
+                # A link's transport may raise errors of any class.
                 self._fail(rank, f"Rank {rank} has left the training: {error}")
                 return
+
             if self.format.word(message) == LEFT:
                 self.leave(rank)
                 return
+
             try:
                 answer = self.exchange(rank, self.format.unpack(message))
             except Exception as error:
-                failed = self._fail(0, str(error))
-                answer = self.format.pack([None] * len(self._weights), word=1 + failed)
+                failed_rank = self._fail(0, str(error))
+                answer = self.format.pack([None] * len(self._weights), word=1 + failed_rank)
+
             try:
                 link.send(answer, rank)()
             except Exception as error:
@@ -185,17 +219,20 @@ class GradientServer:
         Raises:
             RankFailure: a rank has left, or ranks took no step within the time-out.
         """
-        with self._turn:
+        with self._changed:
             self._wait_until(lambda: self._is_open)
-            self.staleness[self._clocks[rank] - self._seen[rank]] += 1
+            self.staleness[self._clocks[rank] - self._weight_clocks[rank]] += 1
             self._clocks[rank] += 1
             self._waiting[rank] = gradients
-            if self._bound > 0 or len(self._waiting) == self._ranks:
-                self._apply([self._waiting[one] for one in sorted(self._waiting)])
+
+            if self._staleness_bound > 0 or len(self._waiting) == self._ranks:
+                # In the order of ranks, so that a repetition has equal bits.
+                self._apply([self._waiting[other] for other in sorted(self._waiting)])
                 self._waiting.clear()
-            self._turn.notify_all()
-            self._wait_until(lambda: rank not in self._waiting and self._lead(rank) <= self._bound)
-            self._seen[rank] = self._clocks[rank] - self._lead(rank)
+            self._changed.notify_all()
+
+            self._wait_until(lambda: rank not in self._waiting and self._lead(rank) <= self._staleness_bound)
+            self._weight_clocks[rank] = self._clocks[rank] - self._lead(rank)
             if self._answer is None:
                 self._answer = self.format.pack(list(self._weights.values()))
             return self._answer
@@ -205,56 +242,72 @@ class GradientServer:
 
         Without staleness, a later step of another rank fails: it needs the gradients of all ranks.
         """
-        with self._turn:
-            if self._bound == 0:
+        with self._changed:
+            if self._staleness_bound == 0:
                 self._fail(rank, f"Rank {rank} has left the training, and other ranks still take steps.")
             else:
                 self._clocks.pop(rank)
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def _lead(self, rank: int) -> int:
         """Return by how many clocks a rank is ahead of the slowest rank."""
         return self._clocks[rank] - min(self._clocks.values())
 
     def _apply(self, gradients: Sequence[Values]) -> None:
-        """Step on the mean of gradients; the learning rate is for their share of all ranks."""
+        """Step on the mean of gradients, with the learning rate scaled by their share of all ranks."""
         for weight, *values in zip(self._weights.values(), *gradients, strict=True):
             # A sum of 16-bit gradients could be infinite although their mean is not.
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            found = [value.to(weight.device, wide) for value in values if value is not None]
-            # In the order of ranks, so that a repetition has equal bits.
-            mean = sum(found[1:], found[0]) / len(gradients) if found else None
-            weight.grad = None if mean is None else mean.to(weight.dtype)
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            summands = [value.to(weight.device, dtype) for value in values if value is not None]
+            if summands:
+                mean = sum(summands[1:], summands[0]) / len(gradients)
+                weight.grad = mean.to(weight.dtype)
+            else:
+                weight.grad = None
+
         self._answer = None
         self._take_settings()
-        groups = self._optimizer.param_groups
         share = len(gradients) / self._ranks
-        rates = [group["lr"] for group in groups] if share != 1 else []
-        for group, rate in zip(groups, rates, strict=False):
+        if share == 1:
+            # An optimizer without a learning rate can be stepped as well.
+            self._optimizer.step()
+            return
+
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * share
         self._optimizer.step()
-        for group, rate in zip(groups, rates, strict=False):
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
 
     def _take_settings(self) -> None:
         """Take over the settings that a scheduler has changed; the optimizer may have changed others."""
         groups = zip(self._optimizer.param_groups, self._given.param_groups, self._settings, strict=True)
-        for group, given, last in groups:
-            changed = {name: value for name, value in given.items() if value is not last.get(name)}
-            last.update(changed)
+        for group, given_group, last_settings in groups:
+            changed = {
+                name: value for name, value in given_group.items() if value is not last_settings.get(name)
+            }
+            last_settings.update(changed)
             group.update({name: value for name, value in changed.items() if name != "params"})
 
     def _wait_until(self, is_met: Callable[[], bool]) -> None:
-        if not self._turn.wait_for(lambda: is_met() or self._failed is not None, self._timeout_s):
-            late = [rank for rank in self._clocks if self._lead(rank) == 0] if self._is_open else [0]
+        """Wait for a condition; raise RankFailure if a rank fails first, or at the time-out."""
+        if not self._changed.wait_for(lambda: is_met() or self._failed is not None, self._timeout_s):
+            # The slowest ranks keep the others waiting; before `open` that is rank 0.
+            late = [0]
+            if self._is_open:
+                late = [rank for rank in self._clocks if self._lead(rank) == 0]
             ranks = ", ".join(f"rank {rank}" for rank in late)
             self._fail(late[0], f"In {self._timeout_s:g} s, no step came from {ranks}.")
+
         if not is_met() and self._failed is not None:
             raise RankFailure(self._failed[1])
 
     def _fail(self, rank: int, error: str) -> int:
-        """End all steps by an error; return the rank of the first error."""
-        with self._turn:
-            self._failed = self._failed or (rank, error)
-            self._turn.notify_all()
+        """End all steps with an error; return the rank of the first error."""
+        with self._changed:
+            if self._failed is None:
+                self._failed = (rank, error)
+            self._changed.notify_all()
             return self._failed[0]

@@ -1,7 +1,7 @@
-"""Replicas that train apart, and agree on their weights every few steps.
+"""Train replicas apart, and make their weights equal every few steps.
 
-`LocalSgd` averages the weights (Stich 2019, arXiv:1805.09767). `DiLoCo` takes the mean change of the weights
-for the gradient of an outer optimizer (Douillard et al. 2023, arXiv:2311.08105).
+`LocalSgd` averages the weights (Stich 2019, arXiv:1805.09767). `DiLoCo` uses the mean change of the weights
+as the gradient of an outer optimizer (Douillard et al. 2023, arXiv:2311.08105).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LocalSgd(Replicas):
 
     Args:
         every: steps between two averages.
-        warmup_steps: first steps, after each of which the ranks average.
+        warmup_steps: number of first steps; the ranks average after each of them.
 
     Raises:
         ConfigError: a number is too small.
@@ -36,10 +36,12 @@ class LocalSgd(Replicas):
     averages_gradients = False
 
     def __init__(self, *, every: int = 8, warmup_steps: int = 0) -> None:
-        for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
-            if value < least:
-                raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {least} or more.")
-        self._every, self._warmup_steps = every, warmup_steps
+        for name, value, minimum in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
+            if value < minimum:
+                raise ConfigError(f"strategy.{name} is {value}.", hint=f"Give {minimum} or more.")
+
+        self._every = every
+        self._warmup_steps = warmup_steps
         self._models: list[nn.Module] = []
         self._replicas: list[_Replica] = []
 
@@ -48,7 +50,7 @@ class LocalSgd(Replicas):
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer, after whose steps the weights that it trains are averaged.
+        """Return the optimizer; its steps average the weights that it trains.
 
         Args:
             optimizer: the optimizer of parameters of `model`, and perhaps of other models.
@@ -58,6 +60,7 @@ class LocalSgd(Replicas):
         self._replicas.append(replica)
         optimizer.register_step_pre_hook(lambda *_: replica.begin())
         optimizer.register_step_post_hook(lambda *_: self._step_taken(replica))
+
         return optimizer
 
     def _replica_of(self, optimizer: Optimizer) -> _Replica:
@@ -82,27 +85,35 @@ class LocalSgd(Replicas):
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError if `load_state_dict` can't restore a state."""
-        if self._is_own(state):
-            if (saved := len(state["replicas"])) != (here := len(self._replicas)):
-                problem = f"it has the replicas of {saved} optimizers, and {here} were set up before load"
-                raise compatibility.misfit("state of the strategy", self, problem)
-            for replica, one in zip(self._replicas, state["replicas"], strict=True):
-                replica.check_state_dict(one)
+        if not self._saved_by_same_strategy(state):
+            return
+
+        saved_replicas = state["replicas"]
+        if len(saved_replicas) != len(self._replicas):
+            problem = (
+                f"it has the replicas of {len(saved_replicas)} optimizers, "
+                f"and {len(self._replicas)} were set up before load"
+            )
+            raise compatibility.misfit("state of the strategy", self, problem)
+
+        for replica, saved in zip(self._replicas, saved_replicas, strict=True):
+            replica.check_state_dict(saved)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
         Returns:
-            False if the state is of another strategy, and left out.
+            False if the state is left out, because another strategy has saved it.
         """
-        if not self._is_own(state):
+        if not self._saved_by_same_strategy(state):
             return False
+
         for replica, saved in zip(self._replicas, state["replicas"], strict=True):
             replica.load_state_dict(saved)
         return True
 
-    def _is_own(self, state: dict[str, Any]) -> bool:
-        # DiLoCo could never agree on replicas of `local_sgd` that are apart: it averages their changes.
+    def _saved_by_same_strategy(self, state: dict[str, Any]) -> bool:
+        # DiLoCo can't make replicas of `local_sgd` equal that are apart: it averages their changes only.
         name = type(self).__name__
         return "replicas" in state and state.get("strategy", name) == name
 
@@ -110,8 +121,8 @@ class LocalSgd(Replicas):
 class DiLoCo(LocalSgd):
     """Train each replica alone; every few steps an outer optimizer takes one step for all of them.
 
-    Its gradient is the mean change of the replicas since its last step, its optimizer SGD with Nesterov's
-    momentum. One exchange in `every` steps divides the traffic by `every`.
+    The outer optimizer is SGD with Nesterov's momentum. Its gradient is the mean change of the replicas since
+    its last step. One exchange in `every` steps divides the traffic by `every`.
 
     Args:
         every: steps between two outer steps.
@@ -126,10 +137,12 @@ class DiLoCo(LocalSgd):
         super().__init__(every=every)
         if outer_lr <= 0:
             raise ConfigError(f"strategy.outer_lr is {outer_lr}.", hint="Give a number above 0.")
+
         if not 0 <= outer_momentum < 1:
             raise ConfigError(
                 f"strategy.outer_momentum is {outer_momentum}.", hint="Give a number from 0 to below 1."
             )
+
         self._outer = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_momentum > 0}
 
     def _replica_of(self, optimizer: Optimizer) -> _Replica:
@@ -140,28 +153,31 @@ class _Replica:
     """The weights of all models that one optimizer of this rank trains, and the number of its steps.
 
     Args:
-        optimizer: may get further groups of parameters later.
+        optimizer: the optimizer. It may get further groups of parameters later.
         models: all models of the training.
     """
 
     def __init__(self, optimizer: Optimizer, models: Sequence[nn.Module]) -> None:
-        self.steps, self.is_apart = 0, False
-        self._optimizer, self._all_models = optimizer, models
+        self.steps = 0
+        self.is_apart = False
+        """Whether the weights may differ from the weights of other ranks."""
+        self._optimizer = optimizer
+        self._all_models = models
 
     @property
     def _models(self) -> nn.ModuleList:
-        return nn.ModuleList(one for one in self._all_models if trains(self._optimizer, one))
+        return nn.ModuleList(model for model in self._all_models if trains(self._optimizer, model))
 
     @property
     def _weights(self) -> list[torch.Tensor]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
 
     @property
     def _buffers(self) -> list[torch.Tensor]:
-        return [one for one in self._models.buffers() if one.is_floating_point()]
+        return [buffer for buffer in self._models.buffers() if buffer.is_floating_point()]
 
     def begin(self) -> None:
-        """Take note of the weights before a step."""
+        """Prepare for a step."""
 
     def agree(self) -> None:
         """Make the replicas equal; all ranks call it after the same step."""
@@ -171,9 +187,11 @@ class _Replica:
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"steps": self.steps}
         if self.is_apart:
-            state |= {"models": self._models.state_dict(), "optimizer": self._optimizer.state_dict()}
+            state["models"] = self._models.state_dict()
+            state["optimizer"] = self._optimizer.state_dict()
         elif any(self._optimizer.state_dict()["state"].values()):
-            state |= {"optimizer": self._optimizer.state_dict()}  # Equal weights, but moments of one rank.
+            # The ranks have equal weights, but each rank has its own moments.
+            state["optimizer"] = self._optimizer.state_dict()
         return state
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
@@ -182,7 +200,8 @@ class _Replica:
                 compatibility.check(f"{name} of a replica", target, state[name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.is_apart = state["steps"], "models" in state
+        self.steps = state["steps"]
+        self.is_apart = "models" in state
         if "models" in state:
             self._models.load_state_dict(state["models"])
         if "optimizer" in state:
@@ -196,54 +215,71 @@ class _OuterReplica(_Replica):
         super().__init__(optimizer, models)
         self._settings = outer
         self._outer: SGD | None = None
-        """The outer optimizer; None before the first step, because a load may come before it."""
+        """The outer optimizer; None before the first step, because a load may come before the step."""
         self._agreed: list[torch.Tensor] = []
         """The weights after the last outer step."""
 
     def begin(self) -> None:
+        """Start the outer optimizer, or give it the weights that the program has added."""
         if self._outer is None:
-            self._start_outer([one.detach().clone() for one in self._weights])
-        elif added := self._weights[len(self._agreed) :]:
-            new = [one.detach().clone().requires_grad_() for one in added]
-            self._agreed += new
-            self._outer.param_groups[0]["params"] += new  # A load makes one group of all weights.
+            self._start_outer(self._copied_weights())
+            return
+
+        added = [weight.requires_grad_() for weight in self._copied_weights(len(self._agreed))]
+        if added:
+            self._agreed += added
+            # No group of their own: a load makes one group of all weights.
+            self._outer.param_groups[0]["params"] += added
+
+    def _copied_weights(self, first: int = 0) -> list[torch.Tensor]:
+        return [weight.detach().clone() for weight in self._weights[first:]]
 
     def _start_outer(self, agreed: Sequence[torch.Tensor]) -> SGD:
-        self._agreed = [one.requires_grad_() for one in agreed]
+        self._agreed = [weight.requires_grad_() for weight in agreed]
         self._outer = SGD(self._agreed, **self._settings)
         return self._outer
 
     def agree(self) -> None:
-        outer = self._outer or self._start_outer([one.detach().clone() for one in self._weights])
+        outer = self._outer or self._start_outer(self._copied_weights())
+
         with torch.no_grad():
-            changes = [old - new for old, new in zip(self._agreed, self._weights, strict=True)]
+            changes = [agreed - weight for agreed, weight in zip(self._agreed, self._weights, strict=True)]
             average([*changes, *self._buffers])
-            for old, change in zip(self._agreed, changes, strict=True):
-                old.grad = change
+            for agreed, change in zip(self._agreed, changes, strict=True):
+                agreed.grad = change
+
             outer.step()
-            for old, new in zip(self._agreed, self._weights, strict=True):
-                new.copy_(old)
+            for agreed, weight in zip(self._agreed, self._weights, strict=True):
+                weight.copy_(agreed)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if self._outer is not None:
-            state |= {"agreed": [one.detach() for one in self._agreed], "outer": self._outer.state_dict()}
+            state["agreed"] = [weight.detach() for weight in self._agreed]
+            state["outer"] = self._outer.state_dict()
         return state
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         super().check_state_dict(state)
-        shapes = [one.shape for one in self._weights]
-        if "agreed" in state and [one.shape for one in state["agreed"]] != shapes[: len(state["agreed"])]:
+        if "agreed" not in state:
+            return
+
+        saved_shapes = [weight.shape for weight in state["agreed"]]
+        shapes = [weight.shape for weight in self._weights]
+        if saved_shapes != shapes[: len(saved_shapes)]:
             raise compatibility.misfit("agreed weights", self._optimizer, "they have other shapes")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._outer = None
-        if "agreed" in state:
-            agreed = [
-                saved.detach().to(like.device, copy=True)
-                for saved, like in zip(state["agreed"], self._weights, strict=False)
-            ]
-            outer = self._start_outer(agreed)
-            outer.load_state_dict(state["outer"])
-            outer.param_groups[0].update(self._settings)  # Those of this run: they may have changed.
+        if "agreed" not in state:
+            return
+
+        agreed = [
+            saved.detach().to(weight.device, copy=True)
+            for saved, weight in zip(state["agreed"], self._weights, strict=False)
+        ]
+        outer = self._start_outer(agreed)
+        outer.load_state_dict(state["outer"])
+        # A resumed run may have another learning rate or momentum than the saved state.
+        outer.param_groups[0].update(self._settings)

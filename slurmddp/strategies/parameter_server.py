@@ -1,4 +1,4 @@
-"""A parameter server on rank 0, synchronous or with bounded staleness."""
+"""Train with a parameter server on rank 0, synchronous or with bounded staleness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARGIN = timedelta(seconds=10)
 
 
 class ParameterServer(Replicas):
-    """All ranks send gradients to a server on rank 0, which owns the optimizer, and take over its weights.
+    """Send the gradients of all ranks to a server on rank 0, which owns the optimizer; receive its weights.
 
     Rank 0 trains as well. All ranks call `state_dict` together. It waits for all steps, and afterwards all
     ranks have the weights, buffers and optimizer state of rank 0.
@@ -58,19 +58,20 @@ class ParameterServer(Replicas):
             raise ConfigError(
                 f"strategy.staleness is {staleness}.", hint="Give 0 for a synchronous server, or more."
             )
+
         self._staleness = staleness
         self.averages_gradients = staleness == 0
         self._models: list[nn.Module] = []
         self._served: list[ServedOptimizer] = []
-        self._counted: dict[str, Any] = {}
-        """The counts of a training that has ended."""
+        self._final_counts: dict[str, Any] = {}
+        """The counts of a training that has ended; empty before its end."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         self._models.append(super().wrap(model, device))
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return an optimizer whose steps go to the server; rank 0's `optimizer` takes them there.
+        """Return an optimizer whose steps are taken by the server, with rank 0's `optimizer`.
 
         Raises:
             ConfigError: the server can't step the optimizer.
@@ -87,25 +88,32 @@ class ParameterServer(Replicas):
             `messages`, `bytes`; `staleness`: the number of applied gradients that missed 0, 1, 2, ... steps
             of the slowest rank.
         """
-        links = [link for one in self._served for link in one.links]
-        return self._counted or {
+        if self._final_counts:
+            return self._final_counts
+
+        links = [link for served in self._served for link in served.links]
+        staleness = sum((served.staleness for served in self._served), Counter[int]())
+        return {
             "messages": sum(link.messages for link in links),
             "bytes": sum(link.bytes for link in links),
-            "staleness": _as_list(sum((one.staleness for one in self._served), Counter[int]())),
+            "staleness": _as_list(staleness),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Make all ranks equal, and return the counted staleness. All ranks call it, between two steps."""
         if not self._served:
             return {}
-        distributed.barrier()  # Afterwards the server has applied the last step of each rank.
+
+        # After the barrier the server has applied the last step of each rank.
+        distributed.barrier()
         for served in self._served:
             served.settle()
         for model in self._models:
             broadcast_from_rank_zero(model)
         for served in self._served:
             served.share_state()
-        return {"staleness": [_as_list(one.staleness) for one in self._served]}
+
+        return {"staleness": [_as_list(served.staleness) for served in self._served]}
 
     def reset(self) -> None:
         """Forget the counted staleness; `state_dict`, which each load calls first, has emptied the server."""
@@ -113,7 +121,7 @@ class ParameterServer(Replicas):
             served.staleness.clear()
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore the counts of this rank's result of `state_dict`; return False for another strategy's."""
+        """Restore the counts of this rank's `state_dict`; return False if another strategy has saved it."""
         if "staleness" not in state:
             return False
         for served, counts in zip(self._served, state["staleness"], strict=False):
@@ -124,9 +132,11 @@ class ParameterServer(Replicas):
         """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""
         for served in self._served:
             served.leave()
-        self._counted = self.counts()
-        if counts := self._counted["staleness"]:
-            log.info("parameter server: gradients by staleness: %s (bound %d)", counts, self._staleness)
+
+        self._final_counts = self.counts()
+        staleness = self._final_counts["staleness"]
+        if staleness:
+            log.info("parameter server: gradients by staleness: %s (bound %d)", staleness, self._staleness)
         self._served.clear()
 
 
@@ -137,7 +147,7 @@ class ServedOptimizer(Optimizer):
     complete on all ranks after `share_state`.
 
     Args:
-        optimizer: of rank 0's parameters; on rank 0 the server steps it from now on.
+        optimizer: the optimizer of this rank's parameters; on rank 0 the server steps it from now on.
         staleness: as for `ParameterServer`.
 
     Raises:
@@ -148,25 +158,27 @@ class ServedOptimizer(Optimizer):
         _check(optimizer, staleness)
         super().__init__([dict(group) for group in optimizer.param_groups], dict(optimizer.defaults))
         self.state.update(optimizer.state)
-        self._parameters = [one for group in self.param_groups for one in group["params"]]
+        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._format = MessageFormat(self._parameters)
         self.staleness = Counter[int]()
-        timeout = collective_timeout()
-        self._timeout_s = timeout.total_seconds()
-        rank, ranks = distributed.get_rank(), distributed.get_world_size()
-        # A group of its own: the program's collectives may run at the same time as the server's messages.
-        wait = _IDLE if rank == 0 else timeout + _MARGIN
-        group = distributed.new_group(backend="gloo", timeout=wait)
         self._server: GradientServer | None = None
         self._threads: list[threading.Thread] = []
+
+        timeout = collective_timeout()
+        self._timeout_s = timeout.total_seconds()
+        rank = distributed.get_rank()
+        # A separate group: the program's collectives may run at the same time as the server's messages.
+        group = distributed.new_group(backend="gloo", timeout=_IDLE if rank == 0 else timeout + _MARGIN)
         if rank != 0:
             self.links = [CountedLink(GroupLink(group))]
             return
+
+        ranks = distributed.get_world_size()
         self._server = GradientServer(optimizer, self, ranks, staleness, self._timeout_s)
         self.staleness = self._server.staleness
         self.links = [CountedLink(GroupLink(group)) for _ in range(1, ranks)]
         for other, link in enumerate(self.links, 1):
-            self._threads.append(_thread(self._server.serve, other, link))
+            self._threads.append(_start_thread(self._server.serve, other, link))
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Send the gradients; return with the server's weights, once the slowest rank is near enough.
@@ -175,12 +187,14 @@ class ServedOptimizer(Optimizer):
             ConfigError: there is a closure, or a sparse gradient.
             RankFailure: a rank has left or is stuck, or the server has failed.
         """
-        gradients = [one.grad for one in self._parameters]
-        if closure is not None or any(one is not None and one.is_sparse for one in gradients):
+        gradients = [parameter.grad for parameter in self._parameters]
+        has_sparse = any(gradient is not None and gradient.is_sparse for gradient in gradients)
+        if closure is not None or has_sparse:
             raise ConfigError(
                 "strategy=parameter_server can't send sparse gradients, and can't call a closure.",
                 hint="Use dense gradients and optimizer.step() without arguments, or strategy=ddp.",
             )
+
         weights = self._format.unpack(self._exchange(gradients))
         with torch.no_grad():
             for parameter, weight in zip(self._parameters, weights, strict=True):
@@ -191,23 +205,30 @@ class ServedOptimizer(Optimizer):
         if self._server is not None:
             self._server.open()
             return self._server.exchange(0, gradients)
-        (link,), answer = self.links, self._format.empty()
+
+        (link,) = self.links
+        answer = self._format.empty()
         try:
             link.send(self._format.pack(gradients), 0)()
             link.recv(answer, 0)
         except RuntimeError as error:
             raise RankFailure(f"Rank 0, which hosts the parameter server, has left: {error}") from error
-        if failed := self._format.word(answer):
-            raise RankFailure(f"The parameter server has stopped, because of rank {failed - 1}.")
+
+        word = self._format.word(answer)
+        if word:
+            raise RankFailure(f"The parameter server has stopped, because of rank {word - 1}.")
+
         return answer
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters before the server has begun; later they are refused with ConfigError."""
+        """Add parameters before the server has begun; raise ConfigError afterwards."""
+        # torch's constructor adds the first groups by this method, before there is a format of messages.
         if hasattr(self, "_format"):
             raise ConfigError(
                 "A group of parameters was added after setup_optimizer, and the server does not know it.",
                 hint="Add all groups before d.setup_optimizer(optimizer).",
             )
+
         super().add_param_group(param_group)
 
     def settle(self) -> None:
@@ -222,28 +243,32 @@ class ServedOptimizer(Optimizer):
             load_optimizer(self, state)
 
     def leave(self) -> None:
-        """Tell the server that this rank takes no further step; on rank 0, wait until all ranks have left."""
+        """Report that this rank takes no further step; on rank 0, wait until all ranks have done so."""
         if self._server is None:
             self.links[0].send(self._format.pack([None] * len(self._parameters), LEFT), 0)()
             return
+
         self._server.leave(0)
         for thread in self._threads:
             thread.join(self._timeout_s)
 
 
 def _check(optimizer: Optimizer, staleness: int) -> None:
+    """Raise ConfigError if the server can't step an optimizer."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"strategy=parameter_server can't step a {kind}.",
             hint="Give a subclass of torch.optim.Optimizer.",
         )
+
     if staleness and not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             f"strategy.staleness={staleness} divides learning rates by the number of ranks, and this {kind} "
             "has none.",
             hint="Use strategy.staleness=0, or an optimizer with a setting lr.",
         )
+
     if staleness and isinstance(optimizer, torch.optim.Rprop):
         raise ConfigError(
             f"strategy.staleness={staleness} divides learning rates by the number of ranks, and the lr of "
@@ -252,12 +277,14 @@ def _check(optimizer: Optimizer, staleness: int) -> None:
         )
 
 
-def _thread(serve: Callable[..., None], rank: int, link: CountedLink) -> threading.Thread:
+def _start_thread(serve: Callable[..., None], rank: int, link: CountedLink) -> threading.Thread:
     name = f"slurmddp-server-of-rank-{rank}"
     thread = threading.Thread(target=serve, args=(rank, link), name=name, daemon=True)
     thread.start()
+
     return thread
 
 
 def _as_list(counts: Counter[int]) -> list[int]:
+    """Return the counts of 0, 1, 2, ... missed steps."""
     return [counts[missed] for missed in range(max(counts, default=-1) + 1)]

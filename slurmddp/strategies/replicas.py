@@ -1,4 +1,4 @@
-"""Equal replicas: their start, their average, and the base of strategies that average no gradients."""
+"""Start equal replicas, average them, and define the base of strategies that average no gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def require_trainable(model: nn.Module) -> None:
 
 def refuse_sparse(model: nn.Module, setting: str) -> None:
     """Raise ConfigError if an embedding of a model has sparse gradients."""
-    if any(isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse for one in model.modules()):
+    embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    if any(embedding.sparse for embedding in embeddings):
         raise ConfigError(
             f"{setting} can't exchange the sparse gradients of an embedding of {type(model).__name__}.",
             hint="Build the embedding with sparse=False, or use strategy=ddp without a comm_hook.",
@@ -33,7 +34,7 @@ def refuse_sparse(model: nn.Module, setting: str) -> None:
 
 
 def broadcast_from_rank_zero(model: nn.Module) -> None:
-    """Replace parameters and buffers by the values of rank 0; all ranks call it."""
+    """Replace a model's parameters and buffers by the values of rank 0; all ranks call it."""
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             distributed.broadcast(value.detach(), src=0)
@@ -45,39 +46,41 @@ def average(tensors: Sequence[torch.Tensor]) -> None:
     16-bit tensors are summed in float32: a sum could be infinite although the mean is not.
 
     Args:
-        tensors: of floating point types, and of the same shapes in the same order on all ranks.
+        tensors: tensors of floating point dtypes, with the same shapes in the same order on all ranks.
     """
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for one in tensors:
-        wide = torch.promote_types(one.dtype, torch.float32)
-        kinds.setdefault((wide, one.device), []).append(one)
-    for (wide, _), group in kinds.items():
-        flat = torch.cat([one.detach().reshape(-1).to(wide) for one in group])
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        groups.setdefault((dtype, tensor.device), []).append(tensor)
+
+    for (dtype, _), group in groups.items():
+        flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in group])
         distributed.all_reduce(flat)
         flat /= distributed.get_world_size()
-        means = torch.split(flat, [one.numel() for one in group])
-        for one, mean in zip(group, means, strict=True):
-            one.copy_(mean.view_as(one))
+
+        means = torch.split(flat, [tensor.numel() for tensor in group])
+        for tensor, mean in zip(group, means, strict=True):
+            tensor.copy_(mean.view_as(tensor))
 
 
 def collective_timeout() -> timedelta:
-    """Return the longest wait in a collective. torch gives it to the default group only."""
+    """Return the time-out of the default group's collectives, for a new group: torch doesn't inherit it."""
     store: Any = distributed.distributed_c10d._get_default_store()
     timeout: timedelta = store.timeout
     return timeout
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Tell whether an optimizer has a parameter of a model."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+    """Return whether an optimizer has a parameter of a model."""
+    ids = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
 
 
 class Replicas:
-    """The base of a strategy that exchanges in or after optimizer steps: it leaves the model unwrapped."""
+    """The base of strategies whose exchange is part of the optimizer's step: the model stays unwrapped."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return the model, with the weights of rank 0; raises ConfigError if it can't be trained."""
+        """Return the model, with the weights of rank 0; raise ConfigError if it can't be trained."""
         if distributed.is_initialized():
             require_trainable(model)
             broadcast_from_rank_zero(model)

@@ -1,9 +1,9 @@
-"""Data parallelism whose gradients are averaged by an algorithm of slurmddp.collectives.
+"""Train data-parallel, with gradients averaged by an algorithm of slurmddp.collectives.
 
 DistributedDataParallel hands over each bucket of gradients as soon as it is full, and goes on with the
-backward pass. A thread averages the buckets in their order meanwhile.
+backward pass. Meanwhile a thread averages the buckets in their order.
 
-Because torch compares the hook's annotation with GradBucket, the module has no `from __future__ import
+torch compares the hook's annotation with GradBucket. Therefore the module has no `from __future__ import
 annotations`.
 """
 
@@ -27,10 +27,10 @@ Averaged = torch.futures.Future[torch.Tensor]
 
 
 def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
-    """Return a communication hook for DistributedDataParallel, whose state is the link of this rank.
+    """Return a communication hook for DistributedDataParallel; its state is the link of this rank.
 
-    A thread sends and receives, so the link's group is used for nothing else meanwhile. On GPUs the hook
-    works in the stream of the backward pass instead.
+    A thread sends and receives, so nothing else may use the link's group. On GPUs the hook works in the
+    stream of the backward pass instead.
 
     Args:
         algorithm: a name of `slurmddp.collectives.ALGORITHMS`.
@@ -56,9 +56,11 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
             operation.run()
         else:
             queue.put(operation)
+
         return operation.get_future().then(lambda done: done.value()[0])
 
-    weakref.finalize(average, queue.end)  # The thread ends with the hook, and before the interpreter.
+    # The thread ends with the hook, and before the interpreter.
+    weakref.finalize(average, queue.end)
     return average
 
 
@@ -94,15 +96,19 @@ class Ring(Ddp):
         _check(algorithm)
         self._algorithm = algorithm
         self._average: Callable[[Link, GradBucket], Averaged] | None = None
-        """The hook of all models, once there is one: `launch(function)` can't send its queue to the ranks."""
+        """The hook of all models; None before the first `wrap`, because a hook's queue can't be pickled."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if distributed.is_initialized():
             refuse_sparse(model, "strategy=ring")
+
         wrapped = super().wrap(model, device)
         if isinstance(wrapped, DistributedDataParallel):
-            self._average = self._average or ddp_hook(self._algorithm)
-            # A group of its own: the program's collectives may run at the same time as the thread's messages.
+            if self._average is None:
+                self._average = ddp_hook(self._algorithm)
+
+            # A separate group: the program's collectives may run at the same time as the thread's messages.
             group = distributed.new_group(timeout=collective_timeout())
             wrapped.register_comm_hook(GroupLink(group), self._average)
+
         return wrapped

@@ -1,4 +1,4 @@
-"""The strategy of one process, which does not wrap the model."""
+"""Train in one process, without wrapping the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmddp.errors import MismatchError
 
 
 class Single:
-    """Train in one process; raises MismatchError on several ranks, whose replicas would drift apart."""
+    """Train in one process; raise MismatchError on several ranks, whose replicas would drift apart."""
 
     name = "single"
 
@@ -21,6 +21,7 @@ class Single:
                 f"Strategy {self.name!r} was chosen, but {distributed.get_world_size()} ranks are running.",
                 hint="Use strategy=ddp, or start one rank.",
             )
+
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:

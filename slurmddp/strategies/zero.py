@@ -1,6 +1,6 @@
-"""The ZeRO optimizer: each rank holds the optimizer's state of its share of the parameters.
+"""Shard the optimizer's state (ZeRO): each rank holds the state of its share of the parameters.
 
-Rajbhandari et al. 2019, arXiv:1910.02054, stage 1; the partition and the exchange are torch's.
+Rajbhandari et al. 2019, arXiv:1910.02054, stage 1. torch partitions the parameters and exchanges them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):
-    """An optimizer whose state is spread over the ranks, and complete in checkpoints."""
+    """An optimizer whose state is sharded over the ranks, and complete in checkpoints."""
 
     def consolidate(self) -> None:
         """Gather the whole state into the memory of each rank's host, for `state_dict`. All ranks call it."""
@@ -24,7 +24,8 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state."""
-        self.optim.state.clear()  # torch would keep the state of a parameter that has none in `state_dict`.
+        # torch would keep the state of a parameter that has none in `state_dict`.
+        self.optim.state.clear()
         super().load_state_dict(state_dict)
 
     def step(self, *args: Any, **options: Any) -> float | None:  # type: ignore[override]
@@ -35,18 +36,19 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
 
 def shard(optimizer: Optimizer) -> ShardedOptimizer:
-    """Return an optimizer of the same class and settings whose state is spread over the ranks.
+    """Return an optimizer of the same class and settings whose state is sharded over the ranks.
 
     Raises:
-        ConfigError: the optimizer has taken a step, or torch can't spread it.
+        ConfigError: the optimizer has taken a step, or torch can't shard it.
     """
     kind = type(optimizer)
-    # Adagrad has a state from its beginning, which a new one has as well.
+    # Adagrad has a state before its first step, and so has the new optimizer.
     if any(float(state.get("step", 1)) for state in optimizer.state.values() if state):
         raise ConfigError(
             f"This {kind.__name__} has a state already, which zero_optimizer can't spread.",
             hint="Call setup_optimizer before the first step and before load.",
         )
+
     accepted = inspect.signature(kind).parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     groups = [dict(group) for group in optimizer.param_groups]

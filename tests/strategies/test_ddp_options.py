@@ -62,7 +62,7 @@ def test_gradients_are_averaged_within_neighbouring_ranks_or_within_nodes(group_
     monkeypatch.setattr(
         distributed, "new_subgroups_by_enumeration", lambda found, timeout: (made.extend(found), found)
     )
-    comm_hooks._own_group(comm_hooks._blocks(group_ranks))
+    comm_hooks._group_of_rank(comm_hooks._groups(group_ranks))
     assert made == blocks
 
 
