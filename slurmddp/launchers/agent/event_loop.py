@@ -282,7 +282,7 @@ class AgentLoop:
     def _lose_coordinator(self, message: msg.Lost) -> None:
         """End as after a failure on node 0: without its coordinator no rank can train."""
         here = self._node.node_rank
-        lost = lost_agent(0, self._node.hosts, message.why, message.together, here=here)
+        lost = lost_agent(0, self._node.hosts, message.why, message.together, observer=here)
         self._records.say(lost.sentence)
         self.lost_coordinator = True
         if self._code is not None:

@@ -266,7 +266,7 @@ class Coordinator:
     def _lost(self, sender: int, message: msg.Lost, now: float) -> None:
         if self.state == State.ENDING:
             return
-        lost = lost_agent(sender, self._hosts, message.why, message.together, here=0)
+        lost = lost_agent(sender, self._hosts, message.why, message.together, observer=0)
         self._record.say(lost.sentence)
         if self._remove(sender, lost):
             self._group.failures.append(lost)

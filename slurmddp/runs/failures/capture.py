@@ -41,7 +41,9 @@ def signal_name(number: int) -> str:
 
 def split_status(returncode: int) -> tuple[int | None, str | None]:
     """Return (exit code, None) or (None, signal name) for a return code as `subprocess` gives it."""
-    return (returncode, None) if returncode >= 0 else (None, signal_name(-returncode))
+    if returncode >= 0:
+        return returncode, None
+    return None, signal_name(-returncode)
 
 
 def here(
@@ -61,7 +63,7 @@ def here(
     The cause is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
     `oom` is what `OomWatch.verdict` says.
     """
-    found = unexplained(
+    failure = unexplained(
         returncode,
         lambda: lines,
         node_rank=node_rank,
@@ -70,7 +72,7 @@ def here(
         generation=generation,
         oom=oom,
     )
-    return replace(found, remedy=remedy).because(cause)
+    return replace(failure, remedy=remedy).because(cause)
 
 
 def unexplained(
@@ -112,12 +114,14 @@ def last_lines(
     lines: tuple[str, ...] = ()
     with suppress(OSError), open_regular(log) as stream:
         size = stream.seek(0, os.SEEK_END) if until is None else until
-        for most in _READ_BYTES:
-            stream.seek(max(since, size - most))
+
+        for limit in _READ_BYTES:
+            stream.seek(max(since, size - limit))
             text = stream.read(max(0, size - stream.tell())).decode("utf-8", errors="replace")
             lines = tail_of(text, count)
-            all_read = size - since <= most
-            if all_read or (len(lines) >= count and not _is_indented(lines[0])):
+
+            is_whole = size - since <= limit
+            if is_whole or (len(lines) >= count and not _is_indented(lines[0])):
                 break
     return lines
 
@@ -140,7 +144,9 @@ def _begin(lines: Sequence[str], first: int) -> int:
     The message of an exception and the frames of a recursion may have thousands of lines. All are indented,
     except for the line with the name of the exception.
     """
-    begin = first = max(0, first)
+    first = max(0, first)
+    begin = first
+    # The lines around `first` may belong to the message; the frames stand above it.
     for _ in ("the message", "the frames"):
         while begin and _is_indented(lines[begin]):
             begin -= 1
@@ -163,15 +169,19 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int
     if generation is not None:
         path = path.with_name(f"failure-g{generation}.json")
         failure = replace(failure, generation=generation)
+
+    # Of all observers, the first one creates the file.
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
+
     try:
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(as_json(failure))
     except OSError:
-        path.unlink(missing_ok=True)  # An incomplete file would block other writers.
+        # An incomplete file would block other writers.
+        path.unlink(missing_ok=True)
         raise
     _add_event(folder, attempt, failure)
     return True
@@ -214,7 +224,8 @@ def write_exit(
         reason=PHRASES.get(kind, ""),
         generation=generation,
     )
-    with suppress(OSError):  # A full disk must not change what happens next.
+    # A full disk must not change what happens next.
+    with suppress(OSError):
         (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(as_json(end), encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly w
 _FETCHING = "in rebuild_storage_fd"
 """The frame in which a rank fetches a batch; the rank loses this connection before torch says why."""
 _WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
-_WORKER_SAID = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
+_WORKER_REPORT = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
 _BEFORE_A_CRASH = 3
 _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
@@ -85,9 +85,10 @@ def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
     crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
     if not crashes:
         return tuple(without_library_frames(lines))[-count:]
-    begun = crashes[-1]
-    before = lines[max(0, begun - _BEFORE_A_CRASH) : begun + 1]
-    return (*before, *_crashed_thread(lines[begun + 1 :]))[:count]
+
+    crash = crashes[-1]
+    before = lines[max(0, crash - _BEFORE_A_CRASH) : crash + 1]
+    return (*before, *_crashed_thread(lines[crash + 1 :]))[:count]
 
 
 def _crashed_thread(lines: Sequence[str]) -> list[str]:
@@ -95,6 +96,7 @@ def _crashed_thread(lines: Sequence[str]) -> list[str]:
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return list(lines)
+
     frames = [lines[starts[0]]]
     for line in lines[starts[0] + 1 :]:
         if not FRAME.match(line) or any(part in line for part in _AGENTS):
@@ -117,8 +119,11 @@ def find_cause(
     """
     if signal == "SIGKILL":
         return _of_sigkill(oom)
+
     plain = _before_loss(plain_lines(lines))
-    return _of_signal(signal, plain) if signal else _of_exit(exit_code, plain, oom)
+    if signal:
+        return _of_signal(signal, plain)
+    return _of_exit(exit_code, plain, oom)
 
 
 def of_text(text: str, place: str = "") -> Cause:
@@ -130,6 +135,7 @@ def of_text(text: str, place: str = "") -> Cause:
     """
     first = whole(text.splitlines(), 0) if text else ""
     reason = f"{shorten(first, _TEXT_CHARS)}{place}"
+
     for kind, pattern in _KINDS:
         if re.search(pattern, first):
             doubt = ", most likely" if pattern == _TORCH_DISK_FULL else ""
@@ -145,7 +151,9 @@ def lost_peer(line: str) -> Cause:
 def _of_sigkill(oom: str | None) -> Cause:
     if oom is None:
         return UNKNOWN
-    return _of_kill("it", oom) if oom else Cause("killed", f"{PHRASES['killed']}{_NOT_FOR_MEMORY}")
+    if oom:
+        return _of_kill("it", oom)
+    return Cause("killed", f"{PHRASES['killed']}{_NOT_FOR_MEMORY}")
 
 
 def _of_signal(signal: str, lines: Sequence[str]) -> Cause:
@@ -153,19 +161,33 @@ def _of_signal(signal: str, lines: Sequence[str]) -> Cause:
         return Cause.of("unhandled_signal")
     if signal not in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
         return UNKNOWN
-    said = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
-    last = [*lines[-4:], *said[-1:]]  # NCCL's watchdog names the loss, and then shows stacks.
-    if signal == "SIGABRT" and (lost := _line_of_loss(last)):
-        return lost_peer(lost)
-    if signal == "SIGABRT" and (before := _before_abort_at_exit(lines)) is not None:
-        cause = _of_exit(EXIT_FAILED, before, None)
-        return cause if cause.reason else Cause.of("crashed_at_exit", _TERMINATED)
+
+    messages = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
+    if signal == "SIGABRT":
+        cause = _of_abort(lines, messages)
+        if cause is not None:
+            return cause
+
     where = crash_place(lines)
     if signal == "SIGBUS":
         or_file = f"or a file that was mapped is cut off or on a full disk{where}"
         return Cause("shared_memory_full", f"{PHRASES['shared_memory_full']}, {or_file}")
-    message = f": {shorten(said[-1], _TEXT_CHARS)}" if said else ""
+    message = f": {shorten(messages[-1], _TEXT_CHARS)}" if messages else ""
     return Cause("crashed", f"{PHRASES['crashed']}{where}{message}")
+
+
+def _of_abort(lines: Sequence[str], messages: Sequence[str]) -> Cause | None:
+    """Return the cause of an abort after a lost rank or while Python shut down; None for other aborts."""
+    # NCCL's watchdog names the loss, and then shows stacks.
+    line_of_loss = _line_of_loss([*lines[-4:], *messages[-1:]])
+    if line_of_loss:
+        return lost_peer(line_of_loss)
+
+    before = _before_abort_at_exit(lines)
+    if before is None:
+        return None
+    cause = _of_exit(EXIT_FAILED, before, None)
+    return cause if cause.reason else Cause.of("crashed_at_exit", _TERMINATED)
 
 
 def _before_abort_at_exit(lines: Sequence[str]) -> Sequence[str] | None:
@@ -176,49 +198,64 @@ def _before_abort_at_exit(lines: Sequence[str]) -> Sequence[str] | None:
     if _TERMINATED not in lines:
         return None
     aborted = len(lines) - 1 - list(reversed(lines)).index(_TERMINATED)
-    has_frame = any(FRAME.match(line) for line in lines[aborted + 1 :])
-    return None if has_frame else lines[:aborted]
+    if any(FRAME.match(line) for line in lines[aborted + 1 :]):
+        return None
+    return lines[:aborted]
 
 
 def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> Cause:
     worker = _of_worker(lines, oom)
     if worker is not None:
         return worker
+
     refusal = _refusal(exit_code, lines)
-    text, place = (refusal, place_in_file(lines, refusal)) if refusal else exception(lines, exit_code)
-    cause = of_text(text, place)
+    if refusal:
+        cause = of_text(refusal, place_in_file(lines, refusal))
+    else:
+        cause = of_text(*exception(lines, exit_code))
+
     is_deliberate = refusal and exit_code not in (None, 1)
-    if cause.kind == "other" and not is_deliberate and (lost := _line_of_loss(lines)):
-        return lost_peer(lost)
-    return cause
+    if cause.kind != "other" or is_deliberate:
+        return cause
+    line_of_loss = _line_of_loss(lines)
+    return lost_peer(line_of_loss) if line_of_loss else cause
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> Cause | None:
     """Return what killed a data worker, if the rank reports its death."""
     raised = raised_at(lines)
     # The thread that pins memory may report last that the connection of the worker is gone.
-    report = lines if raised is None or _WORKER_GONE.match(lines[raised]) else last_chain(lines)
-    if codes := [match[1] for line in report if (match := _WORKER_ENDED.search(line))]:
+    report = lines
+    if raised is not None and not _WORKER_GONE.match(lines[raised]):
+        report = last_chain(lines)
+    codes = [match[1] for match in map(_WORKER_ENDED.search, report) if match]
+    if codes:
         return Cause("ended_worker", f"{PHRASES['ended_worker']}, with exit code {codes[-1]}")
-    ends = [match[1].strip().lower() for line in report if (match := _WORKER.search(line))]
+
+    ends = [match[1].strip().lower() for match in map(_WORKER.search, report) if match]
     gone = not ends and _lost_while_fetching(lines)
     if gone:
-        ends = [(match[1] or match[2]).lower() for line in lines if (match := _WORKER_SAID.match(line))]
+        ends = [(match[1] or match[2]).lower() for match in map(_WORKER_REPORT.match, lines) if match]
+
     if ends and ends[-1] == "bus error":
         return Cause.of("shared_memory_full", "a data worker ended with a bus error")
     if ends and ends[-1] != "killed":
         return Cause.of("crashed_worker", f"{ends[-1]}{crash_place(lines)}")
     if oom and (ends or gone):
         return _of_kill("a data worker", oom)
+
     if ends and oom == "":
         return Cause("killed", f"a data worker was killed {PHRASES['killed']}{_NOT_FOR_MEMORY}")
     if ends:
         phrase = PHRASES["out_of_memory"]
         return Cause("out_of_memory", f"{phrase}, most likely: a data worker was killed")
-    return Cause("ended_worker", f"{PHRASES['ended_worker']}, or was killed") if gone else None
+    if gone:
+        return Cause("ended_worker", f"{PHRASES['ended_worker']}, or was killed")
+    return None
 
 
 def _lost_while_fetching(lines: Sequence[str]) -> bool:
+    """Return whether a rank lost its connection to a data worker while it fetched a batch."""
     raised = raised_at(lines)
     if raised is None or not _WORKER_GONE.match(lines[raised]):
         return False
@@ -233,13 +270,17 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     """Return the reason that a process printed without a traceback; empty if its exception says more."""
     if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
         return lines[-1]
+
     raised = raised_at(lines)
-    said = [n for n, line in enumerate(lines) if _REFUSAL.match(line) and (raised is None or n > raised)]
-    if not said:
+    after = 0 if raised is None else raised + 1
+    refusals = [number for number in range(after, len(lines)) if _REFUSAL.match(lines[number])]
+    if not refusals or went_on(lines, refusals[-1], EXIT_FAILED):
         return ""
-    if went_on(lines, said[-1], EXIT_FAILED) or (exit_code in (None, 1) and raised is not None):
+
+    # With these codes the exception itself may have ended the process.
+    if exit_code in (None, 1) and raised is not None:
         return ""
-    return whole(lines, said[-1]).removeprefix("Error: ")
+    return whole(lines, refusals[-1]).removeprefix("Error: ")
 
 
 def _line_of_loss(lines: Sequence[str]) -> str:
@@ -255,17 +296,27 @@ def _before_loss(plain: Sequence[str]) -> Sequence[str]:
 
     An example is `finally: barrier()`, which the other ranks never reach.
     """
-    earlier = before_last(plain) if _loss_in(plain) else None
-    return plain if earlier is None or _loss_in(earlier) else earlier
+    if not _loss_in(plain):
+        return plain
+    earlier = before_last(plain)
+    if earlier is None or _loss_in(earlier):
+        return plain
+    return earlier
 
 
 def _loss_in(plain: Sequence[str]) -> str:
+    """Return the last line about a loss: of the last exception's message, or else of the last lines."""
     raised = raised_at(plain)
-    said = plain[-_LOSS_LINES:] if raised is None else plain[raised : raised + _LOSS_LINES]
-    if raised is not None and (not _may_tell(said[0]) or went_on(plain, raised, EXIT_FAILED)):
-        return ""
-    return next((line.strip() for line in reversed(said) if _may_tell(line) and _LOST.search(line)), "")
+    if raised is None:
+        lines = plain[-_LOSS_LINES:]
+    else:
+        lines = plain[raised : raised + _LOSS_LINES]
+        if not _may_name_loss(lines[0]) or went_on(plain, raised, EXIT_FAILED):
+            return ""
+
+    losses = [line.strip() for line in lines if _may_name_loss(line) and _LOST.search(line)]
+    return losses[-1] if losses else ""
 
 
-def _may_tell(line: str) -> bool:
+def _may_name_loss(line: str) -> bool:
     return not _NOTHING_OF_IT.match(line) and not _OTHERS_ERROR.match(line)

@@ -64,30 +64,34 @@ class Failure:
 
     @property
     def explained(self) -> Failure:
-        """The failure with its reason."""
+        """Return the failure with its reason."""
         return self
 
     @property
     def sentence(self) -> str:
-        """Process, host, end and reason, without a final full stop."""
+        """Return process, host, end and reason, without a final full stop."""
         if not self._has_end:
             return f"{self._who} {self.reason or _NO_EXIT_CODE}"
-        return f"{self.short}: {self.reason}" if self.reason else self.short
+        if not self.reason:
+            return self.short
+        return f"{self.short}: {self.reason}"
 
     @property
     def short(self) -> str:
-        """Process, host and end, without the reason."""
+        """Return process, host and end, without the reason."""
         if self.kind in STALLS:
             return f"{self._who} {PHRASES['stalled']}"
         if self.kind == "lost_contact":
             return f"{self._who} {PHRASES['lost_contact']}"
         if self.kind in LOST_NODES:
             return f"{self._who} {PHRASES['lost_node']}"
-        return f"{self._who} {self._how}" if self._has_end else self.sentence
+        if not self._has_end:
+            return self.sentence
+        return f"{self._who} {self._how}"
 
     @property
     def _has_end(self) -> bool:
-        """Whether the exit code or the signal of the process is known."""
+        """Return whether the exit code or the signal of the process is known."""
         return self.exit_code is not None or self.signal is not None
 
     @property
@@ -99,8 +103,11 @@ class Failure:
             return f"node {self.node_rank} ({host})"
         if self.rank is not None:
             return f"rank {self.rank} on {host}"
+
         # Before the ranks exist, only their agent can fail.
-        return f"the agent {'' if self.node_rank is None else f'of node {self.node_rank} '}on {host}"
+        if self.node_rank is None:
+            return f"the agent on {host}"
+        return f"the agent of node {self.node_rank} on {host}"
 
     @property
     def _how(self) -> str:
@@ -114,12 +121,12 @@ class Failure:
 
     @property
     def advice(self) -> str:
-        """The remedy; empty if there is no advice."""
+        """Return what to do about the failure; empty if nothing is known."""
         return ADVICE.get(self.kind) or self.remedy
 
     @property
     def lines_title(self) -> str:
-        """The title of `last_lines`."""
+        """Return the title of `last_lines`."""
         return "its stack" if self.kind in STALLS else "its last lines"
 
     def telling_lines(self, count: int) -> tuple[str, ...]:
@@ -145,18 +152,20 @@ class UnexplainedFailure(Failure):
 
     @cached_property
     def explained(self) -> Failure:
-        """The failure with its reason."""
+        """Return the failure with its reason."""
         return self.because()
 
     def because(self, cause: Cause | None = None) -> Failure:
         """Return the failure with its last lines and `cause`; None: the cause that report and lines name."""
         lines = self.lines()
-        cause = cause or self._cause(lines)
+        if cause is None:
+            cause = self._cause(lines)
         reason = cause.reason
+        # Three points mark a reason that was cut off.
         if not reason.endswith("..."):
             reason = reason.removesuffix(".")
 
-        known = {one.name: getattr(self, one.name) for one in fields(Failure)}
+        known = {field.name: getattr(self, field.name) for field in fields(Failure)}
         known |= {"kind": cause.kind, "reason": reason, "last_lines": telling(lines, LAST_LINES)}
         return Failure(**known)
 
@@ -166,7 +175,9 @@ class UnexplainedFailure(Failure):
         # An abort after a report comes from threads that still ran while the process ended.
         if reported is None or not reported.text or self.signal not in (None, "SIGABRT"):
             return causes.find_cause(self.exit_code, self.signal, lines, self.oom)
-        return causes.lost_peer(reported.text) if reported.is_lost_rank else causes.of_text(reported.text)
+        if reported.is_lost_rank:
+            return causes.lost_peer(reported.text)
+        return causes.of_text(reported.text)
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
@@ -183,8 +194,8 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
     )
 
 
-def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, here: int) -> Failure:
-    """Return the failure of an agent whose link to the agent `here` has ended.
+def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, observer: int) -> Failure:
+    """Return the failure of an agent whose link to the agent `observer` has ended.
 
     One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
     network of this end is the likely cause.
@@ -194,17 +205,15 @@ def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, her
         hosts: the hosts of all agents.
         why: how the link ended.
         together: how many agents fell silent together; 0 if this end still hears others.
-        here: the agent that has lost it.
+        observer: the agent that has lost the link.
     """
     if together > 1:
-        lost_all = (
-            f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
-        )
-        return lost_node(here, hosts, lost_all)
+        reason = f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
+        return lost_node(observer, hosts, reason)
     if together == 1:
-        pair = ", ".join(hosts[one] for one in sorted((agent, here)))
-        lost = _with_cause(lost_node(agent, hosts, ""), Cause.of("lost_contact", why))
-        return replace(lost, node_rank=None, host=pair)
+        pair = ", ".join(hosts[node] for node in sorted((agent, observer)))
+        failure = _with_cause(lost_node(agent, hosts, ""), Cause.of("lost_contact", why))
+        return replace(failure, node_rank=None, host=pair)
     return lost_node(agent, hosts, why)
 
 
@@ -213,9 +222,9 @@ def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
     return _with_cause(lost_node(agent, hosts, ""), Cause.of("unfit_node", why.removesuffix(".")))
 
 
-def unable_node(agent: int, hosts: Sequence[str], found: Failure) -> Failure:
-    """Return the failure of a node whose agent ends because of `found`, if the other nodes may continue."""
-    why = (found.reason or found.sentence).removesuffix(".")
+def unable_node(agent: int, hosts: Sequence[str], failure: Failure) -> Failure:
+    """Return the failure of a node whose agent ends after `failure`, if the other nodes may continue."""
+    why = (failure.reason or failure.sentence).removesuffix(".")
     return _with_cause(lost_node(agent, hosts, ""), Cause.of("unable_node", why))
 
 
@@ -226,25 +235,32 @@ def _with_cause(failure: Failure, cause: Cause) -> Failure:
 def from_json(text: str) -> Failure | None:
     """Return the failure in the text of a file; None if the text is incomplete."""
     try:
-        found = json.loads(text)
+        facts = json.loads(text)
     except ValueError:
         return None
-    return from_facts(found) if isinstance(found, dict) else None
+    return from_facts(facts) if isinstance(facts, dict) else None
 
 
-def from_facts(found: Mapping[str, Any]) -> Failure:
-    """Return the failure in an event or a record; missing facts are not known."""
+def from_facts(facts: Mapping[str, Any]) -> Failure:
+    """Return the failure in an event or a record; facts that it lacks are not known."""
     known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
-    known |= {field.name: found[field.name] for field in fields(Failure) if field.name in found}
-    known["host"], known["reason"] = str(known["host"] or ""), str(known.get("reason") or "")
+    known |= {field.name: facts[field.name] for field in fields(Failure) if field.name in facts}
+
+    # Another program may have written null or a number.
+    known["host"] = str(known["host"] or "")
+    known["reason"] = str(known.get("reason") or "")
     known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
+
     failure = Failure(**known)
-    return failure if "kind" in found else _with_earlier_kind(failure)
+    if "kind" not in facts:
+        failure = _with_earlier_kind(failure)
+    return failure
 
 
 def _with_earlier_kind(failure: Failure) -> Failure:
-    """Return a failure from a record without a kind, which its reason began with at that time."""
+    """Return a failure from a record of an earlier version, whose reason begins with the name of the kind."""
     has_end = failure.exit_code is not None or failure.signal is not None
+
     for opening, kind in _EARLIER_OPENINGS.items():
         if failure.reason.startswith(opening) and not has_end:
             reason = f"{PHRASES[kind]}{failure.reason.removeprefix(opening)}"
@@ -252,16 +268,19 @@ def _with_earlier_kind(failure: Failure) -> Failure:
 
     kinds = [kind for kind, phrase in PHRASES.items() if failure.reason.startswith(phrase)]
     kind = max(kinds, key=lambda kind: len(PHRASES[kind]), default="other")
-    is_possible = not has_end or kind not in STALLS
-    return replace(failure, kind=kind) if is_possible else failure
+    # A rank that hangs has no exit code, so its reason only reads like a stall.
+    if has_end and kind in STALLS:
+        return failure
+    return replace(failure, kind=kind)
 
 
 def is_consequence(failure: Failure) -> bool:
     """Return whether another failure may be the cause: a lost peer, or an end before the others."""
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
+    # The last lines of a process that was killed, lost or hung do not matter.
     if failure.exit_code is None and failure.signal != "SIGABRT":
-        return False  # Killed, lost or hung: its last lines do not matter.
+        return False
     if failure.exit_code in DELIBERATE_CODES:
         return False
     if failure.reason:
@@ -282,8 +301,10 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
             weight = 0
         elif failure.signal == "SIGABRT":
             weight = 3
+        elif failure.signal or failure.rank is None:
+            weight = 1
         else:
-            weight = 1 if failure.signal or failure.rank is None else 2
+            weight = 2
         return weight + 10 * is_consequence(failure), failure.time, failure.rank or 0
 
     return min((failure.explained for failure in failures), key=order)
@@ -297,21 +318,28 @@ def as_json(failure: Failure) -> str:
 
 def node_code(failure: Failure) -> int:
     """Return the code with which every node of a failed attempt ends."""
-    return failure.exit_code if failure.exit_code in DELIBERATE_CODES else SlurmddpError.exit_code
+    if failure.exit_code in DELIBERATE_CODES:
+        return failure.exit_code
+    return SlurmddpError.exit_code
 
 
 def describe(failure: Failure) -> str:
     """Return the sentence that names rank, host and cause, and the advice."""
     sentence = failure.sentence
-    end = "" if sentence.endswith("...") else "."  # A long reason was cut off.
-    return f"{sentence[0].upper()}{sentence[1:]}{end}" + (f" {failure.advice}" if failure.advice else "")
+    # Three points mark a reason that was cut off.
+    if not sentence.endswith("..."):
+        sentence += "."
+    sentence = f"{sentence[0].upper()}{sentence[1:]}"
+    return f"{sentence} {failure.advice}" if failure.advice else sentence
 
 
 def as_error(failure: Failure, log: Path, *, with_lines: bool = True) -> SlurmddpError:
     """Return the error to show a person: the cause, the last lines, and where the whole log is."""
-    lines = "".join(f"\n    {line}" for line in failure.last_lines) if with_lines else ""
-    title = failure.lines_title.capitalize()
-    message = describe(failure) + (f" {title}:{lines}\n" if lines else "")
+    message = describe(failure)
+    if with_lines and failure.last_lines:
+        lines = "".join(f"\n    {line}" for line in failure.last_lines)
+        message += f" {failure.lines_title.capitalize()}:{lines}\n"
+
     kinds = {EXIT_CONFIG: ConfigError, EXIT_NO_PROGRESS: NoProgressError}
     kind = kinds.get(failure.exit_code or 0, RankFailure)
     return kind(message, hint=f"The whole log is {log}.")

@@ -1,4 +1,4 @@
-"""The kinds of failures by plain names: what each is called in a sentence, and what to do about it.
+"""The kinds of failures: a name, a phrase for sentences and a remedy for each.
 
 Every decision about a failure goes by its kind. The reason beside it is a phrase for people.
 """
@@ -110,8 +110,9 @@ class Cause:
 
     @classmethod
     def of(cls, kind: FailureKind, detail: str = "") -> Cause:
-        """Return a cause whose reason is what its kind is called, with a detail after a colon."""
-        return cls(kind, f"{PHRASES[kind]}: {detail}" if detail else PHRASES[kind])
+        """Return a cause whose reason is the phrase of its kind, with a detail after a colon."""
+        phrase = PHRASES[kind]
+        return cls(kind, f"{phrase}: {detail}" if detail else phrase)
 
 
 UNKNOWN = Cause("other", "")

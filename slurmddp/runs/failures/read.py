@@ -1,7 +1,8 @@
 """Read how the processes of an attempt ended: its first failure, its restarts in place, the end of each rank.
 
-`failure.json` holds the final cause of an attempt. `failure-g<generation>.json` hold failures after which the
-ranks restarted in place. `exit-rank-<rank>` tells how each rank ended; srun's exit code does not.
+`failure.json` holds the final cause of an attempt. The files `failure-g<generation>.json` hold the failures
+after which the ranks restarted in place. `exit-rank-<rank>` holds the end of each rank: srun's exit code does
+not give it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Restart(Failure):
     @property
     def after(self) -> str:
         """Return "after step 140"; empty if the step is not known."""
-        return "" if self.reached is None else f"after step {self.reached}"
+        if self.reached is None:
+            return ""
+        return f"after step {self.reached}"
 
 
 def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
@@ -54,14 +57,17 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     An agent that was killed leaves no failure, and the other agents fail because they lost it. The batch step
     names such an agent in the `ended` event.
     """
-    left = capture.read(folder, attempt) or _first_bad_exit(folder, attempt)
-    if left is not None and _stands(left, folder, attempt):
-        return left
+    recorded = capture.read(folder, attempt) or _first_bad_exit(folder, attempt)
+    if recorded is not None and _is_first_cause(recorded, folder, attempt):
+        return recorded
+
     hosts = _hosts_of_lost_agents(folder, attempt)
     if not hosts:
-        return left
-    if unbegun := _never_begun(folder, attempt, hosts):
-        return unbegun
+        return recorded
+    failed_start = _failed_start(folder, attempt, hosts)
+    if failed_start is not None:
+        return failed_start
+
     lost = Failure(rank=None, host=", ".join(hosts.values()), exit_code=None, signal=None)
     if not _slurm_saw_oom(folder, attempt):
         return lost
@@ -69,54 +75,59 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
     return replace(lost, signal="SIGKILL", kind=cause.kind, reason=cause.reason)
 
 
-def _stands(left: Failure, folder: RunFolder, attempt: int) -> bool:
+def _is_first_cause(recorded: Failure, folder: RunFolder, attempt: int) -> bool:
     """Return whether a recorded failure is the first cause, even if an agent left no exit code."""
-    if left.kind in LOST_NODES:
+    if recorded.kind in LOST_NODES:
         return not _slurm_saw_oom(folder, attempt)
-    return left.kind in STALLS or not is_consequence(left)
+    return recorded.kind in STALLS or not is_consequence(recorded)
 
 
 def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
     """Return the failures after which the ranks of an attempt restarted in place, in their order."""
-    files = folder.log_dir(attempt).glob("failure-g*.json")
-    found = [failure for path in files if (failure := _read(path)) is not None]
-    return sorted(found, key=lambda failure: (failure.generation, failure.time))
+    failures = map(_read, folder.log_dir(attempt).glob("failure-g*.json"))
+    readable = [failure for failure in failures if failure is not None]
+    return sorted(readable, key=lambda failure: (failure.generation, failure.time))
 
 
 def read_restarts(folder: RunFolder, attempts: Iterable[Attempt]) -> tuple[Restart, ...]:
     """Return the restarts in place of all attempts in their order."""
+    # A stop may come between a failure and the restart; then no step stands for it.
     return tuple(
         Restart(**vars(failure), attempt=attempt.number, reached=attempt.reached[failure.generation])
         for attempt in attempts
         if attempt.reached
         for failure in read_restarted(folder, attempt.number)
-        if failure.generation in attempt.reached  # A stop may precede the restart.
+        if failure.generation in attempt.reached
     )
 
 
 def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
     """Return how each rank of an attempt ended last, by rank, ends without failure included."""
-    files = folder.log_dir(attempt).glob("exit-rank-*")
-    found = [end for path in files if (end := _read(path)) is not None and end.rank is not None]
-    return sorted(found, key=lambda end: end.rank or 0)
+    ends = map(_read, folder.log_dir(attempt).glob("exit-rank-*"))
+    readable = [end for end in ends if end is not None and end.rank is not None]
+    return sorted(readable, key=lambda end: end.rank or 0)
 
 
-def tell_others(ends: Sequence[Failure], first: Failure) -> str:
-    """Return how the ranks besides the first failing one ended: "of the other ranks: 2 killed by SIGTERM"."""
-    ways = Counter(
+def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
+    """Return how the ranks besides the first failed rank ended: "of the other ranks: 2 killed by SIGTERM"."""
+    counts = Counter(
         f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         for end in ends
         if end.rank != first.rank
     )
-    return "of the other ranks: " + ", ".join(f"{count} {way}" for way, count in ways.items()) if ways else ""
+    if not counts:
+        return ""
+    return "of the other ranks: " + ", ".join(f"{count} {end}" for end, count in counts.items())
 
 
 def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     """Return the end of the rank that failed first, if its agent was killed before it could report more."""
     ends = rank_exits(folder, attempt)
     newest = max((end.generation for end in ends), default=0)
+    # After such a failure all ranks have restarted, so their ends are out of date.
     if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
-        return None  # All ranks restarted since.
+        return None
+
     bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
     bad = [end for end in bad if end.kind != "ended_by_agent"]
     return min(bad, key=lambda end: end.time, default=None)
@@ -136,20 +147,24 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
         for event in folder.events():
             if event.get("event") == "ended" and event.get("attempt") == attempt:
                 lost |= event.get("lost") or {}
+
     hosts = {int(node): host or f"node-{node}" for node, host in lost.items()}
     # A shared file system may have shown an exit code late.
     silent = folder.silent_nodes(attempt, max(hosts, default=-1) + 1)
     return {node: hosts[node] for node in silent if node in hosts}
 
 
-def _never_begun(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
+def _failed_start(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
     """Return the failure of an agent that could not start, if srun, Python, SLURM or a container says so."""
     codes = _exit_codes(folder, attempt)
     names = names_in(folder.log_dir(attempt))
     for node in sorted(hosts, key=lambda node: (node not in codes, node)):
-        code, lines = codes.get(node), _tail(folder.node_log(attempt, node))
+        code = codes.get(node)
+        # An agent that had begun was killed later, whatever its log says.
         if code is None and folder.begun_file(attempt, node).name in names:
-            continue  # It was killed later, whatever its log says.
+            continue
+
+        lines = _tail(folder.node_log(attempt, node))
         cause, meant_code = _cause_at_start(code, lines)
         if cause.reason or code is not None:
             return Failure(
@@ -175,11 +190,12 @@ def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]
     refusals = [match[0] for match in map(_CAN_NOT_BEGIN.search, lines) if match]
     if refusals:
         refusal = refusals[-1]
-        return Cause.of("wrong_python", refusal), code or (2 if refusal.startswith("execve") else 1)
+        default_code = 2 if refusal.startswith("execve") else 1
+        return Cause.of("wrong_python", refusal), code or default_code
 
     cause = causes.find_cause(code or 1, None, lines)
     if code is not None and not cause.reason:
-        # Of a container runtime, or of the script that is the interpreter.
+        # The line of a container runtime, or of the script that is the interpreter.
         last = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
         cause = Cause("other", last)
     return cause, code or 1
@@ -189,8 +205,9 @@ def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
     """Return the exit codes of the agents that ended by themselves, by node, as srun reports them."""
     codes: dict[int, int] = {}
     for line in _tail(folder.batch_log(attempt)):
-        if (found := _TASK_EXITED.match(line)) and int(found[2]) not in _KILLED:
-            codes |= {int(node): int(found[2]) for node in hostlist.expand(f"[{found[1]}]")}
+        match = _TASK_EXITED.match(line)
+        if match and int(match[2]) not in _KILLED:
+            codes |= {int(node): int(match[2]) for node in hostlist.expand(f"[{match[1]}]")}
     return codes
 
 
@@ -202,6 +219,7 @@ def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
 
 def _tail(path: Path) -> list[str]:
     try:
+        # Another account may have put a link or a pipe there.
         with open_regular(path) as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
             return stream.read().decode(errors="replace").splitlines()

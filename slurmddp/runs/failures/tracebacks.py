@@ -37,18 +37,18 @@ def plain_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _without_ignored(lines: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    """Return the lines without exceptions that ended nothing, and without their tracebacks."""
+    kept: list[str] = []
     number = 0
     while number < len(lines):
-        if lines[number].startswith(_IGNORED):
-            if lines[number + 1 : number + 2] == [TRACEBACK]:
-                number += 2
-                while number < len(lines) and lines[number].startswith(" "):
-                    number += 1
-        else:
-            found.append(lines[number])
+        if not lines[number].startswith(_IGNORED):
+            kept.append(lines[number])
+        elif lines[number + 1 : number + 2] == [TRACEBACK]:
+            number += 2
+            while number < len(lines) and lines[number].startswith(" "):
+                number += 1
         number += 1
-    return found
+    return kept
 
 
 def _first_of_group(lines: Sequence[str]) -> list[str]:
@@ -56,16 +56,19 @@ def _first_of_group(lines: Sequence[str]) -> list[str]:
     groups = [number for number, line in enumerate(lines) if _GROUP.match(line)]
     if not groups or any(line.strip() == TRACEBACK for line in lines[groups[-1] :]):
         return list(lines)
-    found: list[str] = []
+
+    first_exception: list[str] = []
     for line in lines[groups[-1] :]:
         if _BRANCH_ENDS.match(line):
             break
         if not _BRANCH.match(line):
-            found.append(_MARGIN.sub("", line, count=1))
+            first_exception.append(_MARGIN.sub("", line, count=1))
             continue
-        while not found[-1].startswith(" ") and not found[-1].endswith(TRACEBACK):
-            found.pop()  # The message of the group.
-    return [*lines[: groups[-1]], *found]
+
+        # The branch begins below the message of the group, which names no cause.
+        while not first_exception[-1].startswith(" ") and not first_exception[-1].endswith(TRACEBACK):
+            first_exception.pop()
+    return [*lines[: groups[-1]], *first_exception]
 
 
 def begins(lines: Sequence[str]) -> list[int]:
@@ -76,19 +79,25 @@ def begins(lines: Sequence[str]) -> list[int]:
 def raised_at(lines: Sequence[str]) -> int | None:
     """Return the number of the line with the exception of the last traceback."""
     starts = begins(lines)
-    after = range(starts[-1] + 1, len(lines)) if starts else ()
+    if not starts:
+        return None
+
+    after = range(starts[-1] + 1, len(lines))
     return next((n for n in after if not lines[n].startswith(" ") and _EXCEPTION.match(lines[n])), None)
 
 
 def last_chain(lines: Sequence[str]) -> Sequence[str]:
     """Return the lines from the last exception on, with the chain of exceptions that led to it."""
     starts = begins(lines)
-    begun = starts[-1] if starts else 0
+    if not starts:
+        return lines
+
+    first = starts[-1]
     for start in reversed(starts[:-1]):
-        if not any(line.startswith(_LINKS) for line in lines[start:begun]):
+        if not any(line.startswith(_LINKS) for line in lines[start:first]):
             break
-        begun = start
-    return lines[begun:]
+        first = start
+    return lines[first:]
 
 
 def before_last(lines: Sequence[str]) -> Sequence[str] | None:
@@ -97,7 +106,10 @@ def before_last(lines: Sequence[str]) -> Sequence[str] | None:
     links = [number for number, line in enumerate(lines) if line.startswith(_LINKS)]
     if len(starts) < 2 or not links or not starts[0] < links[-1] < starts[1]:
         return None
-    return lines[: links[-1]] if place(lines[starts[0] : links[-1]]) else None
+
+    if not place(lines[starts[0] : links[-1]]):
+        return None
+    return lines[: links[-1]]
 
 
 def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
@@ -106,13 +118,18 @@ def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
     Other lines may belong to a long message, or to the end of the process. With an exit code that no
     exception gives, repeated lines count too.
     """
-    before = {_words(line) for line in lines[:number] if not line.startswith(" ")}
-    after = Counter(_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))
-    most = float("inf") if exit_code == EXIT_FAILED else _OVER_AND_OVER
-    return any(count >= (_AS_BEFORE if words in before else most) for words, count in after.items() if words)
+    before = {_text_words(line) for line in lines[:number] if not line.startswith(" ")}
+    after = Counter(_text_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))
+    repeats_of_new_lines = float("inf") if exit_code == EXIT_FAILED else _OVER_AND_OVER
+
+    for text_words, count in after.items():
+        enough = _AS_BEFORE if text_words in before else repeats_of_new_lines
+        if text_words and count >= enough:
+            return True
+    return False
 
 
-def _words(line: str) -> tuple[str, ...]:
+def _text_words(line: str) -> tuple[str, ...]:
     """Return the words of a line, which stay the same if only its numbers change."""
     return tuple(_WORDS.findall(line))
 
@@ -120,26 +137,33 @@ def _words(line: str) -> tuple[str, ...]:
 def whole(lines: Sequence[str], number: int) -> str:
     """Return the line of an error, with the next line if it ends with a colon."""
     error = [line.strip() for line in lines[number : number + 2]]
-    return " ".join(error) if error[0].endswith(":") else error[0]
+    if error[0].endswith(":"):
+        return " ".join(error)
+    return error[0]
 
 
 def exception(lines: Sequence[str], exit_code: int | None) -> tuple[str, str]:
     """Return the line of the exception that ended a process, and the place where it was raised."""
-    starts, raised = begins(lines), raised_at(lines)
+    raised = raised_at(lines)
     if raised is None or went_on(lines, raised, exit_code):
         return "", ""
-    begun = next((number for number in reversed(starts) if lines[number].strip() == TRACEBACK), starts[-1])
-    places = place(lines[starts[-1] :]) or place(lines[begun:]) or place(lines[starts[-1] :], anyone=True)
-    return whole(lines, raised), places
+
+    starts = begins(lines)
+    last = lines[starts[-1] :]
+    # The last traceback may stand in a message, as that of a data worker ("Original Traceback ...") does.
+    outer = next((number for number in reversed(starts) if lines[number].strip() == TRACEBACK), starts[-1])
+    raised_in = place(last) or place(lines[outer:]) or place(last, anyone=True)
+    return whole(lines, raised), raised_in
 
 
 def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:
     """Return ` (train.py:12 in step)` for the innermost frame of a person's code, or of `anyone`'s."""
-    frames = [match for line in lines if (match := FRAME.match(line))]
-    own = [frame for frame in frames if anyone or not _is_library(frame["path"])]
-    if not own:
+    matches = [FRAME.match(line) for line in lines]
+    frames = [frame for frame in matches if frame and (anyone or not _is_library(frame["path"]))]
+    if not frames:
         return ""
-    frame = own[innermost]
+
+    frame = frames[innermost]
     where = f" in {frame['where'].strip()}" if frame["where"] else ""
     return f" ({Path(frame['path']).name}:{frame['line']}{where})"
 
@@ -148,10 +172,12 @@ def without_library_frames(lines: Sequence[str]) -> list[str]:
     """Return lines with neighbouring frames of libraries as one line, if a person's frames are among them."""
     if not place(lines):
         return list(lines)
+
     kept: list[str] = []
     frames: list[list[str]] = []
     for line in lines:
         frame = FRAME.match(line)
+
         if frame and frame["where"] and _is_library(frame["path"]):
             frames.append([line])
         elif frames and not frame and line.startswith("    "):
@@ -175,8 +201,12 @@ def place_in_file(lines: Sequence[str], error: str) -> str:
 
     Other errors have no place here.
     """
-    errors = [n for n, line in enumerate(lines) if line == error] if _SYNTAX.match(error) else []
-    return place(lines[max(0, errors[-1] - 2) : errors[-1]]) if errors else ""
+    if not _SYNTAX.match(error):
+        return ""
+    errors = [number for number, line in enumerate(lines) if line == error]
+    if not errors:
+        return ""
+    return place(lines[max(0, errors[-1] - 2) : errors[-1]])
 
 
 def _is_library(path: str) -> bool:
@@ -188,5 +218,7 @@ def crash_place(lines: Sequence[str]) -> str:
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return ""
+
+    # faulthandler writes the innermost frame first.
     stack = [line for line in lines[starts[-1] + 1 :] if not line.startswith("Extension modules")]
     return place(stack, innermost=0) or place(stack, anyone=True, innermost=0)

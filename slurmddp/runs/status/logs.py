@@ -11,7 +11,7 @@ from pathlib import Path
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
-from slurmddp.runs.failures.read import rank_exits, read_failure, read_restarted, tell_others
+from slurmddp.runs.failures.read import describe_other_ranks, rank_exits, read_failure, read_restarted
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
@@ -110,7 +110,7 @@ def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
     if failure is None:
         return
     yield from _last_lines(attempt, failure)
-    if others := tell_others(rank_exits(folder, attempt), failure):
+    if others := describe_other_ranks(rank_exits(folder, attempt), failure):
         yield f"-- {others}"
     if failure.advice:
         yield f"-- {failure.advice}"
