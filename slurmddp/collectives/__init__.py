@@ -1,4 +1,6 @@
-"""All-reduce algorithms to read, to count and to compare. Each needs only the sends and receives of a `Link`.
+"""All-reduce tensors by algorithms to read, to count and to compare.
+
+Each algorithm needs only the sends and receives of a `Link`.
 
 link = GroupLink()
 mean = all_reduce(gradient, link, algorithm="ring", mean=True)
@@ -37,8 +39,8 @@ def all_reduce(
     """Return the sum or mean of a tensor over all ranks. All ranks call it.
 
     Args:
-        tensor: of any shape, and of the same shape and dtype on all ranks. It does not change.
-        link: of this rank.
+        tensor: a tensor of any shape, with the same shape and dtype on all ranks. It does not change.
+        link: the link of this rank.
         algorithm: a name of `ALGORITHMS`.
         mean: whether to divide the sum by the number of ranks.
 
@@ -53,15 +55,20 @@ def all_reduce(
     """
     if algorithm not in ALGORITHMS:
         raise ConfigError(f"There is no algorithm {algorithm!r}.", hint=near_matches(algorithm, ALGORITHMS))
+
     if mean and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
             f"The mean of {str(tensor.dtype).removeprefix('torch.')} is not a whole number.",
             hint="Convert the tensor to a floating point type, or take the sum.",
         )
+
     flat = tensor.detach().reshape(-1).clone()
     if link.world_size > 1 and flat.numel():
         ALGORITHMS[algorithm](flat, link)
-    return (flat / link.world_size if mean else flat).reshape(tensor.shape)
+
+    if mean:
+        flat = flat / link.world_size
+    return flat.reshape(tensor.shape)
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "CountedLink", "GroupLink", "Link", "ThreadLink", "all_reduce"]

@@ -30,14 +30,14 @@ class Work:
     """The work of the busiest rank in one all-reduce."""
 
     messages: float
-    """Messages after each other."""
+    """Number of messages, of which each waits for the previous message."""
     sent: float
     """Bytes through the link of the rank."""
     added: float
     """Bytes added up."""
 
     def seconds(self, machine: Machine) -> float:
-        """Return the predicted time."""
+        """Return the predicted time in seconds."""
         return self.messages * machine.alpha_s + self.sent * machine.beta_s + self.added * machine.gamma_s
 
 
@@ -48,7 +48,10 @@ def _ring(ranks: int, size: float) -> Work:
 
 def _halving_doubling(ranks: int, size: float) -> Work:
     power = 1 << (ranks.bit_length() - 1)
-    share, extra = (power - 1) / power, 1 if power < ranks else 0
+    share = (power - 1) / power
+    # A rank beyond the power of two first sends its tensor to a partner, and gets the result from it.
+    extra = int(power < ranks)
+
     return Work(
         messages=2 * math.log2(power) + 2 * extra,
         sent=2 * share * size + 2 * extra * size,
@@ -79,7 +82,7 @@ WORK: Mapping[str, Callable[[int, float], Work]] = {
     "sharded_server": _ring,
     "all_gather": _all_gather,
 }
-"""The work of each algorithm on a number of ranks, for a number of bytes."""
+"""By algorithm, a function of the number of ranks and the tensor's bytes that returns the work."""
 
 
 def bus_bandwidth(size: float, ranks: int, seconds: float) -> float:
@@ -88,6 +91,6 @@ def bus_bandwidth(size: float, ranks: int, seconds: float) -> float:
     Args:
         size: bytes of the tensor.
         ranks: number of ranks.
-        seconds: the measured time.
+        seconds: the measured time in seconds.
     """
     return size / seconds * 2 * (ranks - 1) / ranks

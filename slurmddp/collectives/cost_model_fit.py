@@ -1,10 +1,10 @@
-"""Fit the constants of a machine to measured times, and tell how well they predict other times; pure."""
+"""Fit the constants of a machine to measured times, and measure how well they predict other times; pure."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,10 @@ from slurmddp.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A measured time and the work that took it.
+    """The measured time of some work.
 
     Nearly every algorithm sends two bytes for each byte that it adds. So times of all-reduces alone hardly
-    tell sending from adding; the times of additions without messages do (`addition`).
+    separate the costs of sending and of adding. Times of additions without messages do (`addition`).
     """
 
     work: Work
@@ -43,32 +43,47 @@ def fit(measured: Sequence[Measurement]) -> Machine:
     No constant is negative: of all subsets of the constants, the best fit without a negative value is taken.
 
     Args:
-        measured: all-reduces of one cluster, of any algorithms, sizes and numbers of ranks above 1, and
+        measured: all-reduces of one cluster, with any algorithms, sizes and numbers of ranks above 1, and
             additions of one rank.
 
     Raises:
         ConfigError: there are fewer than three measurements.
 
     Source:
-        Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23: the subsets are few enough here
-        to try them all.
+        Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23. Three constants have so few
+        subsets that all of them are tried.
     """
     if len(measured) < 3:
         raise ConfigError(
             f"Three constants can't be fitted to {len(measured)} measurement(s).", hint="Measure more sizes."
         )
-    work = [(one.work.messages, one.work.sent, one.work.added) for one in measured]
-    rows = np.array(work, dtype=float) / np.array([[one.seconds] for one in measured])
+
+    # Divided by the measured time, the errors of the equations `row @ constants = 1` are relative errors.
+    work = [(item.work.messages, item.work.sent, item.work.added) for item in measured]
+    rows = np.array(work, dtype=float) / np.array([[item.seconds] for item in measured])
+    # Latencies and bytes differ by many orders of magnitude.
     scale = np.where(rows.any(axis=0), np.abs(rows).max(axis=0), 1.0)
-    best, least = np.zeros(3), np.inf
-    for columns in (list(some) for count in (1, 2, 3) for some in itertools.combinations(range(3), count)):
-        found = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)[0]
-        error = float(np.square(rows[:, columns] / scale[columns] @ found - 1).sum())
-        if (found >= 0).all() and error < least:
-            best, least = np.zeros(3), error
-            best[columns] = found / scale[columns]
-    alpha, beta, gamma = map(float, best)
+
+    constants = np.zeros(3)
+    smallest_error = np.inf
+    for columns in _subsets():
+        matrix = rows[:, columns] / scale[columns]
+        solution = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)[0]
+        error = float(np.square(matrix @ solution - 1).sum())
+        if (solution >= 0).all() and error < smallest_error:
+            smallest_error = error
+            constants = np.zeros(3)
+            constants[columns] = solution / scale[columns]
+
+    alpha, beta, gamma = map(float, constants)
     return Machine(alpha_s=alpha, beta_s=beta, gamma_s=gamma)
+
+
+def _subsets() -> Iterator[list[int]]:
+    """Yield each subset of the columns of three constants, without the empty subset."""
+    for count in (1, 2, 3):
+        for columns in itertools.combinations(range(3), count):
+            yield list(columns)
 
 
 def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
@@ -79,31 +94,33 @@ def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Constants that were fitted to a part of the sizes, and their error on the other part."""
+    """Constants that were fitted to a part of the sizes, and their errors on the other part."""
 
     machine: Machine
     held_out: tuple[int, ...]
-    """The sizes in bytes that the fit has not seen."""
+    """The sizes, in bytes, that the fit has left out."""
     median_error: float
     """Median relative error of all-reduces of these sizes."""
     largest_error: float
 
 
 def validate(measured: Sequence[Measurement]) -> Validation:
-    """Fit to two thirds of the sizes, and predict the all-reduces of the others.
+    """Fit to two thirds of the sizes, and predict the all-reduces of the other sizes.
 
     Raises:
         ConfigError: there are fewer than three sizes.
     """
-    held = held_out_sizes(one.bytes for one in measured)
-    if not held:
+    held_out = held_out_sizes(item.bytes for item in measured)
+    if not held_out:
         raise ConfigError("The cost model needs times of three sizes or more.", hint="Give more --sizes.")
-    machine = fit([one for one in measured if one.bytes not in held])
-    unseen = [one for one in measured if one.bytes in held and one.work.messages]
-    errors = [abs(one.work.seconds(machine) / one.seconds - 1) for one in unseen]
+
+    machine = fit([item for item in measured if item.bytes not in held_out])
+    unseen = [item for item in measured if item.bytes in held_out and item.work.messages]
+    errors = [abs(item.work.seconds(machine) / item.seconds - 1) for item in unseen]
+
     return Validation(
         machine=machine,
-        held_out=tuple(sorted(held)),
+        held_out=tuple(sorted(held_out)),
         median_error=statistics.median(errors),
         largest_error=max(errors),
     )

@@ -12,65 +12,85 @@ from slurmddp.collectives.operations import Combine
 def halving_doubling(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
-    Partners at halving distances exchange halves of what they still add up, and then double what they know.
-    On 2^k ranks each rank sends 2k messages and 2(N-1)/N of the tensor. On other numbers of ranks, the first
-    ranks join in pairs first, and one rank of each pair waits for the result.
+    Partners at halving distances exchange halves of the range that they still reduce. Then partners at
+    doubling distances exchange reduced ranges. On N = 2^k ranks each rank sends 2k messages and 2(N-1)/N of
+    the tensor. On other numbers of ranks, the first ranks form pairs: one rank of each pair gives its tensor
+    to its partner, and waits for the result.
 
     Args:
-        flat: contiguous, of one dimension, of equal length and dtype on all ranks.
-        link: of this rank.
+        flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
+        link: the link of this rank.
         combine: reduces its second argument into the first; by default a sum.
 
     Source:
         Rabenseifner, Optimization of collective reduction operations, ICCS 2004.
     """
-    rank, size = link.rank, link.world_size
-    power = 1 << (size.bit_length() - 1)
-    paired = 2 * (size - power)
-    """The ranks below this number form pairs."""
+    rank = link.rank
+    power = 1 << (link.world_size.bit_length() - 1)
+    # The ranks below this number form pairs.
+    paired = 2 * (link.world_size - power)
     if rank < paired and rank % 2 == 0:
         link.send(flat, rank + 1)()
         link.recv(flat, rank + 1)
         return
+
     if rank < paired:
         received = torch.empty_like(flat)
         link.recv(received, rank - 1)
         combine(flat, received)
+
     place = rank // 2 if rank < paired else rank - paired // 2
-    _among_power_of_two(flat, link, place, power, paired, combine)
+    _reduce_power_of_two(flat, link, place, power, paired, combine)
     if rank < paired:
         link.send(flat, rank - 1)()
 
 
-def _among_power_of_two(
+def _reduce_power_of_two(
     flat: torch.Tensor, link: Link, place: int, power: int, paired: int, combine: Combine
 ) -> None:
-    """Reduce among `power` ranks, of which this one has the number `place`."""
-    at, received = edges(flat.numel(), power), torch.empty_like(flat)
-    begin, end = 0, power
+    """Reduce among `power` ranks; this rank has the number `place` among them."""
+    chunk_edges = edges(flat.numel(), power)
+
+    def chunks(begin: int, end: int) -> torch.Tensor:
+        return flat[chunk_edges[begin] : chunk_edges[end]]
+
+    received = torch.empty_like(flat)
+    # The chunks that this rank still reduces.
+    begin = 0
+    end = power
     distance = power // 2
     while distance:
         partner = _rank_at(place ^ distance, paired)
         middle = (begin + end) // 2
-        keeps_upper = bool(place & distance)
-        kept, sent = ((middle, end), (begin, middle)) if keeps_upper else ((begin, middle), (middle, end))
-        done = link.send(flat[at[sent[0]] : at[sent[1]]], partner)
-        own = flat[at[kept[0]] : at[kept[1]]]
-        link.recv(received[: len(own)], partner)
-        combine(own, received[: len(own)])
+        if place & distance:
+            done = link.send(chunks(begin, middle), partner)
+            begin = middle
+        else:
+            done = link.send(chunks(middle, end), partner)
+            end = middle
+
+        kept = chunks(begin, end)
+        link.recv(received[: len(kept)], partner)
+        combine(kept, received[: len(kept)])
         done()
-        begin, end = kept
         distance //= 2
+
+    # From now on, the chunks whose sums this rank has.
     distance = 1
     while distance < power:
         partner = _rank_at(place ^ distance, paired)
-        other = (begin - distance, begin) if place & distance else (end, end + distance)
-        done = link.send(flat[at[begin] : at[end]], partner)
-        link.recv(flat[at[other[0]] : at[other[1]]], partner)
+        done = link.send(chunks(begin, end), partner)
+        if place & distance:
+            link.recv(chunks(begin - distance, begin), partner)
+            begin -= distance
+        else:
+            link.recv(chunks(end, end + distance), partner)
+            end += distance
+
         done()
-        begin, end = min(begin, other[0]), max(end, other[1])
         distance *= 2
 
 
 def _rank_at(place: int, paired: int) -> int:
+    """Return the rank with a number among the ranks that reduce."""
     return 2 * place + 1 if place < paired // 2 else place + paired // 2

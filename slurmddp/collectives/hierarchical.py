@@ -1,4 +1,4 @@
-"""All-reduce in two levels: within each node over one link, and between the nodes over another."""
+"""All-reduce in two levels: within each node over one link, and between the nodes over another link."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def hierarchical(
     of the tensor, to another node.
 
     Args:
-        flat: contiguous, of one dimension, of equal length and dtype on all ranks.
-        local: connects the ranks of this node, such as a `SharedMemoryLink`. All nodes have equally many.
+        flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
+        local: connects the ranks of this node, such as a `SharedMemoryLink`. All nodes have equally many
+            ranks.
         between: connects the ranks of all nodes that have the same rank in `local`.
         combine: reduces its second argument into the first; by default a sum.
 

@@ -1,7 +1,7 @@
-"""The smallest transport on which every collective runs: sends and receives of whole tensors.
+"""Define the smallest transport on which every collective runs: sends and receives of whole tensors.
 
-A user's transport is a class with the members of `Link`. `GroupLink` sends over a process group of
-torch, `ThreadLink` between threads of one process, `CountedLink` counts what another link sends.
+A user's transport is a class with the members of `Link`. `GroupLink` sends over a process group of torch.
+`ThreadLink` sends between threads of one process. `CountedLink` counts the messages of another link.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import distributed
 
 @runtime_checkable
 class Link(Protocol):
-    """The connections of one rank with all others. Messages between two ranks keep their order."""
+    """The connections of one rank to all other ranks. Messages between two ranks keep their order."""
 
     rank: int
     world_size: int
@@ -37,15 +37,16 @@ class GroupLink:
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
         self._group = group
-        self.rank, self.world_size = distributed.get_rank(group), distributed.get_world_size(group)
-        self._global = distributed.get_process_group_ranks(group or distributed.group.WORLD)
+        self.rank = distributed.get_rank(group)
+        self.world_size = distributed.get_world_size(group)
+        self._global_ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
-        work = distributed.isend(tensor, self._global[to], self._group)
+        work = distributed.isend(tensor, self._global_ranks[to], self._group)
         return (lambda: None) if work is None else work.wait
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
-        distributed.recv(tensor, self._global[source], self._group)
+        distributed.recv(tensor, self._global_ranks[source], self._group)
 
 
 class ThreadLink:
@@ -53,11 +54,13 @@ class ThreadLink:
 
     Args:
         rank: the number of this thread.
-        boxes: a queue for each pair, `boxes[source][to]`, shared by all threads (see `of_threads`).
+        boxes: a queue for each pair of ranks, `boxes[source][to]`; all threads share them (`of_threads`).
     """
 
     def __init__(self, rank: int, boxes: Sequence[Sequence[queue.SimpleQueue[torch.Tensor]]]) -> None:
-        self.rank, self.world_size, self._boxes = rank, len(boxes), boxes
+        self.rank = rank
+        self.world_size = len(boxes)
+        self._boxes = boxes
 
     @classmethod
     def of_threads(cls, count: int) -> list[ThreadLink]:
@@ -74,13 +77,16 @@ class ThreadLink:
 
 
 class CountedLink:
-    """Counts the messages and bytes that a rank sends over another link."""
+    """A link that counts the messages and bytes that this rank sends over another link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.rank, self.world_size = link.rank, link.world_size
-        self.messages = self.bytes = 0
-        """Messages and bytes that this rank has sent."""
+        self.rank = link.rank
+        self.world_size = link.world_size
+        self.messages = 0
+        """Messages that this rank has sent."""
+        self.bytes = 0
+        """Bytes that this rank has sent."""
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
         self.messages += 1

@@ -1,4 +1,4 @@
-"""All-reduce on a ring: each rank sends to the next one only."""
+"""All-reduce on a ring: each rank sends to the next rank only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def ring(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
     A chunk travels once around the ring, and each rank adds its part. The sums travel around once more. Each
-    rank sends 2(N-1) messages and 2(N-1)/N of the tensor, which is the least possible.
+    rank sends 2(N-1) messages and 2(N-1)/N of the tensor. No algorithm can send fewer bytes.
 
     Args:
-        flat: contiguous, of one dimension, of equal length and dtype on all ranks.
-        link: of this rank.
+        flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
+        link: the link of this rank.
         combine: reduces its second argument into the first; by default a sum.
 
     Source:

@@ -1,7 +1,7 @@
-"""Exchange values other than gradients between ranks; a single rank gets its own value back.
+"""Exchange values other than gradients between ranks; a single rank gets its value back.
 
 Values travel as JSON and raw tensors. Received bytes are never unpickled, because a pickle from a foreign
-process could run its code.
+process could run that process's code.
 """
 
 from __future__ import annotations
@@ -57,34 +57,40 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
     Args:
         value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint. A single rank
             refuses other values too.
-        error: an error of this rank. If any rank has one, every rank raises: a rank with an error raises its
-            error, another rank the error of the lowest rank that has one.
+        error: an error of this rank. If any rank has an error, every rank raises: a rank with an error raises
+            it, and another rank raises the error of the lowest rank with an error.
     """
     if error is None and world_size() == 1:
         flatten({"value": value})
         return [value]
+
     packed, error = _packed(value, error)
-    sent = packed if error is None else pack({"error": _describe(error)})
-    gathered = [unpack(received) for received in _all_gather(sent)] if world_size() > 1 else []
+    message = packed if error is None else pack({"error": _describe(error)})
+    # A rank with an error takes part as well, so that no other rank waits for it.
+    messages = [unpack(received) for received in _all_gather(message)] if world_size() > 1 else []
     if error is not None:
         raise error
-    for one in gathered:
-        if "error" in one:
-            raise _rebuild(one["error"])
-    return [one["value"] for one in gathered]
+
+    for content in messages:
+        if "error" in content:
+            raise _rebuild(content["error"])
+
+    return [content["value"] for content in messages]
 
 
 def gather_to_zero(value: T) -> list[T] | None:
     """Return every rank's `value` (see `gather`), in the order of ranks, on rank 0, and None elsewhere."""
     if world_size() == 1:
         return [value]
+
     packed, error = _packed(value)
     sizes = _agreed_sizes(packed, error)
-    own = _as_tensor(packed, max(sizes))
-    parts = [torch.empty_like(own) for _ in sizes] if rank() == 0 else None
-    distributed.gather(own, parts, dst=0)
+    part = _as_tensor(packed, max(sizes))
+    parts = [torch.empty_like(part) for _ in sizes] if rank() == 0 else None
+    distributed.gather(part, parts, dst=0)
     if parts is None:
         return None
+
     return [unpack(_as_bytes(part, size))["value"] for part, size in zip(parts, sizes, strict=True)]
 
 
@@ -93,11 +99,13 @@ def from_zero(value: T) -> T:
     if world_size() == 1:
         flatten({"value": value})
         return value
+
     packed, error = _packed(value) if rank() == 0 else (b"", None)
     size = _agreed_sizes(packed, error)[0]
     received = _as_tensor(packed, size)
     distributed.broadcast(received, src=0)
     shared: T = unpack(_as_bytes(received, size))["value"]
+
     return shared
 
 
@@ -107,6 +115,7 @@ def on_zero(action: Callable[[], T]) -> T:
     with agreed():
         if rank() == 0:
             result = action()
+
     shared: T = from_zero(result)
     return shared
 
@@ -128,11 +137,12 @@ def pack(value: Any) -> bytes:
     flat = flatten({"": value})
     tree = json.dumps(flat.tree, separators=(",", ":")).encode()
     tensors = encode(flat.tensors) if flat.tensors else ()
+
     return b"".join([len(tree).to_bytes(_LENGTH_BYTES, "big"), tree, *tensors])
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value, with its tensors on the CPU; raises CheckpointError for damaged bytes."""
+    """Return the value, with its tensors on the CPU; raise CheckpointError for damaged bytes."""
     view = memoryview(packed)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
     try:
@@ -145,22 +155,26 @@ def unpack(packed: bytes) -> Any:
 
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
     """Return the bytes of a value, and this rank's error: `error`, or why the value can't be sent."""
+    if error is not None:
+        return b"", error
+
     try:
-        return (pack({"value": value}) if error is None else b""), error
+        return pack({"value": value}), None
     except SlurmddpError as caught:
         return b"", caught
 
 
-def _all_gather(sent: bytes) -> list[bytes]:
-    sizes = _sizes(len(sent))
-    own = _as_tensor(sent, max(sizes))
-    parts = [torch.empty_like(own) for _ in sizes]
-    distributed.all_gather(parts, own)
+def _all_gather(data: bytes) -> list[bytes]:
+    sizes = _sizes(len(data))
+    part = _as_tensor(data, max(sizes))
+    parts = [torch.empty_like(part) for _ in sizes]
+    distributed.all_gather(parts, part)
+
     return [_as_bytes(part, size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _agreed_sizes(packed: bytes, error: Exception | None) -> list[int]:
-    """Return how many bytes each rank sends; raise on every rank if any rank has an error."""
+    """Return the number of bytes that each rank sends; raise on every rank if any rank has an error."""
     sizes = _sizes(len(packed) if error is None else _HAS_ERROR)
     if _HAS_ERROR in sizes:
         gather(None, error)
@@ -168,21 +182,18 @@ def _agreed_sizes(packed: bytes, error: Exception | None) -> list[int]:
 
 
 def _sizes(size: int) -> list[int]:
-    own = torch.tensor([size], dtype=torch.int64, device=_device())
-    parts = [torch.empty_like(own) for _ in range(world_size())]
-    distributed.all_gather(parts, own)
+    part = torch.tensor([size], dtype=torch.int64, device=_device())
+    parts = [torch.empty_like(part) for _ in range(world_size())]
+    distributed.all_gather(parts, part)
+
     return [int(part) for part in parts]
 
 
 def _device() -> torch.device:
     """Return the device on which the group's backend exchanges tensors."""
-    if "cpu:" in distributed.get_backend_config():
+    if "cpu:" in distributed.get_backend_config() or not torch.cuda.is_available():
         return torch.device("cpu")
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _as_tensor(data: bytes, size: int) -> torch.Tensor:
@@ -199,13 +210,15 @@ def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
 
 def share(tensors: Iterable[torch.Tensor]) -> None:
     """Copy the values of rank 0's tensors, of the same shapes on all ranks, to all ranks."""
-    if distributed.is_initialized():
-        with torch.no_grad():
-            for tensor in tensors:
-                shared = tensor.contiguous()
-                distributed.broadcast(shared, src=0)
-                if shared is not tensor and not torch.equal(shared, tensor):
-                    tensor.copy_(shared)
+    if not distributed.is_initialized():
+        return
+
+    with torch.no_grad():
+        for tensor in tensors:
+            shared = tensor.contiguous()
+            distributed.broadcast(shared, src=0)
+            if shared is not tensor and not torch.equal(shared, tensor):
+                tensor.copy_(shared)
 
 
 def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.Tensor:
@@ -215,43 +228,51 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
     whether it is reduced alone or in a batch of values. The price is memory for one copy per rank.
 
     Args:
-        tensor: of the same shape and dtype on all ranks.
+        tensor: a tensor of the same shape and dtype on all ranks.
         operation: a key of `OPERATIONS`.
-        device: where the backend exchanges tensors.
+        device: the device on which the backend exchanges tensors.
 
     Returns:
         A tensor of the shape, dtype and device of `tensor`.
 
     Raises:
-        ConfigError: there is no such operation, the mean of a tensor of integers was asked for, or the
+        ConfigError: there is no such operation, or the tensor has no result: the mean of integers, or the
             largest or smallest of complex numbers.
     """
     if operation not in OPERATIONS:
         raise ConfigError(
             f"There is no operation {operation!r}.", hint=near_matches(str(operation), OPERATIONS)
         )
+
     if operation == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
             f"The mean over ranks of a tensor of {tensor.dtype} was asked for.",
             hint='Give tensor.float(), or use the operation "sum".',
         )
+
     if operation in ("max", "min") and tensor.is_complex():
         raise ConfigError(
             f'The "{operation}" over ranks of a tensor of {tensor.dtype} was asked for.',
             hint="Complex numbers have no order. Give tensor.abs(), or its real and imaginary parts.",
         )
+
     if not distributed.is_initialized():
         return tensor.detach().clone()
-    own = tensor.detach().to(device).contiguous()
-    parts = [torch.empty_like(own) for _ in range(world_size())]
-    distributed.all_gather(parts, own)
-    if operation == "mean":  # The sum of numbers of the tensor's dtype may be infinite.
+
+    part = tensor.detach().to(device).contiguous()
+    parts = [torch.empty_like(part) for _ in range(world_size())]
+    distributed.all_gather(parts, part)
+    if operation == "mean":
+        # A sum in the tensor's dtype may be infinite although the mean is not.
         parts = [part.to(_WIDER.get(part.dtype, part.dtype)) for part in parts]
+
     total = parts[0]
     for part in parts[1:]:
         total = OPERATIONS[operation](total, part)
+
     if operation == "mean":
         total = total / len(parts)
+
     return total.to(tensor.device, tensor.dtype)
 
 
@@ -263,6 +284,7 @@ def agreed() -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
+
     gather(None, error)
 
 
@@ -272,6 +294,7 @@ def _describe(error: Exception) -> dict[str, str | int]:
     if not isinstance(error, SlurmddpError):
         text = f"{where} failed with {type(error).__name__}: {error}."
         return {"kind": SlurmddpError.__name__, "text": text, "hint": "", "code": SlurmddpError.exit_code}
+
     kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
     return {"kind": kind, "text": f"{where}: {error.message}", "hint": error.hint, "code": error.exit_code}
 
@@ -281,6 +304,8 @@ def _rebuild(failure: Mapping[str, Any]) -> SlurmddpError:
     kind = getattr(errors, str(failure["kind"]), SlurmddpError)
     if not (isinstance(kind, type) and issubclass(kind, SlurmddpError)):
         kind = SlurmddpError
+
     error = kind(str(failure["text"]), hint=str(failure["hint"]))
     error.exit_code = int(failure["code"])
+
     return error

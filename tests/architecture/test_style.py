@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
-FINISHED = ["checkpoint/memory", "strategies"]
+FINISHED = ["checkpoint/memory", "collectives", "strategies"]
 """Rooms, as folders of the package."""
 WITH_REASONS = {"checkpoint/memory"}
 """Finished rooms about signals, races, file systems or SLURM: their comments name reasons."""
