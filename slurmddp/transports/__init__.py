@@ -1,1 +1,1 @@
-"""Process groups of torch over transports: a user's link, shared memory, several devices."""
+"""Build torch's process groups over transports: a user's link, shared memory, several devices."""

@@ -1,4 +1,4 @@
-"""One process group per type of device behind one: torch keeps no other backend beside a group in Python."""
+"""Join one process group per type of device: torch keeps no other backend beside a group in Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurmddp.transports.named_group import NamedGroup
 
 
 class DeviceGroup(NamedGroup):
-    """Hands each operation to the process group of its tensors' device.
+    """A process group that passes each operation to the group of its tensors' device.
 
     Args:
-        groups: by type of device; a barrier goes to the first one.
+        groups: a process group for each type of device; the first group runs barriers.
     """
 
     def __init__(self, groups: Mapping[str, distributed.ProcessGroup]) -> None:
@@ -37,14 +37,19 @@ class DeviceGroup(NamedGroup):
 
 
 def _route(name: str) -> Callable[..., Any]:
+    """Return the method of `DeviceGroup` for an operation."""
+
     def call(self: DeviceGroup, *arguments: Any, **options: Any) -> Any:
-        found = [value for value in _pytree.tree_leaves(arguments) if isinstance(value, torch.Tensor)]
-        kind = found[0].device.type if found else next(iter(self._groups))
-        if kind not in self._groups:
+        leaves = _pytree.tree_leaves(arguments)
+        devices = [value.device.type for value in leaves if isinstance(value, torch.Tensor)]
+        # A barrier has no tensor.
+        device = devices[0] if devices else next(iter(self._groups))
+        if device not in self._groups:
             raise ValueError(
-                f"{name} of a tensor on {kind}, but the backends are for {', '.join(self._groups)}."
+                f"{name} of a tensor on {device}, but the backends are for {', '.join(self._groups)}."
             )
-        return getattr(self._groups[kind], name)(*arguments, **options)
+
+        return getattr(self._groups[device], name)(*arguments, **options)
 
     return call
 

@@ -1,7 +1,7 @@
-"""All collectives of torch.distributed over a link, as a process group in Python.
+"""Run all collectives of torch.distributed over a link, as a process group in Python.
 
 `DistributedDataParallel` and every function of torch.distributed work on a `LinkGroup` as they do on gloo.
-The module gives torch what it needs of a group; `operations`, `ring` and `halving_doubling` do the work.
+The module implements torch's interface of a group; `operations`, `ring` and `halving_doubling` do the work.
 """
 
 # Torch's stub declares second forms of these methods, which only its C++ code takes.
@@ -30,13 +30,16 @@ from slurmddp.transports.named_group import NamedGroup
 from slurmddp.transports.operation_queue import Finished, Operation, OperationQueue
 
 _RING_BYTES = 64 * 1024
-"""From this size on a ring reduces: it sends less than halving and doubling on other than 2^k ranks."""
+"""Tensors of this size or more are reduced on a ring.
+
+On other than 2^k ranks, a ring sends fewer bytes than halving and doubling.
+"""
 
 COMBINE: dict[Any, Combine] = {
     ReduceOp.SUM: torch.Tensor.add_,
     ReduceOp.PRODUCT: torch.Tensor.mul_,
-    ReduceOp.MIN: lambda own, other: torch.minimum(own, other, out=own),
-    ReduceOp.MAX: lambda own, other: torch.maximum(own, other, out=own),
+    ReduceOp.MIN: lambda result, other: torch.minimum(result, other, out=result),
+    ReduceOp.MAX: lambda result, other: torch.maximum(result, other, out=result),
     ReduceOp.BAND: torch.Tensor.bitwise_and_,
     ReduceOp.BOR: torch.Tensor.bitwise_or_,
     ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
@@ -45,25 +48,25 @@ COMBINE: dict[Any, Combine] = {
 
 
 class LinkGroup(NamedGroup):
-    """A process group of torch, all of whose collectives are built from `send` and `recv` of a link.
+    """A process group of torch that builds all collectives from `send` and `recv` of a link.
 
     Operations of one rank run in the order of its calls, so all ranks call them in the same order. Calls
     with `async_op=True` return at once, and a thread of the group does the work. An `irecv` runs when it is
     waited for, or before the next operation other than a send.
 
-    A link may have operations of its own, which the group prefers. Each returns NotImplemented, on all ranks
-    alike, to leave the call to the group:
+    A link may implement some operations itself, and the group then calls them. An operation returns
+    NotImplemented, on all ranks alike, to leave the call to the group:
 
         all_reduce(flat, op): reduce in place; `op` is `torch.distributed.ReduceOp.SUM`, PRODUCT, MIN, ...
         broadcast(flat, source): fill `flat` with the tensor of rank `source`.
         all_gather(out, flat): fill `out`, of N times the length of `flat`, with the tensors of all ranks.
         barrier(): return once all ranks have called it.
-        close(): release what the link holds; called at the end of the group.
+        close(): release the link's resources; called at the end of the group.
 
     All tensors are contiguous and of one dimension; they may be empty.
 
     Args:
-        link: of this rank.
+        link: the link of this rank.
         timeout: the longest wait for an operation in the thread. A link bounds its own waits.
 
     Example:
@@ -72,11 +75,12 @@ class LinkGroup(NamedGroup):
 
     def __init__(self, link: Link, timeout: timedelta = timedelta(minutes=30)) -> None:
         super().__init__(link.rank, link.world_size)  # type: ignore[call-arg]  # The stub demands a store.
-        self._link, self._timeout = link, timeout
+        self._link = link
+        self._timeout = timeout
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
-        """Receives that nobody waits for yet: a later send must not stand behind them."""
-        # At exit too: the interpreter ends a thread within torch's code by aborting the process.
+        """Receives that nobody waits for yet; they are not queued, so a later send may run before them."""
+        # At exit too: a thread within torch's code would abort the process when the interpreter ends it.
         self._end = weakref.finalize(self, self._queue.end)
 
     def getBackendName(self) -> str:  # torch calls it by this name
@@ -99,8 +103,8 @@ class LinkGroup(NamedGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
         def run() -> None:
-            flat, combine = _flat(tensors[0]), _combine(opts)
-            operations.reduce(flat, self._link, opts.rootRank, combine)
+            flat = _flat(tensors[0])
+            operations.reduce(flat, self._link, opts.rootRank, _combine(opts))
             if self._link.rank == opts.rootRank:
                 _fill(tensors[0], self._averaged(flat, opts))
 
@@ -144,13 +148,13 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> distributed.Work:
         def run() -> None:
-            for parts, own in zip(outputs, inputs, strict=True):
-                lengths = [part.numel() for part in parts]
-                whole = own.new_empty(sum(lengths))
+            for parts, part in zip(outputs, inputs, strict=True):
+                lengths = [output.numel() for output in parts]
+                whole = part.new_empty(sum(lengths))
                 pieces = _pieces(whole, lengths)
-                self._all_gather(whole, pieces, own)
-                for part, found in zip(parts, pieces, strict=True):
-                    _fill(part, found)
+                self._all_gather(whole, pieces, part)
+                for output, piece in zip(parts, pieces, strict=True):
+                    _fill(output, piece)
 
         return self._start("all_gather", run, outputs, opts)
 
@@ -159,16 +163,18 @@ class LinkGroup(NamedGroup):
     ) -> distributed.Work:
         return self.allgather(outputs, inputs, opts)
 
-    def all_gather_single(self, whole: torch.Tensor, own: torch.Tensor, opts: Any = None) -> distributed.Work:
-        return self.all_gather_single_coalesced([whole], [own], opts)
+    def all_gather_single(
+        self, whole: torch.Tensor, part: torch.Tensor, opts: Any = None
+    ) -> distributed.Work:
+        return self.all_gather_single_coalesced([whole], [part], opts)
 
     def all_gather_single_coalesced(
         self, wholes: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> distributed.Work:
         def run() -> None:
-            for whole, own in zip(wholes, inputs, strict=True):
+            for whole, part in zip(wholes, inputs, strict=True):
                 with _Flat(whole) as flat:
-                    self._all_gather(flat, self._cut(flat, own), own)
+                    self._all_gather(flat, self._cut(flat, part), part)
 
         return self._start("all_gather", run, wholes, opts)
 
@@ -176,10 +182,12 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
     ) -> distributed.Work:
         def run() -> None:
-            parts = [_flat(part) for part in outputs[0]] if outputs else []
+            # Only the root has outputs.
+            targets = outputs[0] if outputs else []
+            parts = [_flat(target) for target in targets]
             operations.gather(parts, _flat(inputs[0]), self._link, opts.rootRank)
-            for part, found in zip(outputs[0] if outputs else (), parts, strict=True):
-                _fill(part, found)
+            for target, part in zip(targets, parts, strict=True):
+                _fill(target, part)
 
         return self._start("gather", run, outputs, opts)
 
@@ -187,9 +195,10 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> distributed.Work:
         def run() -> None:
+            # Only the root has inputs.
             parts = [_flat(part) for part in inputs[0]] if inputs else []
-            with _Flat(outputs[0]) as own:
-                operations.scatter(own, parts, self._link, opts.rootRank)
+            with _Flat(outputs[0]) as flat:
+                operations.scatter(flat, parts, self._link, opts.rootRank)
 
         return self._start("scatter", run, outputs, opts)
 
@@ -197,10 +206,10 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> distributed.Work:
         def run() -> None:
-            found = [_flat(output) for output in outputs]
-            operations.all_to_all(found, [_flat(tensor) for tensor in inputs], self._link)
-            for output, flat in zip(outputs, found, strict=True):
-                _fill(output, flat)
+            parts = [_flat(output) for output in outputs]
+            operations.all_to_all(parts, [_flat(tensor) for tensor in inputs], self._link)
+            for output, part in zip(outputs, parts, strict=True):
+                _fill(output, part)
 
         return self._start("all_to_all", run, outputs, opts)
 
@@ -214,8 +223,8 @@ class LinkGroup(NamedGroup):
     ) -> distributed.Work:
         def run() -> None:
             with _Flat(output) as flat:
-                found = self._split(flat, output, output_lengths)
-                operations.all_to_all(found, self._split(_flat(whole), whole, lengths), self._link)
+                parts = self._split(flat, output, output_lengths)
+                operations.all_to_all(parts, self._split(_flat(whole), whole, lengths), self._link)
 
         return self._start("all_to_all", run, [output], opts)
 
@@ -229,12 +238,12 @@ class LinkGroup(NamedGroup):
     # --- from one rank to another
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
-        self._refuse(tag)
+        self._refuse_tag(tag)
         flat = _flat(tensors[0])
         return self._later("send", lambda: self._link.send(flat, to), tensors)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> distributed.Work:
-        self._refuse(tag)
+        self._refuse_tag(tag)
 
         def run() -> None:
             with _Flat(tensors[0]) as flat:
@@ -243,9 +252,10 @@ class LinkGroup(NamedGroup):
         label = f"recv from rank {source} on rank {self._link.rank}"
         operation = Operation(label, run, tensors, self._timeout, self._put_receives)
         self._receives.append(operation)
+
         return operation
 
-    def _refuse(self, tag: int) -> None:
+    def _refuse_tag(self, tag: int) -> None:
         if tag:
             raise NotImplementedError(
                 f"{self.getBackendName()} sends messages in their order, without tags: leave `tag={tag}` out."
@@ -271,11 +281,13 @@ class LinkGroup(NamedGroup):
 
     def _end_coalescing(self, device: torch.device) -> distributed.Work:
         self._put_receives()
+        # torch waits for this operation, which runs after all others.
         return self._later("coalesced operations", lambda: None, [])
 
     def shutdown(self) -> None:
         """End the thread and the link; torch calls it in `destroy_process_group`."""
         self._end()
+        # A user's link need not have the method.
         getattr(self._link, "close", lambda: None)()
 
     abort = shutdown
@@ -286,12 +298,16 @@ class LinkGroup(NamedGroup):
         """Run a collective after all earlier operations: in the thread if the caller does not wait."""
         if self._receives:
             self._put_receives()
+
+        # Without other operations, the caller runs it itself: a change of threads costs more than a message.
         waits = not getattr(opts, "asyncOp", True)
         if waits and self._queue.run(run):
             return Finished(outputs)
+
         operation = self._later(name, run, outputs)
         if waits:
             operation.wait()
+
         return operation
 
     def _later(self, name: str, run: Callable[[], object], outputs: Sequence[Any]) -> Operation:
@@ -300,88 +316,112 @@ class LinkGroup(NamedGroup):
         return operation
 
     def _put_receives(self) -> None:
+        # Two threads may wait for receives at the same time, so a check before the pop would not be safe.
         with suppress(IndexError):
             while True:
                 self._queue.put(self._receives.popleft())
 
     def _by_link(self, name: str, *arguments: object) -> bool:
-        """Return whether the link has an operation of its own by this name and has done it."""
-        own = getattr(self._link, name, None)
-        return own is not None and own(*arguments) is not NotImplemented
+        """Let the link run an operation; return whether the link implements it and has run it."""
+        operation = getattr(self._link, name, None)
+        return operation is not None and operation(*arguments) is not NotImplemented
 
     def _all_reduce(self, flat: torch.Tensor, opts: Any) -> None:
         # This order keeps comparisons of torch's reductions few: each takes a microsecond.
         if flat.numel() and self._link.world_size > 1:
             if not self._by_link("all_reduce", flat, _reduction(opts)):
                 is_large = flat.numel() * flat.element_size() >= _RING_BYTES
-                (ring if is_large else halving_doubling)(flat, self._link, _combine(opts))
+                algorithm = ring if is_large else halving_doubling
+                algorithm(flat, self._link, _combine(opts))
         else:
+            # An unsupported reduction is refused on one rank too.
             _combine(opts)
+
         self._averaged(flat, opts)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> None:
-        """Gather the elements of all ranks, because each rank has elements of its own."""
+        """Gather the elements of all ranks, because the ranks have values at different indices."""
         if _reduction(opts) != ReduceOp.SUM:
             raise NotImplementedError("Of sparse tensors, only sums and averages are supported.")
-        own = tensor.detach().coalesce()
+
+        elements = tensor.detach().coalesce()
         counts = torch.zeros(self.size(), dtype=torch.long)
-        counts[self._link.rank] = own._nnz()
+        counts[self._link.rank] = elements._nnz()
         operations.all_gather(torch.split(counts, 1), self._link)
-        indices = self._all_rows(own.indices().t(), counts.tolist()).t()
-        values = self._all_rows(own.values(), counts.tolist())
-        total = torch.sparse_coo_tensor(indices, values, own.shape).coalesce()
+
+        indices = self._all_rows(elements.indices().t(), counts.tolist()).t()
+        values = self._all_rows(elements.values(), counts.tolist())
+        total = torch.sparse_coo_tensor(indices, values, elements.shape).coalesce()
         self._averaged(total.values(), opts)
-        with torch.no_grad():  # A detached sparse tensor has elements of its own.
+
+        # A detached sparse tensor does not share its elements with the tensor.
+        with torch.no_grad():
             tensor.copy_(total)
 
     def _all_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return the rows of all ranks, of which each has the given number."""
-        every = rows.new_empty((sum(counts), *rows.shape[1:]))
-        parts = _pieces(every.view(-1), [count * math.prod(rows.shape[1:]) for count in counts])
+        """Return the rows of all ranks; rank i has `counts[i]` rows."""
+        gathered = rows.new_empty((sum(counts), *rows.shape[1:]))
+        row_length = math.prod(rows.shape[1:])
+        parts = _pieces(gathered.view(-1), [count * row_length for count in counts])
         parts[self._link.rank].copy_(_flat(rows))
         operations.all_gather(parts, self._link)
-        return every
+
+        return gathered
 
     def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> None:
         operations.reduce_scatter(parts, self._link, _combine(opts))
         _fill(output, self._averaged(parts[self._link.rank], opts))
 
     def _averaged(self, flat: torch.Tensor, opts: Any) -> torch.Tensor:
-        """Divide by the world size if the average was asked for; integers are cut, as by NCCL."""
+        """Divide by the world size if the average was asked for; integers are truncated, as by NCCL."""
         if getattr(opts, "reduceOp", None) != ReduceOp.AVG:
             return flat
+
         fractional = flat.is_floating_point() or flat.is_complex()
         return flat.div_(self.size(), rounding_mode=None if fractional else "trunc")
 
-    def _all_gather(self, whole: torch.Tensor, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
-        flat, even = _flat(own), all(len(part) == own.numel() for part in parts)
-        if even and whole.numel() and self._by_link("all_gather", whole, flat):
+    def _all_gather(self, whole: torch.Tensor, parts: Sequence[torch.Tensor], part: torch.Tensor) -> None:
+        """Fill `parts`, views of `whole`, with the `part` of each rank."""
+        flat = _flat(part)
+        has_equal_lengths = all(len(other) == len(flat) for other in parts)
+        if has_equal_lengths and whole.numel() and self._by_link("all_gather", whole, flat):
             return
+
         parts[self._link.rank].copy_(flat)
         operations.all_gather(parts, self._link)
 
     def _cut(self, whole: torch.Tensor, part: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return a view of `whole` for each rank, of the size of `part`."""
-        length, size = part.numel(), self.size()
+        length = part.numel()
+        size = self.size()
         if whole.numel() != size * length:
             raise ValueError(f"{whole.numel()} elements are not those of {size} ranks with {length} each.")
         return _pieces(whole, [length] * size)
 
     def _split(self, flat: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Return a view of `flat` for each rank, of `lengths` along the first dimension; empty: even."""
+        """Return a view of `flat` for each rank.
+
+        Args:
+            flat: the elements of `tensor`.
+            tensor: the tensor to split.
+            lengths: number of rows for each rank, along the first dimension; empty: equally many.
+        """
         rows = len(tensor) if tensor.dim() else 0
-        lengths = lengths or [rows // self.size()] * self.size()
+        if not lengths:
+            lengths = [rows // self.size()] * self.size()
         if sum(lengths) != rows or len(lengths) != self.size():
             raise ValueError(f"{rows} rows can't be split into {list(lengths)} for {self.size()} ranks.")
-        each = flat.numel() // max(rows, 1)
-        return _pieces(flat, [length * each for length in lengths])
+
+        row_length = flat.numel() // max(rows, 1)
+        return _pieces(flat, [length * row_length for length in lengths])
 
 
 class _Flat:
-    """Gives a tensor as a contiguous one of one dimension, and copies it back at the end if need be."""
+    """A context that yields a tensor as contiguous and of one dimension, and stores changes at its end."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._flat = tensor, _flat(tensor)
+        self._tensor = tensor
+        self._flat = _flat(tensor)
 
     def __enter__(self) -> torch.Tensor:
         return self._flat
@@ -397,21 +437,22 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(flat: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Return neighbouring views of these lengths."""
+    """Return neighbouring views with these lengths."""
     return [flat[begin:end] for begin, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def _fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy `flat` into `tensor`, unless it is a view of it."""
+    """Copy `flat` into `tensor`, unless `flat` is a view of `tensor`."""
     if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def _reduction(opts: Any) -> Any:
     """Return the reduction between ranks: an average begins as a sum."""
-    asked = getattr(opts, "reduceOp", ReduceOp.SUM)
-    asked = getattr(asked, "op", asked)
-    return ReduceOp.SUM if asked == ReduceOp.AVG else asked
+    reduction = getattr(opts, "reduceOp", ReduceOp.SUM)
+    # Some calls pass the enumeration, and others an object around it.
+    reduction = getattr(reduction, "op", reduction)
+    return ReduceOp.SUM if reduction == ReduceOp.AVG else reduction
 
 
 def _combine(opts: Any) -> Combine:

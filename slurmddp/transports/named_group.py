@@ -1,4 +1,4 @@
-"""A process group in Python that knows its name, which torch needs to destroy a sub-group."""
+"""Keep the name of a process group in Python: torch needs it to destroy a sub-group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from torch import distributed
 
 
 class NamedGroup(distributed.ProcessGroup):
-    """The base of the groups of this package. torch keeps the name in a backend in C++, which they lack."""
+    """The base of this package's groups. torch keeps a name in a C++ backend, and these groups have none."""
 
     _name = ""
 
-    def _set_group_name(self, name: str) -> None:  # torch calls it by this name
+    # torch calls the method by this name.
+    def _set_group_name(self, name: str) -> None:
         self._name = name
 
+    # A str; newer versions of torch declare a type GroupName for it.
     @property
-    def group_name(self) -> Any:  # A str, which newer versions of torch call GroupName.
+    def group_name(self) -> Any:
         return self._name

@@ -1,4 +1,4 @@
-"""Operations of a process group, run one by one in the order of the calls, by a thread or by the caller."""
+"""Run a process group's operations one by one in the order of the calls, in a thread or in the caller."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slurmddp.errors import RankFailure
 T = TypeVar("T")
 
 _NONE = timedelta()
-"""The time-out by which torch asks for that of the group."""
+"""torch passes this time-out if the caller gives none: the group's time-out holds."""
 _END_S = 1.0
-"""Most seconds to wait for the thread at the end of a group."""
+"""The longest wait for the thread at the end of a group."""
 
 
 def call_link(call: Callable[[], T]) -> T:
-    """Return the result of a call that uses a link; raises RankFailure if the link is broken."""
+    """Return the result of a call that uses a link; raise RankFailure if the link is broken."""
     try:
         return call()
     except (ConnectionError, TimeoutError) as error:
@@ -33,7 +33,7 @@ def call_link(call: Callable[[], T]) -> T:
 
 
 class Operation(distributed.Work):
-    """One operation of a group: the handle that torch's functions return under `async_op=True`.
+    """An operation of a group: the handle that torch's functions return under `async_op=True`.
 
     Args:
         label: the operation and its rank, for errors.
@@ -52,7 +52,10 @@ class Operation(distributed.Work):
         begin: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__()
-        self._label, self._run, self._outputs, self._timeout = label, run, list(outputs), timeout
+        self._label = label
+        self._run = run
+        self._outputs = list(outputs)
+        self._timeout = timeout
         self._begin = begin
         self._done = threading.Event()
         self._future: torch.futures.Future[Any] = torch.futures.Future()
@@ -65,7 +68,9 @@ class Operation(distributed.Work):
             self._finish = call_link(self._run)
         except Exception as error:
             self._error = error
-        self._run = lambda: None  # Release the tensors.
+
+        # The function holds the tensors, and the caller may keep this handle for long.
+        self._run = lambda: None
         self._done.set()
         if self._error is None:
             self._future.set_result(self._outputs)
@@ -75,21 +80,25 @@ class Operation(distributed.Work):
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Return True once the operation is done; raise its error, or RankFailure after `timeout`."""
         self._begin()
-        limit = timeout or self._timeout
-        if not self._done.wait(limit.total_seconds()):
-            raise RankFailure(f"{self._label} is not done after {limit.total_seconds():g} s.")
+        timeout_s = (timeout or self._timeout).total_seconds()
+        if not self._done.wait(timeout_s):
+            raise RankFailure(f"{self._label} is not done after {timeout_s:g} s.")
         if self._error is not None:
             raise self._error
-        finish, self._finish = self._finish, None
+
+        # A link's function may be called once only.
+        finish = self._finish
+        self._finish = None
         if callable(finish):
             call_link(finish)
+
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation is done. Of a started send, wait until its tensor may change."""
+        """Return whether the operation is done. If it is a started send, wait until its tensor may change."""
         self._begin()
         if not self._done.is_set():
             return False
@@ -111,7 +120,7 @@ class Operation(distributed.Work):
 
 
 class Finished(distributed.Work):
-    """An operation that was done before its caller went on. An `Operation` costs four times as much."""
+    """The handle of an operation that its caller has run. An `Operation` costs four times as much."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
@@ -135,9 +144,9 @@ class Finished(distributed.Work):
 
 
 class OperationQueue:
-    """Runs operations one after the other, in the order in which they were given.
+    """A queue that runs operations one after the other, in the order of the calls.
 
-    A thread, started with the first operation that nobody waits for, runs what is put.
+    A thread runs the queued operations. It starts with the first of them.
     """
 
     def __init__(self) -> None:
@@ -146,23 +155,27 @@ class OperationQueue:
         self._thread: threading.Thread | None = None
 
     def run(self, run: Callable[[], object]) -> bool:
-        """Run an operation here unless others wait for their turn; return whether it ran."""
+        """Run an operation in the caller unless others are queued; return whether it ran."""
+        # Operations run in the order of the calls.
         if self._queue.unfinished_tasks:
             return False
+
         with self._one_at_a_time:
             call_link(run)
         return True
 
     def put(self, operation: Operation) -> None:
-        """Let the thread run the operation in its turn."""
+        """Queue an operation for the thread."""
         if self._thread is None:
+            # A daemon, because a thread that is stuck in a link must not keep the process from its end.
             self._thread = threading.Thread(target=self._loop, name="slurmddp-link", daemon=True)
             self._thread.start()
         self._queue.put(operation)
 
     def end(self) -> None:
-        """Let the thread end after the operations that wait, and wait for it a moment."""
+        """End the thread after the queued operations; wait for it for a second."""
         self._queue.put(None)
+        # The thread itself calls this if it deletes the last reference to the group.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 
@@ -170,5 +183,6 @@ class OperationQueue:
         while (operation := self._queue.get()) is not None:
             with self._one_at_a_time:
                 operation.run()
+            # Otherwise the tensors of the operation would live until the next operation.
             del operation
             self._queue.task_done()

@@ -1,4 +1,4 @@
-"""Register transports as backends of torch.distributed: shipped ones by name, others by import path."""
+"""Register transports as backends of torch.distributed: shipped transports by name, others by import path."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ TRANSPORTS: Mapping[str, str] = {
 }
 """The import paths of the shipped transports, by name."""
 GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
-"""Methods that a process group of a person's own must have: a training calls them."""
-
+"""Methods that a user's process group must have: a training calls them."""
 
 Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessGroup]
 """Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
@@ -35,8 +34,8 @@ def register(backend: str) -> str:
         backend: a backend that torch knows, a shipped transport, `package.module.Class`, or one of these for
             each type of device, as in `cpu:my_package.transport.MyTransport,cuda:nccl`. A class is built as
             `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as it is;
-            any other class is a `Link`, and a `LinkGroup` makes the collectives from it. Its attribute
-            `devices` names the types of devices whose tensors it takes; `("cpu",)` by default.
+            any other class is a `Link`, and a `LinkGroup` builds the collectives from it. The attribute
+            `devices` of a class names the types of devices whose tensors it accepts; `("cpu",)` by default.
 
     Raises:
         ConfigError: there is no such backend, or the class lacks operations.
@@ -46,72 +45,85 @@ def register(backend: str) -> str:
     """
     if ":" not in backend:
         return _register_one(backend)
+
     names = {device: _register_one(name) for device, name in split_devices(backend).items()}
     joined = ",".join(f"{device}:{name}" for device, name in names.items())
-    own = [name for name in names.values() if name.upper() in distributed.Backend._plugins]
-    if own and (others := set(names.values()) - {*own, "gloo", "nccl"}):
+    transports = [name for name in names.values() if name.upper() in distributed.Backend._plugins]
+    if not transports:
+        return joined
+
+    others = set(names.values()) - {*transports, "gloo", "nccl"}
+    if others:
         raise ConfigError(
-            f"backend={backend!r} has {others.pop()} beside {own[0]}.",
+            f"backend={backend!r} has {others.pop()} beside {transports[0]}.",
             hint="Beside a transport, the backends of other devices are gloo, nccl or transports.",
         )
-    if own:
-        _add(joined, _for_each_device(names), list(names))
+
+    _add(joined, _for_each_device(names), list(names))
     return joined
 
 
 def split_devices(backend: str) -> dict[str, str]:
-    """Return the backend of each type of device that a string such as `cpu:gloo,cuda:nccl` names."""
+    """Return the backend of each type of device from a string such as `cpu:gloo,cuda:nccl`."""
     parts = [part.strip().partition(":") for part in backend.split(",")]
-    found = {device: name for device, _, name in parts}
-    if len(found) < len(parts) or not all(device and name and ":" not in name for device, _, name in parts):
+    names = {device: name for device, _, name in parts}
+    is_complete = all(device and name and ":" not in name for device, _, name in parts)
+    if len(names) < len(parts) or not is_complete:
         raise ConfigError(
             f"backend={backend!r} is not a list of devices with a backend each.",
             hint="Name each type of device once, as in backend=cpu:gloo,cuda:nccl.",
         )
-    return found
+
+    return names
 
 
 def _register_one(name: str) -> str:
     if name.lower() in distributed.Backend.backend_list:
         return name.lower()
+
     if name not in TRANSPORTS and "." not in name:
         raise ConfigError(
             f"backend={name!r} is not known.",
             hint=f"{near_matches(name, known_backends())} One of your own is given as package.module.Class.",
         )
-    found = locate(TRANSPORTS.get(name, name), key="backend")
-    _check(found, name)
+
+    transport: Any = locate(TRANSPORTS.get(name, name), key="backend")
+    _check(transport, name)
 
     def create(
         store: distributed.Store, rank: int, world_size: int, timeout: timedelta
     ) -> distributed.ProcessGroup:
         try:
-            built = found(store, rank, world_size, timeout)
+            built = transport(store, rank, world_size, timeout)
         except SlurmddpError:
             raise
         except Exception as error:
+            # A user's class may raise anything.
             raise ConfigError(
                 f"backend={name!r} can't be built on rank {rank}: {type(error).__name__}: {error}.",
-                hint=f"It is called as {found.__qualname__}(store, rank, world_size, timeout).",
+                hint=f"It is called as {transport.__qualname__}(store, rank, world_size, timeout).",
             ) from error
+
         return built if isinstance(built, distributed.ProcessGroup) else LinkGroup(built, timeout)
 
-    return _add(name, create, list(getattr(found, "devices", ("cpu",))))
+    return _add(name, create, list(getattr(transport, "devices", ("cpu",))))
 
 
 def _for_each_device(names: Mapping[str, str]) -> Create:
-    """Return what builds a group for each device, since torch keeps no backend beside a group in Python."""
+    """Return a function that builds a group per device: torch keeps no backend beside a group in Python."""
 
     def create(
         store: distributed.Store, rank: int, world_size: int, timeout: timedelta
     ) -> distributed.ProcessGroup:
         groups = {}
         for device, name in names.items():
-            part = distributed.PrefixStore(f"{device}/", store)
-            if plugin := distributed.Backend._plugins.get(name.upper()):
-                groups[device] = plugin.creator_fn(part, rank, world_size, timeout)
+            device_store = distributed.PrefixStore(f"{device}/", store)
+            plugin = distributed.Backend._plugins.get(name.upper())
+            if plugin:
+                groups[device] = plugin.creator_fn(device_store, rank, world_size, timeout)
             else:
-                groups[device] = _of_torch(device, name, part, rank, world_size, timeout)
+                groups[device] = _of_torch(device, name, device_store, rank, world_size, timeout)
+
         return DeviceGroup(groups)
 
     return create
@@ -121,6 +133,7 @@ def _of_torch(
     device: str, name: str, store: distributed.Store, rank: int, world_size: int, timeout: timedelta
 ) -> distributed.ProcessGroup:
     """Return a process group with a backend of torch for one type of device."""
+    # The group has no backend yet: torch registers a backend for each type of device.
     group = distributed.ProcessGroup(store, rank, world_size)
     if name == "nccl":
         options = distributed.ProcessGroupNCCL.Options()
@@ -128,9 +141,11 @@ def _of_torch(
         backend: Any = distributed.ProcessGroupNCCL(store, rank, world_size, options)
     else:
         backend = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+
     kind = distributed.Backend.backend_type_map[name]
     group._set_default_backend(kind)
     group._register_backend(torch.device(device), kind, backend)
+
     return group
 
 
@@ -144,16 +159,19 @@ def known_backends() -> list[str]:
     return sorted({*distributed.Backend.backend_list, *TRANSPORTS} - {"undefined", "fake"})
 
 
-def _check(found: Any, name: str) -> None:
-    if not isinstance(found, type):
+def _check(transport: Any, name: str) -> None:
+    """Raise ConfigError if a transport is no class, or lacks methods."""
+    if not isinstance(transport, type):
         raise ConfigError(f"backend={name!r} is not a class.", hint="Name a class: package.module.Class.")
-    is_group = issubclass(found, distributed.ProcessGroup)
+
+    is_group = issubclass(transport, distributed.ProcessGroup)
     needed = GROUP_OPERATIONS if is_group else methods(Link)
+    # A method that is inherited from torch's base class only raises.
     missing = [
-        operation
-        for operation in needed
-        if not callable(getattr(found, operation, None))
-        or getattr(found, operation) is getattr(distributed.ProcessGroup, operation)
+        method
+        for method in needed
+        if not callable(getattr(transport, method, None))
+        or getattr(transport, method) is getattr(distributed.ProcessGroup, method)
     ]
     if missing:
         kind = "process group" if is_group else "link"

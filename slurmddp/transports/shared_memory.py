@@ -1,9 +1,9 @@
-"""The transport for ranks of one host: tensors pass through memory that all ranks have mapped.
+"""Connect ranks of one host: tensors pass through memory that all ranks have mapped.
 
-Backend `shm`. Each collective runs in rounds. In a round a rank copies a piece of its tensor into a slot of
-its own, tells the others, waits for them, and reads their slots. Three sets of slots take turns, so a rank
-may fill its next slot while slower ranks still read. A set is free again after two more rounds, because a
-rank enters a round only after it has left the round before.
+Backend `shm`. Each collective runs in rounds. In a round a rank copies a piece of its tensor into its slot,
+publishes the slot, waits for the other ranks, and reads their slots. Three sets of slots take turns, so a
+rank may fill its next slot while slower ranks still read. A set is free again after two more rounds, because
+a rank enters a round only after it has left the round before.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ LEAST_SLOT_BYTES = 64 * 1024
 WHOLE_BYTES = 128 * 1024
 """Up to this size, of all ranks' tensors together, each rank reduces the whole tensor: one wait, not two."""
 MESSAGE_BYTES = 64 * 1024
-"""Bytes of one part of a message from rank to rank; two parts of a pair fit into the memory."""
+"""Bytes of a part of a message between two ranks; the memory has room for two parts per pair of ranks."""
 _SETS = 3
 _PAGE_BYTES = 4096
 _PARTS = 2
 _WORDS = LINE_BYTES // 8
 _VIEWS = 256
-"""Most lengths whose views and numbers are kept: a training uses few."""
+"""The most lengths of tensors whose views and numbers are cached: a training uses few."""
 
 
 class SharedMemoryLink:
-    """A link between ranks of one host, with all-reduce, broadcast, all-gather and barrier of its own.
+    """A link between ranks of one host that implements all-reduce, broadcast, all-gather and barrier itself.
 
     One thread at a time calls it. Collectives use 6 MB of memory, and 192 kB for each rank on more than
-    32 ranks; a pair of ranks that exchanges messages uses 128 kB in each direction.
+    32 ranks. A pair of ranks that exchanges messages uses 128 kB in each direction.
 
     Args:
-        store: by which the ranks find each other.
-        rank: of this process.
+        store: the store by which the ranks find each other.
+        rank: the rank of this process.
         world_size: number of ranks.
         timeout: the longest wait for another rank.
 
@@ -62,55 +62,62 @@ class SharedMemoryLink:
     """
 
     def __init__(self, store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._slot_bytes = max(SET_BYTES // world_size // _PAGE_BYTES * _PAGE_BYTES, LEAST_SLOT_BYTES)
-        pairs, sets = world_size**2, _SETS * world_size * self._slot_bytes
+        sets_bytes = _SETS * world_size * self._slot_bytes
+        pairs = world_size**2
         self._memory = NodeMemory(
             store,
             rank,
             world_size,
             timeout,
-            words=2 * pairs,
-            data_bytes=sets + pairs * _PARTS * MESSAGE_BYTES,
+            extra_words=2 * pairs,
+            data_bytes=sets_bytes + pairs * _PARTS * MESSAGE_BYTES,
         )
+
         data = self._memory.data
-        self._slots = data[:sets].view(_SETS, world_size, self._slot_bytes)
-        self._parts = data[sets:].view(world_size, world_size, _PARTS, MESSAGE_BYTES)
+        self._slots = data[:sets_bytes].view(_SETS, world_size, self._slot_bytes)
+        self._parts = data[sets_bytes:].view(world_size, world_size, _PARTS, MESSAGE_BYTES)
         self._round = 0
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
         self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
-        """The numbers by which the ranks compare their operations."""
+        """By operation, dtype and length, the number by which the ranks compare their operations."""
         self._outgoing: dict[int, deque[_Message]] = {}
+        """By receiver, the messages that are not in the memory yet."""
         self._pushing = threading.Lock()
 
     # --- collectives
 
     def all_reduce(self, flat: torch.Tensor, op: Any = ReduceOp.SUM) -> Any:
-        """Reduce in place; all ranks end with equal bits, because one order of ranks holds for all elements.
+        """Reduce a tensor in place; all ranks end with equal bits, because they reduce in the same order.
 
-        Large tensors pass in pieces. Each rank reduces its share of a piece while the others reduce theirs,
-        and copies its next piece in before it waits for them.
+        Large tensors pass in pieces. Each rank reduces its share of a piece while the other ranks reduce
+        their shares, and copies its next piece in before it waits for them.
 
         Args:
-            flat: contiguous, of one dimension, of equal length and dtype on all ranks.
+            flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
             op: `torch.distributed.ReduceOp.SUM`, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
 
         Returns:
-            NotImplemented for another reduction, else None.
+            None; NotImplemented for another reduction.
         """
         if op == ReduceOp.AVG:
             self.all_reduce(flat)
             fractional = flat.is_floating_point() or flat.is_complex()
             flat.div_(self.world_size, rounding_mode=None if fractional else "trunc")
             return None
+
         combine = COMBINE.get(op)
         if combine is None:
             return NotImplemented
+
         self._begin(combine, flat)
         if flat.numel() * flat.element_size() * self.world_size <= WHOLE_BYTES:
             self._reduce_whole(flat, combine)
         else:
             self._reduce_shares(flat, combine)
+
         return None
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
@@ -121,12 +128,14 @@ class SharedMemoryLink:
             slots, _ = self._next_slots(piece)
             if self.rank == source:
                 slots[source].copy_(piece)
+
+            # The other ranks publish as well: a set of slots is free once all ranks have left its round.
             memory.reach(memory.publish())
             if self.rank != source:
                 piece.copy_(slots[source])
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
-        """Fill `out`, of N times the length of `flat`, with the tensors of all ranks in their order."""
+        """Fill `out`, of N times the length of `flat`, with the tensors of all N ranks in their order."""
         memory = self._memory
         self._begin("all_gather", flat)
         rows = [self._pieces(row) for row in out.view(self.world_size, -1)]
@@ -143,30 +152,36 @@ class SharedMemoryLink:
         self._memory.reach(self._memory.publish())
 
     def close(self) -> None:
-        """Release what the link holds; the ranks need not call it together."""
+        """Close the descriptors of the other ranks; the ranks need not call it together."""
         self._memory.close()
 
     def _begin(self, operation: Combine | str, flat: torch.Tensor) -> None:
-        """Let the ranks notice if they are in different operations, or have different tensors."""
+        """Set the number by which the ranks detect different operations, or different tensors."""
         key = (operation, flat.dtype, flat.numel())
         call = self._calls.get(key)
         if call is None:
+            # Functions have no name that is equal in all processes, but their order in the table is.
             name = operation if isinstance(operation, str) else list(COMBINE.values()).index(operation)
             if len(self._calls) >= _VIEWS:
                 self._calls.clear()
-            call = self._calls[key] = zlib.crc32(f"{name} {flat.dtype} {flat.numel()}".encode())
+            call = zlib.crc32(f"{name} {flat.dtype} {flat.numel()}".encode())
+            self._calls[key] = call
+
         self._memory.call = call
 
     def _reduce_whole(self, flat: torch.Tensor, combine: Combine) -> None:
-        memory, (slots, _) = self._memory, self._next_slots(flat)
+        memory = self._memory
+        slots, _ = self._next_slots(flat)
         slots[self.rank].copy_(flat)
         memory.reach(memory.publish())
+
         flat.copy_(slots[0])
         for slot in slots[1:]:
             combine(flat, slot)
 
     def _reduce_shares(self, flat: torch.Tensor, combine: Combine) -> None:
-        memory, pieces = self._memory, self._pieces(flat)
+        memory = self._memory
+        pieces = self._pieces(flat)
         slots, shares = self._next_slots(pieces[0])
         slots[self.rank].copy_(pieces[0])
         filled = memory.publish()
@@ -174,16 +189,20 @@ class SharedMemoryLink:
             memory.reach(filled)
             for share in shares[1:]:
                 combine(shares[0], share)
-            reduced, result = memory.publish(), slots[0]
+
+            reduced = memory.publish()
+            result = slots[0]
+            # The next piece goes in before the wait, so that slower ranks delay the copy less.
             if number + 1 < len(pieces):
                 slots, shares = self._next_slots(pieces[number + 1])
                 slots[self.rank].copy_(pieces[number + 1])
                 filled = memory.publish()
+
             memory.reach(reduced)
             piece.copy_(result)
 
     def _pieces(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return views that fit into a slot each; one empty view of an empty tensor."""
+        """Return views that each fit into a slot; an empty tensor has one empty view."""
         return torch.split(flat, self._slot_bytes // flat.element_size())
 
     def _next_slots(self, piece: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -194,6 +213,7 @@ class SharedMemoryLink:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
             self._views[key] = [self._cut(slots, piece) for slots in self._slots]
+
         return self._views[key][self._round]
 
     def _cut(self, slots: torch.Tensor, piece: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -210,23 +230,29 @@ class SharedMemoryLink:
         message = _Message(tensor)
         self._outgoing.setdefault(to, deque()).append(message)
         self._push()
+
         return lambda: self._finish(message, to)
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Fill a contiguous tensor, of the sent shape and dtype, with the next message of `source`."""
+        memory = self._memory
         sent, taken = self._words(source, self.rank)
-        message, words = _Message(tensor), self._memory.words
+        message = _Message(tensor)
         for part in message.parts:
-            count = words[taken] + 1
-            self._memory.wait(sent, count, source, self._push)
-            if (found := words[sent + 1 + count % _PARTS]) != message.bytes:
+            count = memory.words[taken] + 1
+            # The sender may wait for a message of this rank meanwhile.
+            memory.wait(sent, count, source, self._push)
+            sent_bytes = memory.words[sent + 1 + count % _PARTS]
+            if sent_bytes != message.bytes:
                 raise RankFailure(
-                    f"Rank {source} sent {found} bytes, and rank {self.rank} expected {message.bytes}.",
+                    f"Rank {source} sent {sent_bytes} bytes, and rank {self.rank} expected {message.bytes}.",
                     hint="All ranks must call the same collectives in the same order, with tensors of equal "
                     "length and dtype.",
                 )
+
             part.copy_(self._parts[source, self.rank, count % _PARTS, : len(part)])
-            self._memory.set(taken, count)
+            # From now on the sender may overwrite the part.
+            memory.set(taken, count)
 
     def _finish(self, message: _Message, to: int) -> None:
         _, taken = self._words(self.rank, to)
@@ -235,9 +261,10 @@ class SharedMemoryLink:
                 self._memory.wait(taken, self._memory.words[taken] + 1, to, self._push)
 
     def _push(self) -> bool:
-        """Copy waiting parts into the memory as far as it has room; return whether there were any."""
+        """Copy waiting parts into the memory as far as it has room; return whether any part was copied."""
         moved = False
-        with self._pushing:  # A caller may wait for a message while the thread of a group receives.
+        # A caller may wait for a message while the thread of a group receives.
+        with self._pushing:
             for to, messages in self._outgoing.items():
                 sent, taken = self._words(self.rank, to)
                 while messages and self._memory.words[sent] - self._memory.words[taken] < _PARTS:
@@ -245,16 +272,18 @@ class SharedMemoryLink:
                     part = messages[0].parts.popleft()
                     self._memory.words[sent + 1 + count % _PARTS] = messages[0].bytes
                     self._parts[self.rank, to, count % _PARTS, : len(part)].copy_(part)
+                    # The fence in `set` makes the part visible before its number.
                     self._memory.set(sent, count)
                     moved = True
                     if not messages[0].parts:
                         messages.popleft()
+
         return moved
 
     def _words(self, source: int, to: int) -> tuple[int, int]:
-        """Return the places of the words that count the parts sent from `source` to `to`, and taken.
+        """Return the indices of two words, which count the parts sent from `source` to `to`, and taken.
 
-        The size of the message of each part in the memory follows the first word.
+        The sizes of the messages whose parts are in the memory follow the first word.
         """
         first = self._memory.first_word + 2 * (source * self.world_size + to) * _WORDS
         return first, first + _WORDS
@@ -265,4 +294,5 @@ class _Message:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         flat = tensor.detach().view(-1).view(torch.uint8)
-        self.bytes, self.parts = len(flat), deque(torch.split(flat, MESSAGE_BYTES))
+        self.bytes = len(flat)
+        self.parts = deque(torch.split(flat, MESSAGE_BYTES))

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
-FINISHED = ["checkpoint/memory", "collectives", "strategies"]
+FINISHED = ["checkpoint/memory", "collectives", "strategies", "transports"]
 """Rooms, as folders of the package."""
-WITH_REASONS = {"checkpoint/memory"}
+WITH_REASONS = {"checkpoint/memory", "transports"}
 """Finished rooms about signals, races, file systems or SLURM: their comments name reasons."""
 DENSE = """
 def ask(found, own, said):
