@@ -34,29 +34,32 @@ _PAST_SAVES = 10
 
 
 class StopController:
-    """Answers `should_stop` once per step.
+    """Decide once per step whether the training stops.
 
-    A given `guard` is used together with its signals, and stays open after `close`.
+    Args:
+        guard: a running guard, whose signals are used too and which stays open after `close`; None opens a
+            guard at the first question.
+        run: the run that this training belongs to.
     """
 
     is_leaving: ClassVar[bool] = False
-    """Whether `should_stop` returned True and no backward pass followed; the exit code is then not 0.
-
-    It is assigned only when it changes: an assignment to a class empties Python's attribute caches.
-    """
+    """Whether `should_stop` returned True and no backward pass followed; the exit code is then not 0."""
 
     def __init__(self, guard: ExitGuard | None, run: RunContext = RunContext()) -> None:  # noqa: B008 - frozen
         self._run = run
         self._guard = guard
-        self._own = ExitStack()
+        self._opened = ExitStack()
         """The guard and signals that this object has opened."""
         self._agreement: StopAgreement | None = None
-        self._found_at_start: StopReason | None = None
+        self._reason_at_start: StopReason | None = None
         """Why all ranks stop before their first step."""
+
         self._steps = 0
         """How many optimizer steps have started."""
         self._pace = Pace()
         self._answered_at: float | None = None
+        """When `should_stop` last returned, in seconds of `time.monotonic`."""
+
         self._folder: RunFolder | None = None
         """The run folder, on rank 0 only: a single rank polls the stop file and warns."""
         self._warned: set[str] = set()
@@ -64,66 +67,88 @@ class StopController:
         """Returns whether an earlier checkpoint is still being written; a stop waits for it."""
 
     def should_stop(self, context: RankContext) -> bool:
-        """Return whether to stop now instead of starting the next optimizer step."""
-        if self._agreement is None and self._found_at_start is None:
+        """Decide whether to stop now instead of starting the next optimizer step, alike on all ranks."""
+        if self._agreement is None and self._reason_at_start is None:
             self._begin(context)
+
         stops = True
         if self._agreement is not None:
             self._steps += 1
+            # The wait for the other ranks inside `should_stop` belongs to no step.
             if self._answered_at is not None:
                 self._pace.add_step(time.monotonic() - self._answered_at)
+
             stops = self._agreement.should_stop()
             self._answered_at = time.monotonic()
+
+        # Assign only a change: an assignment to a class empties Python's attribute caches.
         if stops is not self.is_leaving:
             StopController.is_leaving = stops
+
         return stops
 
     def _begin(self, context: RankContext) -> None:
+        """Handle stops from now on, and gather the requests that came before the first step."""
         if self._guard is None:
-            # An agent passes Ctrl-C on to a script as SIGINT. Elsewhere it stays a KeyboardInterrupt.
-            wanted = STOP_SIGNALS | {signal.SIGINT} if self._run.by_agent else STOP_SIGNALS
-            signals = self._own.enter_context(StopSignals(wanted))
-            self._guard = self._own.enter_context(ExitGuard(signals, read_limits(os.environ)))
+            self._guard = self._open_guard()
+        signals = self._guard.signals
         info = context.info
+
         if info.rank == 0 and self._run.folder is not None:
             self._folder = self._run.folder
             self._read_saves(self._folder)
-        file = self._folder.stop_file if self._folder else None
-        signals = self._guard.signals
+
         # An agreement takes a moment. Gather requests from before the start, so that not even one step runs.
-        reason = signal_reason(signals, info.rank) or file_reason(file)
-        reasons = collectives.gather(reason.as_json() if reason else None)
-        first = next((text for text in reasons if text), None)
-        self._found_at_start = StopReason.from_json(first) if first else None
-        if self._found_at_start is None:
+        stop_file = self._folder.stop_file if self._folder else None
+        self._reason_at_start = _first_reason(signal_reason(signals, info.rank) or file_reason(stop_file))
+        if self._reason_at_start is None:
             self._agreement = StopAgreement(
                 context.store,
                 info.rank,
                 info.world_size,
                 signals=signals,
-                stop_file=file,
+                stop_file=stop_file,
                 launch_id=info.launch_id,
             )
+
+        # All ranks of a job have the same deadline, so that it is enough if one rank checks it.
         self._guard.begin(self._check_deadline if info.rank == 0 else None)
         self._warn()
+
+    def _open_guard(self) -> ExitGuard:
+        stop_signals = set(STOP_SIGNALS)
+        # An agent passes Ctrl-C on to a script as SIGINT. Elsewhere it stays a KeyboardInterrupt.
+        if self._run.by_agent:
+            stop_signals.add(signal.SIGINT)
+
+        signals = self._opened.enter_context(StopSignals(stop_signals))
+        return self._opened.enter_context(ExitGuard(signals, read_limits(os.environ)))
 
     def _read_saves(self, folder: RunFolder) -> None:
         """Learn from earlier attempts how long a save takes."""
         try:
             saves = [event for event in folder.events() if event.get("event") == "saved"]
         except SlurmddpError:
-            return  # Code that needs the events reports a damaged file.
+            # Code that needs the events reports a damaged file.
+            return
+
         for event in saves[-_PAST_SAVES:]:
-            paused_s, written_s = event.get("seconds"), event.get("written_s", 0.0)
+            paused_s = event.get("seconds")
+            written_s = event.get("written_s", 0.0)
             if isinstance(paused_s, (int, float)) and isinstance(written_s, (int, float)):
                 self._pace.add_save(paused_s + written_s)
 
     def _check_deadline(self, now: float) -> None:
         """Request a stop at the last moment at which a save still fits; the exit guard calls it."""
         measured = replace(self._pace.measured, is_writing=self.is_writing())
-        agreement, moment = self._agreement, last_safe_moment(self._limits, measured)
+        # Read the attribute once: the main thread may close the agreement meanwhile.
+        agreement = self._agreement
+        moment = last_safe_moment(self._limits, measured)
+        if agreement is None or moment is None or now < moment:
+            return
+
         # An attempt that takes no step would be requeued forever.
-        if agreement is not None and moment is not None and now >= moment and self._steps > 1:
+        if self._steps > 1:
             agreement.request(TIME_LIMIT)
 
     @property
@@ -145,9 +170,10 @@ class StopController:
         self._answered_at = None
 
     def _warn(self) -> None:
-        """Warn once of each limit that is too short for a save of the measured length."""
+        """Warn once of each limit that is too short for a save of the measured duration."""
         if self._folder is None:
             return
+
         for name, text in shortfalls(self._limits, self._pace.measured).items():
             if name not in self._warned:
                 self._warned.add(name)
@@ -156,19 +182,35 @@ class StopController:
 
     @property
     def requested(self) -> bool:
-        signals = self._guard.signals if self._guard is not None else None
-        return self.reason is not None or (signals is not None and signals.received is not None)
+        """Whether this rank knows of a request to stop, even before the first question."""
+        if self.reason is not None:
+            return True
+        return self._guard is not None and self._guard.signals.received is not None
 
     @property
     def reason(self) -> StopReason | None:
-        found = self._agreement.reason if self._agreement else self._found_at_start
-        if found is None or self._folder is None or found.source != "SIGUSR2":
-            return found
+        """Why the ranks stop; None without a request."""
+        reason = self._agreement.reason if self._agreement else self._reason_at_start
+        if reason is None or self._folder is None or reason.source != "SIGUSR2":
+            return reason
+
         # After `slurmddp stop`, the agent sends SIGUSR2 to the ranks of a script.
-        return file_reason(self._folder.stop_file) or found
+        return file_reason(self._folder.stop_file) or reason
 
     def close(self) -> None:
+        """End the agreement, and the guard and signals that this object has opened."""
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
-        self._own.close()
+
+        self._opened.close()
+
+
+def _first_reason(reason: StopReason | None) -> StopReason | None:
+    """Gather the reasons of all ranks; return the reason of the lowest rank that has one, or None."""
+    texts = collectives.gather(reason.as_json() if reason else None)
+    for text in texts:
+        if text is not None:
+            return StopReason.from_json(text)
+
+    return None

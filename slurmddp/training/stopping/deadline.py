@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from slurmddp.environments.time_limits import RESERVE_S, Limits
 
 SPREAD = 1.25
-"""The next save may take longer than the longest measured save, by this factor."""
+"""The next save may take longer than the longest measured save by this factor."""
 _STEPS = 32
-"""How many of the latest steps count for the length of a step."""
+"""How many of the latest steps count for the duration of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Measured:
 
 
 class Pace:
-    """Collects the durations of steps and saves."""
+    """Collect the durations of steps and saves."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
@@ -40,46 +40,53 @@ class Pace:
     @property
     def measured(self) -> Measured:
         """The longest save, and the 90th percentile of the latest steps (some may contain an evaluation)."""
+        if not self._steps:
+            return Measured(save_s=self._save_s)
+
         steps = sorted(self._steps)
-        return Measured(step_s=steps[int(0.9 * (len(steps) - 1))] if steps else 0.0, save_s=self._save_s)
+        return Measured(step_s=steps[int(0.9 * (len(steps) - 1))], save_s=self._save_s)
 
 
 def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
-    """Return the latest time for a request to stop, so that two steps and a save still fit before the end.
+    """Return the latest time of a request to stop after which two steps and a save still fit before the end.
 
-    Before the first measured save, the save counts as long as the lead.
+    Before the first measured save, a save is assumed to take as long as the lead.
 
     Returns:
         Seconds since the epoch; None if the end of the job is unknown.
     """
     if limits.end_time is None:
         return None
+
     save_s = limits.lead_s if measured.save_s is None else SPREAD * measured.save_s
-    return limits.end_time - RESERVE_S - save_s * (2 if measured.is_writing else 1) - 2 * measured.step_s
+    saves = 2 if measured.is_writing else 1
+    return limits.end_time - RESERVE_S - save_s * saves - 2 * measured.step_s
 
 
 def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
     """Return a warning for each limit that is too short for the measured save, by the limit's name."""
-    found: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     if measured.save_s is None:
-        return found
-    needed = SPREAD * measured.save_s + RESERVE_S
+        return warnings
+
+    needed_s = SPREAD * measured.save_s + RESERVE_S
     duration = f"{measured.save_s:.2g}" if measured.save_s < 9.5 else f"{measured.save_s:.0f}"
-    takes = f"A save takes {duration} s, and {math.ceil(needed)} s are needed to be safe"
-    if needed > limits.lead_s:
-        found["lead"] = (
-            f"{takes}; policy.signal_lead_s leaves {limits.lead_s:.0f} s before the time limit. "
-            + (
-                f"Set policy.signal_lead_s={needed + 60:.0f}."
-                if limits.end_time is None
-                else "The training stops earlier by itself."
-            )
+    takes = f"A save takes {duration} s, and {math.ceil(needed_s)} s are needed to be safe"
+
+    if needed_s > limits.lead_s:
+        remedy = "The training stops earlier by itself."
+        if limits.end_time is None:
+            remedy = f"Set policy.signal_lead_s={needed_s + 60:.0f}."
+        warnings["lead"] = (
+            f"{takes}; policy.signal_lead_s leaves {limits.lead_s:.0f} s before the time limit. {remedy}"
         )
-    grace = (limits.kill_wait_s or 0.0) + limits.preempt_grace_s
-    if limits.kill_wait_s is not None and needed > grace:
-        found["grace"] = (
-            f"{takes}; SLURM kills {grace:.0f} s after a preemption's SIGTERM, so what was trained since the "
-            "last checkpoint would be lost. Save more often (train.save_every), or ask for a partition "
+
+    grace_s = (limits.kill_wait_s or 0.0) + limits.preempt_grace_s
+    if limits.kill_wait_s is not None and needed_s > grace_s:
+        warnings["grace"] = (
+            f"{takes}; SLURM kills {grace_s:.0f} s after a preemption's SIGTERM, so what was trained since "
+            "the last checkpoint would be lost. Save more often (train.save_every), or ask for a partition "
             "(at sites with preempt/qos: a QOS) with a longer GraceTime."
         )
-    return found
+
+    return warnings

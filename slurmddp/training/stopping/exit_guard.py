@@ -1,7 +1,7 @@
 """End a rank with exit code 75 if its main thread can't leave in time before SLURM's SIGKILL.
 
-The main thread may wait in a collective, for data or for missing ranks. Or a step or save takes longer than
-the grace. The exit leaves the run folder as a kill would; the exit code requeues the job.
+The main thread may wait in a collective, for data or for missing ranks, or a step or save may take longer
+than the grace. The exit leaves the run folder as a kill would. The exit code requeues the job.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from slurmddp.training.stopping.signals import StopSignals
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Seconds between two checks of signals and deadlines."""
 PATIENCE_S = 1.0
-"""Seconds that a rank has for an orderly exit after a stop signal before the training."""
+"""Seconds that a rank has for an orderly exit after a stop signal that came before the training."""
 
 
 class ExitGuard:
@@ -30,6 +31,12 @@ class ExitGuard:
 
     Until `begin`, a stop signal ends the process after a second, because there is nothing to save. From then
     on, SIGTERM ends the process shortly before SLURM's kill, which `limits` predict.
+
+    Args:
+        signals: the entered stop signals of this rank.
+        limits: the end of the job, and SLURM's times between SIGTERM and SIGKILL.
+        now: the clock, in seconds since the epoch.
+        leave: ends the process for the given reason; by default with exit code 75.
     """
 
     standing: ClassVar[ExitGuard | None] = None
@@ -43,12 +50,16 @@ class ExitGuard:
         now: Callable[[], float] = time.time,
         leave: Callable[[str], None] | None = None,
     ) -> None:
-        self.signals, self.limits = signals, limits
-        self._now, self._leave = now, leave or _leave
+        self.signals = signals
+        self.limits = limits
+        self._now = now
+        self._leave = leave or _leave
         self.begun = False
         """Whether the training handles stops itself."""
         self._noticed: float | None = None
+        """When the first stop signal was seen, in seconds of the clock."""
         self._terminated: float | None = None
+        """When the first SIGTERM or SIGINT was seen, in seconds of the clock."""
         self._on_poll: Callable[[float], None] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="slurmddp-guard", daemon=True)
@@ -66,33 +77,44 @@ class ExitGuard:
         self._closing.set()
         if ExitGuard.standing is self:
             ExitGuard.standing = None
+
+        # A thread can't join itself.
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def begin(self, on_poll: Callable[[float], None] | None = None) -> None:
         """Leave stops to the training; from now on `on_poll` gets the time of each poll."""
-        self.begun, self._on_poll = True, on_poll
+        self.begun = True
+        self._on_poll = on_poll
 
     def poll(self) -> None:
         """Check signals and deadlines once."""
         now = self._now()
         if self.signals.poll() is not None and self._noticed is None:
             self._noticed = now
+
+        # SLURM's time until SIGKILL begins with SIGTERM, whatever signals came before.
         if self.signals.terminated and self._terminated is None:
             self._terminated = now
-        if why := self._reason_to_leave(now):
-            self._leave(why)
+
+        reason = self._reason_to_leave(now)
+        if reason is not None:
+            self._leave(reason)
         elif self._on_poll is not None:
             self._on_poll(now)
 
     def _reason_to_leave(self, now: float) -> str | None:
+        """Decide whether the process has to end now; return the reason as a sentence, or None."""
         if not self.begun:
             if self._noticed is None or now < self._noticed + PATIENCE_S:
                 return None
+
             return f"{self.signals.received} came before the training began: there is nothing to save."
-        at = leave_at(self.limits, self._terminated)
-        if self._terminated is None or at is None or now < at:
+
+        deadline = leave_at(self.limits, self._terminated)
+        if self._terminated is None or deadline is None or now < deadline:
             return None
+
         return (
             f"{now - self._terminated:.0f} s after SIGTERM this rank has not left, and SLURM is about to "
             "kill it: it exits now. The run resumes from its newest state in memory or on disk."
@@ -103,7 +125,8 @@ class ExitGuard:
             self.poll()
 
 
-def _leave(why: str) -> None:
+def _leave(reason: str) -> None:
     """Print the reason and end the process, whatever its other threads do."""
-    tell(why)
+    tell(reason)
+    # An orderly exit would wait for the main thread.
     os._exit(EXIT_STOPPED)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RANK_POLL_S = 0.2
-"""Seconds between two checks of a loader worker whether its rank still lives."""
+"""Seconds between two checks in a loader worker whether its rank is alive."""
 _HELD = STOP_SIGNALS | {signal.SIGINT}
-"""The signals that loader workers don't take."""
+"""The signals that are blocked in loader workers."""
 
 
 class StopSignals(SignalInbox):
@@ -32,9 +32,12 @@ class StopSignals(SignalInbox):
     Enter it in the main thread. While the main thread is inside a collective, Python runs no handler; other
     threads then learn of a signal by `poll`.
 
+    Args:
+        signals: the signals that mean stop.
+
     Attributes:
         received: the name of the first signal that arrived; None before.
-        terminated: whether SIGTERM or SIGINT was among the signals: a limit of time follows them.
+        terminated: whether SIGTERM or SIGINT has arrived; a SIGKILL may follow them.
     """
 
     def __init__(self, signals: Collection[signal.Signals] = STOP_SIGNALS) -> None:
@@ -51,32 +54,37 @@ class StopSignals(SignalInbox):
 
     def poll(self) -> str | None:
         """Record signals whose handler has not run yet; return `received`. Any thread may call it."""
+        # The handler may run for the same signals later; a second note changes nothing.
         for number in self.read():
             self._note(number, None)
+
         return self.received
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number).name
-        self.terminated |= number in (signal.SIGTERM, signal.SIGINT)
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.terminated = True
 
 
 _started_in_main_thread = False
+"""Whether the main thread has started the loader workers; a forked worker inherits the value."""
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Block stop signals while loader workers start, so that each worker starts with them blocked.
 
-    Without it, a signal could end a worker before `hold_in_worker` runs in it.
+    Otherwise a signal could end a worker before `hold_in_worker` runs in it.
     """
-    global _started_in_main_thread  # A forked worker inherits the value.
+    global _started_in_main_thread
     _started_in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 def hold_in_worker(worker_id: int) -> None:
@@ -87,22 +95,36 @@ def hold_in_worker(worker_id: int) -> None:
     its rank ends the worker, as torch intends.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-    signal.set_wakeup_fd(-1)  # The inherited pipe belongs to the rank.
+    # The inherited pipe belongs to the rank.
+    signal.set_wakeup_fd(-1)
+
     rank = multiprocessing.parent_process()
-    pid = rank.pid if rank is not None and rank.pid is not None else os.getppid()
-    if _started_in_main_thread and sys.platform == "linux" and os.getppid() == pid:
-        # The kernel kills the worker even inside C code, when the thread that forked it ends. The main thread
-        # ends with the rank.
+    rank_pid = os.getppid()
+    if rank is not None and rank.pid is not None:
+        rank_pid = rank.pid
+
+    # The kernel kills the worker, even inside C code, when the thread that forked it ends. The main thread
+    # ends with the rank; another thread may end before.
+    if _started_in_main_thread and sys.platform == "linux" and os.getppid() == rank_pid:
         die_with_parent(signal.SIGKILL)
-    threading.Thread(target=_obey, args=(rank, pid), name="slurmddp-signals", daemon=True).start()
+
+    threading.Thread(
+        target=_end_with_rank, args=(rank, rank_pid), name="slurmddp-signals", daemon=True
+    ).start()
 
 
-def _obey(rank: Any, pid: int) -> None:
+def _end_with_rank(rank: Any, rank_pid: int) -> None:
     """End this worker at its rank's SIGTERM, or when the rank has ended."""
-    is_child = os.getppid() == pid  # False if a fork server started the worker.
+    # If a fork server started the worker, the rank is not its parent.
+    is_child = os.getppid() == rank_pid
+
     while True:
         received = signal.sigtimedwait(STOP_SIGNALS, _RANK_POLL_S)
-        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == pid:
+        if received is not None and received.si_signo == signal.SIGTERM and received.si_pid == rank_pid:
             os._exit(0)
-        if os.getppid() != pid if is_child else connection.wait([rank.sentinel], 0):
+
+        rank_has_ended = os.getppid() != rank_pid
+        if not is_child:
+            rank_has_ended = bool(connection.wait([rank.sentinel], 0))
+        if rank_has_ended:
             os._exit(0)
