@@ -14,9 +14,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
-FINISHED = ["checkpoint/memory", "collectives", "strategies", "transports"]
+FINISHED = [
+    "checkpoint/memory",
+    "collectives",
+    "strategies",
+    "training/data",
+    "training/stopping",
+    "transports",
+]
 """Rooms, as folders of the package."""
-WITH_REASONS = {"checkpoint/memory", "transports"}
+WITH_REASONS = {
+    "checkpoint/memory",
+    "training/stopping",
+    "transports",
+}
 """Finished rooms about signals, races, file systems or SLURM: their comments name reasons."""
 DENSE = """
 def ask(found, own, said):

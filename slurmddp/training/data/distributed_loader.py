@@ -1,4 +1,4 @@
-"""The base of all data loaders of a training: epochs, devices, and workers that ignore stop signals."""
+"""Provide the base of all data loaders of a training: epochs, devices, workers that ignore stop signals."""
 
 from __future__ import annotations
 
@@ -30,22 +30,28 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
+
     return batch
 
 
 class DistributedLoader:
     """The loader that `Distributon.setup_dataloader` returns; each `for` over it is one epoch.
 
-    `save` stores its position, and `load` restores it.
+    `Distributon.save` stores the position of the loader, and `Distributon.load` restores it.
     """
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
     ) -> None:
-        self._loader, self._device = loader, device
-        self._seed, self._rank, self._world_size = seed, info.rank, info.world_size
+        self._loader = loader
+        self._device = device
+        self._seed = seed
+        self._rank = info.rank
+        self._world_size = info.world_size
         self._accumulate = accumulate
         self._entered = False
+        """Whether a `for` over the loader has begun and has not come to its end."""
+
         self.progress: Heartbeat | None = None
         """Records the waits for batches, for the watchdog."""
         self.workers_differ = True
@@ -77,7 +83,7 @@ class DistributedLoader:
 
     @property
     def remaining(self) -> int:
-        """The batches of the epoch that this rank has not received; fewer than `len` in a resumed epoch."""
+        """Batches of the epoch that this rank has not received yet; fewer than `len` in a resumed epoch."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -86,25 +92,32 @@ class DistributedLoader:
         The first `for` after a `load` yields the rest of the interrupted epoch. A `for` that `break` has
         left ends its epoch; the next one begins another.
         """
-        if self._entered:  # A `break` left the last `for`.
+        # A `break` has left the last `for`.
+        if self._entered:
             self._next_epoch()
+
         self._entered = True
         self._reseed()
         batches = self._rest_of_epoch()
         if self.progress is not None:
             batches = self.progress.batches(batches, self._device)
-        if self._device.type == "cpu":  # Loaders yield tensors on the CPU.
+
+        # Loaders yield tensors on the CPU.
+        if self._device.type == "cpu":
             yield from batches
         else:
             for batch in batches:
                 yield to_device(batch, self._device)
+
         self._next_epoch()
         self._entered = False
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state that is the same on all ranks."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a result of `state_dict`."""
         self._load(state)
         self._entered = False
 
@@ -123,19 +136,20 @@ class DistributedLoader:
         return self.state_dict(), self.rank_state()
 
     def go_back(self, mark: tuple[Any, Any]) -> None:
-        """Return to a position; later batches count as not trained."""
+        """Return to a position from `mark`; batches after the position count as not trained."""
         self.load_state_dict(mark[0])
         if mark[1] is not None:
             self.load_rank_state(mark[1])
 
     def _reseed(self) -> None:
-        # A DataLoader without a generator draws its workers' seeds from the global one. A resumed run would
-        # draw once more than an undisturbed run.
+        # A DataLoader without a generator draws its workers' seeds from the global generator. A resumed run
+        # would draw once more than an undisturbed run.
         if self._loader.generator is not None:
             rank = self._rank if self.workers_differ else 0
             self._loader.generator.manual_seed(derive(self._seed, "loader", rank, self.epoch))
 
-    def _started(self) -> Iterator[Any]:
+    def _start_reading(self) -> Iterator[Any]:
+        """Start the loader workers, if there are any, and return the iterator over the batches."""
         with signals_held():
             return iter(self._loader)
 
@@ -156,21 +170,29 @@ def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
                      "persistent_workers", "prefetch_factor")
     }  # fmt: skip
-    start = loader.worker_init_fn
-    options["worker_init_fn"] = start if isinstance(start, _WorkerStart) else _WorkerStart(start)
-    own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    if own_batches:
+
+    # A loader that was rebuilt before has the wrapped function already.
+    init_fn = loader.worker_init_fn
+    options["worker_init_fn"] = init_fn if isinstance(init_fn, _WorkerStart) else _WorkerStart(init_fn)
+
+    has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
+    if has_batch_sampler:
         options["batch_sampler"] = loader.batch_sampler
     else:
         options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         if not isinstance(loader.dataset, IterableDataset):
             options["sampler"] = loader.sampler
+
     options["generator"] = loader.generator or torch.Generator()
     return DataLoader(**({"dataset": loader.dataset} | options | changes))
 
 
 class _WorkerStart:
-    """The `worker_init_fn` of all loaders; a class, so that it can be pickled for spawned workers."""
+    """The `worker_init_fn` of all loaders; a class, so that it can be pickled for spawned workers.
+
+    Args:
+        then: the `worker_init_fn` of the user, called last.
+    """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then

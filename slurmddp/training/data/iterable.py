@@ -38,33 +38,52 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
 
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int, batch_size: int) -> None:
         super().__init__(inner)
-        self._seed, self._info = seed, info
+        self._seed = seed
+        self._info = info
         self._readers = max(1, workers)
         self._batch_size = batch_size
         self.begin(0, 0, [])
         self._preserved: tuple[Any, ...] | None = None
-        self.reader = self._read = 0
-        """The number of this reader within the rank, and how many samples of the epoch it has yielded."""
+        """The states of the generators of the rank's process from before the batch."""
+        self.reader = 0
+        """The number of this reader within the rank."""
+        self._read = 0
+        """How many samples of the epoch this reader has read."""
 
     def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
         """Let the readers continue `epoch` at their positions; the next batch comes from reader `first`."""
-        self._epoch, self._first, self._positions = epoch, first, positions
+        self._epoch = epoch
+        self._first = first
+        self._positions = positions
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         self.reader = worker.id if worker else 0
+
         if hasattr(self._inner, "set_epoch"):
             self._inner.set_epoch(self._epoch)
+
         if hasattr(self._inner, "set_share"):
             self._inner.set_share(self._part, self._info.world_size * self._readers)
-        position = self._positions[self.reader] if self._positions else None
-        self._read = position["samples"] if position and self.keeps_state else 0
-        if position and self.keeps_state:
-            self._inner.load_state_dict(deepcopy(position["data"]))
-        samples = self._samples(drop=position["samples"] if position else 0)
+
+        samples = self._samples(drop=self._seek())
         if self.reader < self._first:
             return chain(repeat(_NO_SAMPLE, self._batch_size), samples)
         return samples
+
+    def _seek(self) -> int:
+        """Return to this reader's position; return how many samples of the epoch were trained before it."""
+        self._read = 0
+        position = self._positions[self.reader] if self._positions else None
+        if position is None:
+            return 0
+
+        trained: int = position["samples"]
+        # A data set that can't load its position is read from its start again.
+        if self.keeps_state:
+            self._read = trained
+            self._inner.load_state_dict(deepcopy(position["data"]))
+        return trained
 
     @property
     def _part(self) -> int:
@@ -75,6 +94,7 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         """Yield the samples after the first `drop` samples of the epoch."""
         samples = self._seeded(lambda: iter(self._inner), -1)
         end = object()
+
         while (sample := self._seeded(lambda: next(samples, end), self._read)) is not end:
             self._read += 1
             if self._read > drop:
@@ -84,8 +104,11 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         """Call `read` with generators that are seeded for sample `number` of this reader."""
         if not draws(self._inner):
             return read()
+
+        # The generators of a loader worker belong to the samples alone.
         if self._preserved is None and get_worker_info() is None:
             self._preserved = rng.cpu_states()
+
         rng.seed_sample(rng.derive(self._seed, "stream", self._epoch, self._part, number))
         return read()
 
@@ -107,10 +130,11 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
 
 
 class _CollateWithPosition:
-    """Collates a batch, and adds the number and the position of its reader; for an empty batch, None."""
+    """Collate a batch, and add the number and the position of its reader; both None for an empty batch."""
 
     def __init__(self, shard: IterableShard, collate: Callable[[Any], Any]) -> None:
-        self._shard, self._collate = shard, collate
+        self._shard = shard
+        self._collate = collate
 
     def __call__(self, samples: Any) -> tuple[int, dict[str, Any] | None, Any]:
         shard = self._shard
@@ -141,9 +165,11 @@ class IterableLoader(PassthroughLoader):
         )
         # A worker that lives on after an epoch would keep the values of the last `begin`.
         options = {"dataset": self._shard, "persistent_workers": False}
-        own = rebuild(loader, **options, collate_fn=_CollateWithPosition(self._shard, loader.collate_fn))
+        collate_fn = _CollateWithPosition(self._shard, loader.collate_fn)
+        shared_loader = rebuild(loader, **options, collate_fn=collate_fn)
+
         self._readers = max(1, loader.num_workers)
-        super().__init__(own, device, seed, info, accumulate)
+        super().__init__(shared_loader, device, seed, info, accumulate)
 
     def _to_epoch(self, epoch: int) -> None:
         super()._to_epoch(epoch)
@@ -153,23 +179,33 @@ class IterableLoader(PassthroughLoader):
     def _rest_of_epoch(self) -> Iterator[Any]:
         if self._done and not self._shard.keeps_state:
             self._warn_of_reading_again()
+
         self._shard.begin(self._epoch, self._next_reader, list(self._positions))
+
         try:
-            for reader, position, batch in self._started():
+            for reader, position, batch in self._start_reading():
                 if position is None:
                     continue
-                self._done, self._next_reader = self._done + 1, (reader + 1) % self._readers
+
+                self._done = self._done + 1
+                self._next_reader = (reader + 1) % self._readers
                 self._positions[reader] = position
                 yield batch
-        finally:  # The read that finds the end of the data may have seeded the generators, too.
+        finally:
+            # The read that finds the end of the data may have seeded the generators, too.
             self._shard.restore_generators()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "workers": self._loader.num_workers}
 
     def rank_state(self) -> dict[str, Any] | None:
-        own = {"epoch": self._epoch, "batches": self._done, "workers": self._loader.num_workers}
-        return {**own, "next": self._next_reader, "places": list(self._positions)}
+        return {
+            "epoch": self._epoch,
+            "batches": self._done,
+            "workers": self._loader.num_workers,
+            "next": self._next_reader,
+            "places": list(self._positions),
+        }
 
     def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         for state in states:
@@ -192,20 +228,22 @@ class IterableLoader(PassthroughLoader):
         super()._load(state)
         if state["batches"]:
             self._require_workers(state.get("workers", 0))
+
         self._to_epoch(self._epoch)
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         self._to_epoch(state["epoch"])
         if state["batches"]:
-            self._done, self._next_reader = state["batches"], state["next"]
+            self._done = state["batches"]
+            self._next_reader = state["next"]
             self._positions = list(state["places"])
 
     def _require_workers(self, workers: int) -> None:
         """Raise MismatchError unless as many loader workers as now had read the first batches."""
-        here = self._loader.num_workers
-        if workers != here:
+        workers_now = self._loader.num_workers
+        if workers != workers_now:
             raise MismatchError(
                 f"{workers} loader workers per rank shared {type(self.dataset).__name__}, which is iterable, "
-                f"when the checkpoint was written; {here} can't resume in the middle of an epoch.",
+                f"when the checkpoint was written; {workers_now} can't resume in the middle of an epoch.",
                 hint=f"Resume with num_workers={workers} (`train.workers={workers}`).",
             )

@@ -1,6 +1,6 @@
 """Turn a torch DataLoader into a loader that gives each rank its part and resumes where training stopped.
 
-Each `for` over such a loader is one epoch, with its own order. The first `for` after a resume gives the rest
+Each `for` over such a loader is one epoch, with its own order. The first `for` after a resume yields the rest
 of the interrupted epoch. A batch counts as trained when the loop receives it, not when a loader worker
 fetches it.
 """
@@ -48,7 +48,8 @@ class SampledLoader(DistributedLoader):
         keep_global_batch: bool,
     ) -> None:
         super().__init__(loader, device, sampler.seed, info, accumulate)
-        self._sampler, self._keep = sampler, keep_global_batch
+        self._sampler = sampler
+        self._keep_global_batch = keep_global_batch
 
     @property
     def epoch(self) -> int:
@@ -71,29 +72,40 @@ class SampledLoader(DistributedLoader):
         self._sampler.seek(self._sampler.epoch + 1, 0)
 
     def _rest_of_epoch(self) -> Iterator[Any]:
-        advance, samples = self._sampler.advance, (self._loader.batch_size or 1) * self._world_size
-        for batch in self._started():
+        advance = self._sampler.advance
+        samples = (self._loader.batch_size or 1) * self._world_size
+        for batch in self._start_reading():
             advance(samples)
             yield batch
 
     def _load(self, state: dict[str, Any]) -> None:
         self._sampler.load_state_dict(state)
-        before, now = state["global_batch"], self._sampler.global_batch_size
-        if before != now and self._keep:
-            self._share(before)
-        elif before != now:
+        samples_before = state["global_batch"]
+        samples_now = self._sampler.global_batch_size
+        if samples_before == samples_now:
+            return
+
+        if self._keep_global_batch:
+            self._share(samples_before)
+        else:
             text = "An optimizer step had %d samples when the checkpoint was written, and has %d now."
-            log.warning(text, before, now)
+            log.warning(text, samples_before, samples_now)
 
     def _share(self, samples: int) -> None:
         """Give a step `samples` samples over all ranks: change `accumulate`, and the batch if necessary."""
         largest = self._loader.batch_size
-        size, self._accumulate = GlobalBatch(samples).share(self._world_size, largest or 1)
-        self._sampler.batch_size = size * self._accumulate
-        if largest is not None and size != largest:
-            self._loader = rebuild(self._loader, batch_size=size)
-        shares = (samples, self._world_size, self._accumulate, size)
-        log.info("A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.", *shares)
+        batch_size, self._accumulate = GlobalBatch(samples).share(self._world_size, largest or 1)
+        self._sampler.batch_size = batch_size * self._accumulate
+        if largest is not None and batch_size != largest:
+            self._loader = rebuild(self._loader, batch_size=batch_size)
+
+        log.info(
+            "A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.",
+            samples,
+            self._world_size,
+            self._accumulate,
+            batch_size,
+        )
 
 
 def distribute(
@@ -112,13 +124,17 @@ def distribute(
             f"setup_dataloader was given a {type(loader).__name__}.",
             hint="Give DataLoaders of torch, each of them once.",
         )
+
     if not _has_known_order(loader):
         if isinstance(loader.dataset, IterableDataset):
             _warn_of_undivided_stream(loader, info)
             return IterableLoader(loader, device, seed, info, accumulate)
+
         if info.world_size > 1:
             log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
+
         return PassthroughLoader(rebuild(loader), device, seed, info, accumulate)
+
     data: Any = loader.dataset
     keyed = draws(data)
     sampler = _rank_sampler(
@@ -134,19 +150,25 @@ def distribute(
     )
     if accumulate > 1:
         _warn_of_incomplete_step(sampler)
+
     changes: dict[str, Any] = {"dataset": SeededSamples(data, seed) if keyed else data}
     if stacks_tensors(loader):
         changes = {"dataset": WholeBatches(data), "collate_fn": as_it_is}
-    own = rebuild(loader, **changes, sampler=sampler, generator=torch.Generator())
+
     return SampledLoader(
-        own, sampler, device, info, accumulate=accumulate, keep_global_batch=keep_global_batch
+        rebuild(loader, **changes, sampler=sampler, generator=torch.Generator()),
+        sampler,
+        device,
+        info,
+        accumulate=accumulate,
+        keep_global_batch=keep_global_batch,
     )
 
 
 def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
-    """Log how iterable data must divide itself, if several readers read it and nothing divides it.
+    """Warn that each reader reads all of an iterable data set, unless the data set has a method `set_share`.
 
-    The data may divide itself by the rank and by `get_worker_info()`, which can't be seen here.
+    The data may divide itself by the rank and by `get_worker_info()`, which can't be seen from outside.
     """
     readers = info.world_size * max(1, loader.num_workers)
     if readers > 1 and not hasattr(loader.dataset, "set_share"):
@@ -160,7 +182,7 @@ def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
 
 
 def _warn_of_incomplete_step(sampler: RankSampler) -> None:
-    """Log that an epoch ends within a step of several batches, if it does: the loop has to end that step."""
+    """Warn if an epoch ends within a step of several batches: the loop has to end that step."""
     left = sampler.samples_after_last_step()
     if left:
         log.warning(
@@ -174,9 +196,11 @@ def _warn_of_incomplete_step(sampler: RankSampler) -> None:
 
 
 def _owner(loader: DataLoader[Any]) -> str:
-    """Return the subject of a sentence about the object that chooses the samples of `loader`."""
-    batches = loader.batch_sampler if loader.batch_size is None else None
-    return f"The order of the {type(batches or loader.sampler).__name__}"
+    """Return the subject of a message about the order of `loader`: its batch sampler or its sampler."""
+    sampler = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler:
+        sampler = loader.batch_sampler
+    return f"The order of the {type(sampler).__name__}"
 
 
 def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
@@ -184,18 +208,21 @@ def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
     if isinstance(sampler, WeightedRandomSampler):
         weights = sampler.weights.tolist()
         return WeightedSampler(sampler.num_samples, weights, replacement=sampler.replacement, **options)
+
     size = len(loader.dataset)  # type: ignore[arg-type]
     return RankSampler(size, shuffle=isinstance(sampler, RandomSampler), **options)
 
 
 def _has_known_order(loader: DataLoader[Any]) -> bool:
-    """Return whether `loader` reads map-style data in order, shuffled by `shuffle=True`, or by weights."""
-    own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    if isinstance(loader.dataset, IterableDataset) or own_batches:
+    """Decide whether `loader` reads map-style data in order, shuffled by `shuffle=True`, or by weights."""
+    has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
+    if isinstance(loader.dataset, IterableDataset) or has_batch_sampler:
         return False
+
     sampler = loader.sampler
     if type(sampler) is WeightedRandomSampler:
         return True
     if type(sampler) not in (SequentialSampler, RandomSampler) or getattr(sampler, "replacement", False):
         return False
+
     return len(sampler) == len(loader.dataset)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """Keep the order of a user's sampler: count the batches that the loop received, and skip them at a resume.
 
 The sampler divides the samples among the ranks itself. `set_epoch(epoch)` is called at the start of each
-epoch on the sampler, the batch sampler and the data set that have it. After a resume the sampler starts the
-epoch again, with the generators that it had then, and the trained batches are dropped. So the samples are
-the same only if the sampler gives the same order again.
+epoch on each of the sampler, the batch sampler and the data set that has such a method. After a resume the
+sampler starts the epoch again, with the states of the generators from the epoch's first start, and the
+trained batches are dropped. So the samples are the same only if the sampler gives the same order again.
 """
 
 from __future__ import annotations
@@ -52,21 +52,26 @@ class PassthroughLoader(DistributedLoader):
         self._to_epoch(self._epoch + 1)
 
     def _to_epoch(self, epoch: int) -> None:
-        self._epoch, self._done, self._at_begin = epoch, 0, None
+        self._epoch = epoch
+        self._done = 0
+        self._at_begin = None
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         for owner in (self._loader.sampler, self._loader.batch_sampler, self._loader.dataset):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._epoch)
-        for batch in self._read_again() if self._done else self._read_first():
+
+        batches = self._read_again() if self._done else self._read_first()
+        for batch in batches:
             self._done += 1
             yield batch
 
     def _read_first(self) -> Iterator[Any]:
+        """Return the batches of the epoch, and remember the generators' states from before its first draw."""
         generators = [generator.get_state() for generator in self._generators()]
         self._at_begin = {"global": rng.capture(), "own": generators}
-        return self._started()
+        return self._start_reading()
 
     def _read_again(self) -> Iterator[Any]:
         """Return the batches after those that were trained."""
@@ -76,18 +81,27 @@ class PassthroughLoader(DistributedLoader):
                 rng.restore(self._at_begin["global"])
                 for generator, state in zip(self._generators(), self._at_begin["own"], strict=False):
                     generator.set_state(state)
-            batches = self._started()
+
+            batches = self._start_reading()
             for _ in range(self._done):
                 next(batches, None)
+
         return batches
 
     def _generators(self) -> list[torch.Generator]:
         """Return the generators that the user has given to samplers of torch."""
-        batches = self._loader.batch_sampler
-        samplers = [self._loader.sampler, batches, getattr(self._loader.sampler, "sampler", None)]
-        samplers.append(getattr(batches, "sampler", None))
-        owned = {id(one): getattr(one, "generator", None) for one in samplers}
-        return [generator for generator in owned.values() if isinstance(generator, torch.Generator)]
+        sampler = self._loader.sampler
+        batch_sampler = self._loader.batch_sampler
+        samplers = [
+            sampler,
+            batch_sampler,
+            getattr(sampler, "sampler", None),
+            getattr(batch_sampler, "sampler", None),
+        ]
+
+        # torch's batch sampler wraps the loader's sampler, which is listed twice then.
+        generators = {id(each): getattr(each, "generator", None) for each in samplers}
+        return [generator for generator in generators.values() if isinstance(generator, torch.Generator)]
 
     def _warn_of_reading_again(self) -> None:
         log.warning(
@@ -109,8 +123,10 @@ class PassthroughLoader(DistributedLoader):
                 "The checkpoint's data loader had no sampler of the user, and this data loader has one.",
                 hint="Load the data as in the run that wrote the checkpoint.",
             )
+
         if state["batches"]:
             self._require_ranks(state.get("world_size", self._world_size), state["batches"])
+
         self._to_epoch(state["epoch"])
         self._done = state["batches"]
 
@@ -118,9 +134,9 @@ class PassthroughLoader(DistributedLoader):
         """Raise MismatchError unless as many ranks as now had read the first batches of the epoch.
 
         Args:
-            ranks: of the training that read the batches.
-            batches: of each rank.
-            also: what else a resume needs, for the hint.
+            ranks: the number of ranks of the training that read the batches.
+            batches: the number of batches that each rank read.
+            also: further needs of a resume, for the hint.
         """
         if ranks != self._world_size:
             raise MismatchError(

@@ -33,7 +33,7 @@ Words = NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of 0..n-1 that follows from `n` and `key`; O(1) memory, O(1) time for any position.
+    """A permutation of 0..n-1, determined by `n` and `key`; O(1) memory, O(1) time for any position.
 
     Args:
         n: the number of elements, 0 to 2^48.
@@ -50,12 +50,16 @@ class Permutation:
     def __init__(self, n: int, *key: int | str) -> None:
         if not 0 <= n <= MAX_SAMPLES:
             raise ConfigError(f"A permutation can't have {n} elements.", hint=f"Give 0 to {MAX_SAMPLES}.")
+
         self._n = n
         self._keys = _round_keys(n, key)
+
         low_bits = (n.bit_length() + 1) // 2
         self._low_bits = np.uint64(low_bits)
         self._low_mask = np.uint64((1 << low_bits) - 1)
         self._highs = np.uint64((n >> low_bits) + 1)
+        """The number of values of the high half."""
+
         self._table = self._build_table() if n <= TABLE_SIZE else None
 
     def block(self, start: int, stop: int, step: int = 1) -> Indices:
@@ -69,28 +73,33 @@ class Permutation:
             raise IndexError(f"positions {positions} are not all inside 0..{self._n - 1}")
         if self._table is not None:
             return self._table[np.arange(start, stop, step)]
+
         values = np.arange(start, stop, step, dtype=np.int64).view(np.uint64)
         self._encrypt(values)
         while (outside := np.flatnonzero(values >= self._n)).size:
-            again = values[outside]
-            self._encrypt(again)
-            values[outside] = again
+            cycled = values[outside]
+            self._encrypt(cycled)
+            values[outside] = cycled
+
         return values.view(np.int64)
 
     def _build_table(self) -> Indices:
-        """Sort by a keyed hash, so that every order is equally likely."""
-        words = np.arange(self._n, dtype=np.uint64)
-        hashed = np.empty_like(words)
+        """Sort the elements by a keyed hash, so that every order is equally likely."""
+        values = np.arange(self._n, dtype=np.uint64)
+        hashed = np.empty_like(values)
         for key in self._keys[:2]:
-            _hash(words, key, hashed, np.empty_like(words))
-            words = hashed.copy()
+            _hash(values, key, hashed, np.empty_like(values))
+            values = hashed.copy()
+
         return np.argsort(hashed, kind="stable").astype(np.int64)
 
     def _encrypt(self, values: Words) -> None:
         """Permute the domain in place: each round changes one half by a keyed hash of the other half."""
-        hashed, scratch = np.empty_like(values), np.empty_like(values)
+        hashed = np.empty_like(values)
+        scratch = np.empty_like(values)
         low = values & self._low_mask
         high = np.right_shift(values, self._low_bits, out=values)
+
         for number, key in enumerate(self._keys):
             if number % 2:
                 _hash(low, key, hashed, scratch)
@@ -99,6 +108,7 @@ class Permutation:
                 _hash(high, key, hashed, scratch)
                 np.bitwise_and(hashed, self._low_mask, out=hashed)
                 np.bitwise_xor(low, hashed, out=low)
+
         np.left_shift(high, self._low_bits, out=high)
         np.bitwise_or(high, low, out=high)
 
@@ -112,9 +122,9 @@ class Permutation:
         np.minimum(high, scratch, out=high)
 
 
-def _hash(words: Words, key: np.uint64, hashed: Words, scratch: Words) -> None:
-    """Write a 32-bit keyed hash of each word to `hashed`: two multiply-and-fold steps."""
-    np.add(words, key, out=hashed)
+def _hash(values: Words, key: np.uint64, hashed: Words, scratch: Words) -> None:
+    """Write a 32-bit keyed hash of each value to `hashed`: two multiply-and-fold steps."""
+    np.add(values, key, out=hashed)
     np.multiply(hashed, _MULTIPLIERS[0], out=hashed)
     np.right_shift(hashed, _HALF, out=scratch)
     np.bitwise_xor(hashed, scratch, out=hashed)
@@ -124,4 +134,4 @@ def _hash(words: Words, key: np.uint64, hashed: Words, scratch: Words) -> None:
 
 def _round_keys(n: int, key: tuple[int | str, ...]) -> list[np.uint64]:
     digest = hashlib.shake_128(repr((n, *key)).encode()).digest(8 * ROUNDS)
-    return [np.uint64(int.from_bytes(digest[at : at + 8], "big")) for at in range(0, len(digest), 8)]
+    return [np.uint64(int.from_bytes(digest[i : i + 8], "big")) for i in range(0, len(digest), 8)]

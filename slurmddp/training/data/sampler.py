@@ -15,8 +15,10 @@ from torch.utils.data import Sampler
 from slurmddp.errors import ConfigError, MismatchError
 from slurmddp.training.data.permutation import Permutation
 
-_FIRST_BLOCK, _BLOCK = 256, 16384
-"""Indices that are computed at once: a short first block, so that the first batch comes early."""
+_BLOCK = 16384
+"""How many indices are computed at once."""
+_FIRST_BLOCK = 256
+"""The length of the first block, short so that the first batch comes early."""
 
 
 def shard_range(n: int, rank: int, world_size: int) -> range:
@@ -25,10 +27,10 @@ def shard_range(n: int, rank: int, world_size: int) -> range:
 
 
 class RankSampler(Sampler[Any]):
-    """Yields this rank's sample indices of one epoch, from the position of the last `seek` on.
+    """Yield this rank's sample indices of one epoch, from the position of the last `seek` on.
 
     The state to save is (seed, epoch, position). The position counts the samples that all ranks together have
-    trained; report them with `advance`, because loader workers fetch samples ahead of the training.
+    trained. Report them with `advance`, because loader workers fetch samples ahead of the training.
 
     Args:
         n: the number of samples of an epoch.
@@ -38,12 +40,12 @@ class RankSampler(Sampler[Any]):
         seed: chooses the order, together with the epoch.
         shuffle: whether the order is a permutation; else it is 0, 1, 2, ...
         drop_last: whether to leave out the last incomplete global batch of an epoch.
-        even: whether to leave out the last samples, fewer than ranks, so that all ranks get equally many
-            samples; `drop_last` implies it. With neither, each sample comes exactly once, and the last batch
-            is smaller, or missing on some ranks.
+        even: whether to leave out the last `n % world_size` samples, so that all ranks get equally many;
+            `drop_last` implies it. With neither, each sample comes exactly once, and the last batch is
+            smaller, or missing on some ranks.
         keyed: whether to yield tuples (index, epoch), from which `SeededSamples` seeds the generators.
-        checks_size: whether the data must fill a step of these sizes. False: the first iteration checks it,
-            because a load may change `batch_size` before.
+        checks_size: whether to check at once that the data fill a step. If false, the first iteration checks
+            it, because a load may change `batch_size` before.
 
     Raises:
         ConfigError: the sizes contradict each other.
@@ -71,16 +73,27 @@ class RankSampler(Sampler[Any]):
             raise ConfigError(f"Rank {rank} does not exist among {world_size} ranks.")
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}.", hint="It must be at least 1.")
+
         if even and n < world_size:
             raise ConfigError(
                 f"The data set has {n} samples for {world_size} ranks, so no rank gets a batch.",
                 hint="Use fewer ranks or more data; with even=False some ranks get no sample.",
             )
-        self.n, self.seed, self.shuffle, self.batch_size = n, seed, shuffle, batch_size
-        self._drop_last, self._even, self._keyed = drop_last, even, keyed
-        self._rank, self._world_size = rank, world_size
-        self.epoch = self._start = self.position = 0
-        """`position` counts the samples of this epoch that all ranks together have trained."""
+
+        self.n = n
+        self.seed = seed
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self._drop_last = drop_last
+        self._even = even
+        self._keyed = keyed
+        self._rank = rank
+        self._world_size = world_size
+        self.epoch = 0
+        self._start = 0
+        """The global position at which the next iteration starts."""
+        self.position = 0
+        """How many samples of this epoch all ranks together have trained."""
         if checks_size:
             self._require_a_step()
 
@@ -106,10 +119,13 @@ class RankSampler(Sampler[Any]):
         """
         if epoch < 0 or not 0 <= position <= self.n:
             raise ConfigError(f"There is no position {position} in epoch {epoch} of {self.n} samples.")
-        self.epoch, self._start, self.position = epoch, position, position
+
+        self.epoch = epoch
+        self._start = position
+        self.position = position
 
     def advance(self, samples: int) -> None:
-        """Count `samples` more as trained by all ranks together, at most to the end of the data."""
+        """Count `samples` more samples as trained by all ranks together, at most to the end of the data."""
         self.position = min(self.position + samples, self.n)
 
     def __len__(self) -> int:
@@ -119,9 +135,12 @@ class RankSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         self._require_a_step()
         self.position = self._start
-        # chain is faster here: a `yield from` costs as much per index as computing it.
+
+        # `chain` is faster: a `yield from` costs as much per index as computing it.
         indices = chain.from_iterable(self._blocks(self._positions()))
-        return self._with_keys(indices) if self._keyed else indices
+        if self._keyed:
+            return self._with_keys(indices)
+        return indices
 
     def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
         """Yield each index with the numbers that distinguish its draws from other reads of the sample."""
@@ -129,15 +148,18 @@ class RankSampler(Sampler[Any]):
 
     def _blocks(self, positions: range) -> Iterator[Iterable[int]]:
         indices_at = self._indices()
-        at, size = 0, _FIRST_BLOCK
-        while at < len(positions):
-            yield indices_at(positions[at : at + size])
-            at, size = at + size, _BLOCK
+        start = 0
+        size = _FIRST_BLOCK
+        while start < len(positions):
+            yield indices_at(positions[start : start + size])
+            start += size
+            size = _BLOCK
 
     def _indices(self) -> Callable[[range], Iterable[int]]:
         """Return a function from positions of the current epoch to sample indices."""
         if not self.shuffle:
             return lambda positions: positions
+
         permutation = Permutation(self.n, self.seed, self.epoch)
         return lambda at: permutation.block(at.start, at.stop, at.step).tolist()
 
@@ -158,12 +180,14 @@ class RankSampler(Sampler[Any]):
         Raises:
             MismatchError: the state belongs to other data, another seed or another kind of order.
         """
-        for key, here in (("samples", self.n), ("seed", self.seed), ("shuffle", self.shuffle)):
-            if (saved := state.get(key)) != here:
+        for key, value in (("samples", self.n), ("seed", self.seed), ("shuffle", self.shuffle)):
+            saved = state.get(key)
+            if saved != value:
                 raise MismatchError(
-                    f"The checkpoint's data order has {key}={saved!r}, and this run has {here!r}.",
+                    f"The checkpoint's data order has {key}={saved!r}, and this run has {value!r}.",
                     hint="Train on the same data with the same settings, or start a run of another name.",
                 )
+
         self.seek(state["epoch"], state["position"])
 
     def samples_left(self) -> int:
@@ -185,5 +209,7 @@ class RankSampler(Sampler[Any]):
         """Return the global position at which an iteration from `start` ends."""
         if not (self._drop_last or self._even):
             return self.n
+
+        # An iteration ends after a whole global batch, or at least after equally many samples of each rank.
         unit = self.global_batch_size if self._drop_last else self._world_size
         return start + (self.n - start) // unit * unit

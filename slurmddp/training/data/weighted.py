@@ -1,8 +1,8 @@
 """Draw samples by weight, as a pure function of (seed, epoch, global position).
 
 `torch.utils.data.WeightedRandomSampler` draws a whole epoch from one generator. All ranks then draw the same
-samples, and reading can't resume in the middle. Here a random number follows from each position of
-an epoch. So ranks divide the draws like the positions of a permutation.
+samples, and reading can't resume in the middle. Here a random number follows from each position of an epoch.
+So ranks divide the draws like the positions of a permutation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BITS = 48
 
 
 class WeightedSampler(RankSampler):
-    """Yields this rank's part of `n` draws per epoch, each sample in proportion to its weight.
+    """Yield this rank's part of `n` draws per epoch, each sample in proportion to its weight.
 
     With replacement, a draw inverts the cumulative distribution of the weights, in O(log samples) time.
     Without replacement, no sample comes twice in an epoch; that needs one sort per epoch (Efraimidis and
@@ -33,7 +33,7 @@ class WeightedSampler(RankSampler):
 
     Args:
         n: the number of draws of an epoch.
-        weights: one finite number of 0 or more per sample; they need not sum to 1.
+        weights: a finite number of 0 or more for each sample; they need not sum to 1.
         replacement: whether a sample may come more than once in an epoch.
         options: see `RankSampler`; `keyed` yields tuples (index, epoch, position).
 
@@ -42,20 +42,24 @@ class WeightedSampler(RankSampler):
     """
 
     def __init__(self, n: int, weights: Sequence[float], *, replacement: bool = True, **options: Any) -> None:
-        given = np.asarray(weights, dtype=np.float64)
-        if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+        array = np.asarray(weights, dtype=np.float64)
+        if array.ndim != 1 or not np.isfinite(array).all() or (array < 0).any() or not array.any():
             raise ConfigError(
                 "The weights of the samples are not finite numbers of 0 or more with some above 0.",
                 hint="Give one weight per sample.",
             )
-        if not replacement and n > (found := int((given > 0).sum())):
+
+        drawable = int((array > 0).sum())
+        if not replacement and n > drawable:
             raise ConfigError(
-                f"{n} draws without replacement need as many samples of some weight; there are {found}.",
+                f"{n} draws without replacement need as many samples of some weight; there are {drawable}.",
                 hint="Draw fewer, or with replacement.",
             )
+
         super().__init__(n, shuffle=True, **options)
-        self._weights, self._replacement = given, replacement
-        self._digest = hashlib.sha256(given.tobytes() + bytes([replacement])).hexdigest()
+        self._weights = array
+        self._replacement = replacement
+        self._digest = hashlib.sha256(array.tobytes() + bytes([replacement])).hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "weights": self._digest}
@@ -76,6 +80,7 @@ class WeightedSampler(RankSampler):
         if not self._replacement:
             order = _draw_without_replacement(self._weights, self.n, self.seed, self.epoch)
             return lambda at: order[at.start : at.stop : at.step].tolist()
+
         ends = np.cumsum(self._weights)
         ends /= ends[-1]
         return lambda at: np.searchsorted(ends, _uniform(at, self.seed, self.epoch), side="right").tolist()
@@ -83,9 +88,9 @@ class WeightedSampler(RankSampler):
 
 def _draw_without_replacement(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Draw an exponential time for each sample, at its weight as the rate; return the n first samples."""
-    able = np.flatnonzero(weights)
-    times = -np.log1p(-_uniform(range(len(weights)), seed, epoch)[able]) / weights[able]
-    return able[np.argsort(times, kind="stable")[:n]]
+    drawable = np.flatnonzero(weights)
+    times = -np.log1p(-_uniform(range(len(weights)), seed, epoch)[drawable]) / weights[drawable]
+    return drawable[np.argsort(times, kind="stable")[:n]]
 
 
 def _uniform(positions: range, seed: int, epoch: int) -> Floats:

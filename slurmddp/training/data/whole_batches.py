@@ -15,11 +15,12 @@ from slurmddp.training.data.seeding import DatasetWrapper
 
 
 def stacks_tensors(loader: DataLoader[Any]) -> bool:
-    """Return whether `loader` stacks the samples of plain tensors, and nothing else."""
+    """Decide whether `loader` stacks the samples of plain tensors, and nothing else."""
     data = loader.dataset
     if type(data) is not TensorDataset or loader.collate_fn is not default_collate:
         return False
-    return all(type(one) is torch.Tensor and one.layout is torch.strided for one in data.tensors)
+
+    return all(type(tensor) is torch.Tensor and tensor.layout is torch.strided for tensor in data.tensors)
 
 
 class WholeBatches(DatasetWrapper, Dataset[Any]):
