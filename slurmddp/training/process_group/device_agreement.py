@@ -1,8 +1,8 @@
-"""Check, before the first collective, that the devices of all ranks go together.
+"""Check, before the first collective, that the devices of all ranks are compatible.
 
-All ranks need one device type and one backend, and no two ranks may share a GPU. A rank that raised by itself
-would leave the others waiting in a collective. So each rank reports its device, or why it has no device, and
-rank 0 decides for all: either all ranks continue or all raise the same error.
+All ranks need the same device type and the same backend, and no two ranks may share a GPU. A rank that raised
+by itself would leave the others waiting in a collective. So each rank reports its device, or why it has no
+device, and rank 0 decides for all: either all ranks continue or all raise the same error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceReport:
 
 
 class DevicesError(SlurmddpError):
-    """The devices of the ranks don't go together; raised on all of them.
+    """The devices of the ranks are not compatible; raised on all ranks.
 
     Attributes:
         nodes: node ranks of the unhealthy nodes; empty if the settings of the job are wrong.
@@ -55,37 +55,52 @@ class DevicesError(SlurmddpError):
     def __init__(self, message: str, *, hint: str, nodes: Sequence[int]) -> None:
         super().__init__(message, hint=hint)
         self.nodes = tuple(nodes)
-        # The same job would run on other nodes, so its configuration is not wrong.
+        # If a node is unhealthy, the same job would run on other nodes: its configuration is not wrong.
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
 
 def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
     """Take this rank's device; return the device, its backend and the report for the other ranks.
 
-    A rank without a device returns a report with `trouble`, so that it still meets the others. A single rank
-    raises DevicesError.
+    A rank without a device returns the CPU and a report with `trouble`, so that it still meets the others.
+
+    Args:
+        info: this rank.
+        backend: `auto` (nccl on GPUs, else gloo), a name that `register` takes, or a device string.
+
+    Raises:
+        DevicesError: the only rank of a launch has no device.
     """
-    lacks = False
+    node_lacks_gpus = False
     try:
-        lacks = lacks_gpus(info)
-        device, chosen = take_device(info, backend)
+        node_lacks_gpus = lacks_gpus(info)
+        device, device_backend = take_device(info, backend)
         identity = identity_of(device)
     except (MismatchError, RuntimeError) as error:
-        report = _without_device(info, error, lacks)
+        report = _report_of_failure(info, error, node_lacks_gpus)
         _log.error("no device: %s", report.trouble)
-        if info.world_size == 1 and (conflict := find_conflict([report])):
+        conflict = find_conflict([report])
+        if info.world_size == 1 and conflict is not None:
             raise conflict from error
         return torch.device("cpu"), "gloo", report
+
     report = DeviceReport(
-        node=info.node_rank, kind=device.type, backend=chosen, identity=identity, unhealthy=lacks
+        node=info.node_rank,
+        kind=device.type,
+        backend=device_backend,
+        identity=identity,
+        unhealthy=node_lacks_gpus,
     )
-    return device, chosen, report
+    return device, device_backend, report
 
 
-def _without_device(info: RankInfo, error: Exception, lacks: bool) -> DeviceReport:
-    """Return the report of a rank without a device; if CUDA raised the error, the node is unhealthy."""
+def _report_of_failure(info: RankInfo, error: Exception, node_lacks_gpus: bool) -> DeviceReport:
+    """Return the report of a rank that found no device; if CUDA raised the error, the node is unhealthy."""
     if isinstance(error, MismatchError):
-        return DeviceReport(node=info.node_rank, trouble=error.message, hint=error.hint, unhealthy=lacks)
+        return DeviceReport(
+            node=info.node_rank, trouble=error.message, hint=error.hint, unhealthy=node_lacks_gpus
+        )
+
     trouble = f"its GPU can't be used: {first_line(error)}"
     hint = "Have the GPUs of that node examined (`nvidia-smi`, the kernel's log)."
     return DeviceReport(node=info.node_rank, trouble=trouble, hint=hint, unhealthy=True)
@@ -94,62 +109,79 @@ def _without_device(info: RankInfo, error: Exception, lacks: bool) -> DeviceRepo
 def agree_on_devices(
     store: SignedStore, info: RankInfo, report: DeviceReport, *, timeout_s: float = 60.0
 ) -> None:
-    """Return if the devices of all ranks go together; every rank calls it.
+    """Return if the devices of all ranks are compatible; every rank calls it.
 
     Raises:
-        DevicesError: on all ranks, if the devices don't go together.
+        DevicesError: on all ranks, if the devices are not compatible.
         RankFailure: a rank does not report within `timeout_s` seconds, or exits.
     """
 
     def decide(texts: list[str | None]) -> str:
-        if missing := [str(rank) for rank, text in enumerate(texts) if text is None]:
+        missing = [rank for rank, text in enumerate(texts) if text is None]
+        if missing:
             raise RankFailure(
-                f"Rank {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''} met the others, but did "
+                f"Rank {first_items(missing, 8, rest=', ...')} met the others, but did "
                 f"not report its device within {timeout_s:g} s.",
                 hint="The log of that rank says why.",
             )
-        conflict = find_conflict([DeviceReport(**json.loads(text)) for text in texts if text is not None])
-        return json.dumps(conflict and [conflict.message, conflict.hint, conflict.nodes])
 
-    own = json.dumps(asdict(report))
-    decision = store.decide_at_zero(_KEY, info, own, decide, subject="the devices", timeout_s=timeout_s)
-    if conflict := json.loads(decision):
+        conflict = find_conflict([DeviceReport(**json.loads(text)) for text in texts if text is not None])
+        if conflict is None:
+            return json.dumps(None)
+        return json.dumps([conflict.message, conflict.hint, conflict.nodes])
+
+    text = json.dumps(asdict(report))
+    decision = json.loads(
+        store.decide_at_zero(_KEY, info, text, decide, subject="the devices", timeout_s=timeout_s)
+    )
+    if decision is not None:
+        # The store ends with rank 0's process: let all ranks read the decision first.
         store.await_all(f"{_KEY}/read", info)
-        message, hint, nodes = conflict
+        message, hint, nodes = decision
         raise DevicesError(message, hint=hint, nodes=nodes)
 
 
 def find_conflict(reports: Sequence[DeviceReport]) -> DevicesError | None:
     """Return why the ranks can't compute together, given the report of each rank; None if they can."""
-    if failed := [rank for rank, report in enumerate(reports) if report.trouble]:
+    failed = [rank for rank, report in enumerate(reports) if report.trouble]
+    if failed:
         first = reports[failed[0]]
         return _conflict(reports, failed, first.trouble, first.hint)
+
+    return _find_other_kind(reports) or _find_shared_gpu(reports)
+
+
+def _find_other_kind(reports: Sequence[DeviceReport]) -> DevicesError | None:
+    """Return a conflict if the ranks have several device types or backends."""
     kinds = Counter((report.kind, report.backend) for report in reports)
-    if len(kinds) > 1:
-        usual = max(kinds, key=lambda kind: (kind[0] != "cpu", kinds[kind]))
-        odd = [rank for rank, report in enumerate(reports) if (report.kind, report.backend) != usual]
-        found = reports[odd[0]]
-        text = f"it computes on {found.kind} with {found.backend}, others on {usual[0]} with {usual[1]}."
-        hint = (
-            "Find what is missing there (`nvidia-smi`, the build of torch), or hide the GPUs from all ranks."
-        )
-        return _conflict(reports, odd, text, hint)
-    return _find_shared(reports)
+    if len(kinds) <= 1:
+        return None
+
+    # A rank without its GPU falls back to the CPU, so ranks on CPUs are wrong even if they are many.
+    usual = max(kinds, key=lambda kind: (kind[0] != "cpu", kinds[kind]))
+    odd_ranks = [rank for rank, report in enumerate(reports) if (report.kind, report.backend) != usual]
+    first = reports[odd_ranks[0]]
+    text = f"it computes on {first.kind} with {first.backend}, others on {usual[0]} with {usual[1]}."
+    hint = "Find what is missing there (`nvidia-smi`, the build of torch), or hide the GPUs from all ranks."
+    return _conflict(reports, odd_ranks, text, hint)
 
 
-def _find_shared(reports: Sequence[DeviceReport]) -> DevicesError | None:
+def _find_shared_gpu(reports: Sequence[DeviceReport]) -> DevicesError | None:
+    """Return a conflict if two ranks have the same GPU."""
     owners: dict[str, int] = {}
     for rank, report in enumerate(reports):
         owner = owners.setdefault(report.identity, rank) if report.identity else rank
         if owner != rank:
-            ranks_here = sum(other.node == report.node for other in reports)
+            ranks_on_node = sum(other.node == report.node for other in reports)
             text = f"it was given {report.kind} {report.identity}, which rank {owner} has already."
-            hint = f"Ask for `--gpus-per-node={ranks_here}` and no `--gpu-bind`."
+            hint = f"Ask for `--gpus-per-node={ranks_on_node}` and no `--gpu-bind`."
             return _conflict(reports, [rank], text, hint)
+
     return None
 
 
 def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DevicesError:
+    """Return the error about `ranks`: `text` about the first of them, and the hosts of the others."""
     first = ranks[0]
     hosts = list(dict.fromkeys(reports[rank].host for rank in ranks[1:]))
     where = first_items(hosts, 8, rest=", ...")

@@ -1,4 +1,4 @@
-"""Name gloo the network interface that leads to rank 0's node."""
+"""Choose the network interface of gloo: the interface that leads to rank 0's node."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _FOUND = "slurmddp/found"
 
 
 def check_interfaces(info: RankInfo, backend: str | None) -> None:
-    """Raise MismatchError if a person has named an interface that can't lead to the other ranks."""
-    # Pretended nodes meet on the loopback of this machine.
+    """Raise MismatchError if the user has named an interface that can't lead to the other ranks."""
+    # Emulated nodes meet on the loopback of this machine.
     nodes = 1 if info.emulated or is_loopback(info.master_addr or "") else info.nodes
     check_named(os.environ, backend, nodes, [name for _, name in socket.if_nameindex()])
 
 
 def name_interface(info: RankInfo, store: dist.Store) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0's node, unless a person has set it."""
+    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0's node, unless the user has set it."""
     address = _address_of_rank_zero(info, store)
     if os.environ.get(GLOO_VARIABLE) or address is None:
         return
+
     name = interface_towards(address)
     if name is not None:
         os.environ[GLOO_VARIABLE] = name
@@ -43,12 +44,16 @@ def _address_of_rank_zero(info: RankInfo, store: dist.Store) -> str | None:
         return LOOPBACK.text
     if info.master_port is None:
         return find_rank_zero(info)[0].text
-    found = ""
+
+    address = ""
     with contextlib.suppress(SlurmddpError):
-        found = find_rank_zero(info)[0].text
-    store.set(f"{_FOUND}/{info.rank}", found)
-    if is_loopback(found) and not is_loopback(info.master_addr or ""):
-        with contextlib.suppress(RuntimeError):  # A rank did not answer in time: keep the loopback address.
+        address = find_rank_zero(info)[0].text
+
+    store.set(f"{_FOUND}/{info.rank}", address)
+    if is_loopback(address) and not is_loopback(info.master_addr or ""):
+        # If a rank does not answer in time, keep the loopback address.
+        with contextlib.suppress(RuntimeError):
             addresses = (store.get(f"{_FOUND}/{rank}").decode() for rank in range(info.world_size))
-            found = next((text for text in addresses if text and not is_loopback(text)), found)
-    return found or None
+            address = next((text for text in addresses if text and not is_loopback(text)), address)
+
+    return address or None

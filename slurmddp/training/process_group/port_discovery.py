@@ -1,6 +1,6 @@
-"""Tell the ranks of a launch the port of rank 0's store, given nothing but the launch's id.
+"""Let the ranks of a launch find the port of rank 0's store, given nothing but the launch's id.
 
-Rank 0 answers on the first free port of a list that follows from the launch's id. A rank sends a token; rank
+Rank 0 answers on the first free port of a list that follows from the launch's id. A rank sends a token. Rank
 0 answers with the port and a token. With the attempt's secret both tokens are HMACs, so no other process
 learns the port or can send a wrong port. Without a secret (under srun or mpirun alone) the tokens only keep
 launches apart.
@@ -22,9 +22,11 @@ from slurmddp.runs.folder.run_context import RunContext
 
 _PREFIX = b"slurmddp-1 "
 _LINE_BYTES = 192
+"""The largest length of a message, in bytes."""
 _ANSWER_S = 1.0
+"""Seconds that a caller has to send its request, and rank 0 to answer."""
 _MAX_CALLERS = 256
-"""Most callers connected at once; a further caller replaces the oldest."""
+"""The largest number of callers that are connected at once; a further caller replaces the oldest."""
 _POLL_S = 0.002
 """Seconds that one call of `PortServer.answer` waits; rank 0 polls its store between calls."""
 
@@ -40,7 +42,7 @@ class _Caller:
 
 @dataclass(frozen=True)
 class Handshake:
-    """The messages by which the ranks of one launch recognise each other before they have met."""
+    """The messages by which the ranks of a launch recognise each other before they have met."""
 
     launch_id: str
     secret: str = field(default_factory=lambda: os.environ.get(SECRET_VARIABLE, ""), repr=False)
@@ -55,7 +57,7 @@ class Handshake:
         return RunContext.read(os.environ).publish_port(self._published_as, port)
 
     def published(self) -> list[int]:
-        """Return the port that rank 0 has published, if it has."""
+        """Return the port that rank 0 has published; empty if it has published none."""
         return RunContext.read(os.environ).published_ports(self._published_as)
 
     @property
@@ -75,10 +77,11 @@ class Handshake:
         number = response.removeprefix(_PREFIX).split(b" ")[0]
         if number.isdigit() and hmac.compare_digest(response, self.response(int(number))):
             return int(number)
+
         return None
 
-    def _token(self, what: str) -> bytes:
-        text = f"{what} of {self.launch_id}"
+    def _token(self, subject: str) -> bytes:
+        text = f"{subject} of {self.launch_id}"
         return hmac.digest(self.secret.encode(), text.encode(), "sha256").hex().encode()
 
 
@@ -100,6 +103,7 @@ class PortServer:
     def __exit__(self, *exception: object) -> None:
         for connection in list(self._callers):
             self._drop(connection)
+
         self._selector.close()
         self._listener.close()
 
@@ -111,21 +115,27 @@ class PortServer:
                 self._accept(now)
             elif isinstance(key.fileobj, socket.socket):
                 self._receive(key.fileobj, store_port)
-        for connection in [c for c, caller in self._callers.items() if now - caller.since > _ANSWER_S]:
-            self._drop(connection)
+
+        for connection, caller in list(self._callers.items()):
+            if now - caller.since > _ANSWER_S:
+                self._drop(connection)
 
     def _accept(self, now: float) -> None:
+        # Endless callers must not keep rank 0 from its store.
         for _ in range(_MAX_CALLERS):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # The caller has gone, or this process has no descriptor left.
+            except OSError:
+                # The caller has gone, or this process has no descriptor left.
                 self._drop_oldest()
                 return
+
             connection.setblocking(False)
             if len(self._callers) >= _MAX_CALLERS:
                 self._drop_oldest()
+
             self._callers[connection] = _Caller(now)
             self._selector.register(connection, selectors.EVENT_READ)
 
@@ -136,10 +146,15 @@ class PortServer:
             caller.received += received
             if received and not caller.received.endswith(b"\n") and len(caller.received) < _LINE_BYTES:
                 return
-            ours = hmac.compare_digest(caller.received.rstrip(b"\n"), self._handshake.request())
-            connection.send((self._handshake.response(store_port) if ours else _PREFIX + b"other") + b"\n")
+
+            response = _PREFIX + b"other"
+            if hmac.compare_digest(caller.received.rstrip(b"\n"), self._handshake.request()):
+                response = self._handshake.response(store_port)
+            connection.send(response + b"\n")
         except OSError:
-            pass  # The caller has gone; a rank of this launch asks again.
+            # The caller has gone; a rank of this launch asks again.
+            pass
+
         self._drop(connection)
 
     def _drop_oldest(self) -> None:
@@ -166,11 +181,15 @@ def ask_for_port(
 
 def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
     """Read up to a newline within `timeout_s`; stop early at a line that is too long for a response."""
-    line, deadline = b"", time.monotonic() + timeout_s
+    line = b""
+    deadline = time.monotonic() + timeout_s
+    # A time-out of the socket alone would begin anew with each byte that arrives.
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         received = connection.recv(_LINE_BYTES - len(line))
         if not received:
             break
+
         line += received
+
     return line.rstrip(b"\n")

@@ -41,15 +41,16 @@ _log = logging.getLogger(__name__)
 _NOTICE_S = (3.0, 10.0)
 """Seconds until a waiting rank first logs that it waits, and from one such line to the next."""
 _POLL_S = 0.25
-"""Most seconds between two polls of the outcome."""
+"""The longest pause in seconds between two polls of the outcome."""
 _ANSWER_S = (0.2, 1.0)
 """Seconds that a listener may take to answer: in the first round, and at most in a later round."""
 _GRACE_S = 5.0
 """Seconds that other ranks wait longer than rank 0, which gives up first and names the missing ranks."""
 _READ_S = 5.0
-"""Most seconds that rank 0 waits for ranks that have joined, but not yet read why the rendezvous failed."""
+"""The longest time in seconds that rank 0 waits until the ranks that joined have read a failure's reason."""
 _SLOW_S = 3.0
-"""A connection takes milliseconds; a name server that does not answer costs five seconds and more."""
+"""Seconds from which on a connection is slow: it takes milliseconds, but a name server that does not answer
+costs five seconds and more."""
 _NAMES_HINT = (
     "Most likely this node's name server does not answer: see how long `getent hosts ADDRESS` takes for an "
     "address of rank 0's node, and mend /etc/resolv.conf or add the nodes to /etc/hosts."
@@ -69,20 +70,22 @@ def open_store(
     Args:
         info: this rank; with a `master_port`, the ranks meet at that port, as under torchrun.
         timeout_s: seconds to wait for the other ranks.
-        init_method: `tcp://host:port` of rank 0, or `file:///path`; None: as the launcher says.
+        init_method: `tcp://host:port` of rank 0, or `file:///path`; None: from the environment.
         stopped: returns whether this rank was asked to stop; polled while it waits.
 
     Raises:
         ConfigError: the file of `init_method` is damaged.
         MismatchError: rank 0's host is wrong, or two processes have the same rank.
-        StoppedAtCheckpoint: on all ranks that are here, if any of them was asked to stop.
+        StoppedAtCheckpoint: on all ranks that have joined, if any of them was asked to stop.
         SlurmddpError: ranks are missing after `timeout_s`; the message names them.
     """
     if init_method is not None or info.master_port is not None:
         return _given_store(info, timeout_s, init_method or "env://")
+
     deadline = time.monotonic() + timeout_s
     if info.rank == 0:
         return _host(info, deadline, stopped)
+
     store = _find_store(info, deadline, stopped)
     participants = Participants(store, info)
     try:
@@ -91,11 +94,14 @@ def open_store(
         if outcome != COMPLETE:
             participants.confirm_outcome()
     except RuntimeError as error:
+        # The store has ended with rank 0's process, which may have been asked to stop as this rank was.
         if stopped():
             raise _stopped_early() from error
+
         raise RankFailure(
             f"Rank 0 exited while rank {info.rank} waited for the others.", hint="Rank 0's log says why."
         ) from error
+
     _require_complete(outcome, _LOGS_HINT)
     return store
 
@@ -114,7 +120,7 @@ def _stopped_early() -> StoppedAtCheckpoint:
 
 
 class _Notice:
-    """Tells a waiting rank when to log that it waits."""
+    """Decide when a waiting rank logs that it waits."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _NOTICE_S[0]
@@ -123,6 +129,7 @@ class _Notice:
         due = time.monotonic() > self._next
         if due:
             self._next = time.monotonic() + _NOTICE_S[1]
+
         return due
 
 
@@ -134,16 +141,22 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
     Raises:
         ConfigError: the method is not `env://`, `tcp://host:port` or `file:///path`.
     """
-    if mpi.is_on_one_node(environ) and (launcher := process.starter(environ, mpi.PMI_VARIABLES)):
-        environ = {**environ, MPIEXEC_VARIABLE: f"{launcher} {process.start_time(launcher)}"}
+    if mpi.is_on_one_node(environ):
+        launcher = process.starter(environ, mpi.PMI_VARIABLES)
+        if launcher:
+            environ = {**environ, MPIEXEC_VARIABLE: f"{launcher} {process.start_time(launcher)}"}
+
     if init_method in (None, "env://"):
         return environ
-    found = urlsplit(str(init_method))
-    with suppress(ValueError):  # The port is no number.
-        if found.scheme == "tcp" and found.hostname and found.port:
-            return {**environ, "MASTER_ADDR": found.hostname, "MASTER_PORT": str(found.port)}
-        if found.scheme == "file" and not found.netloc and found.path[0:1] == "/" and found.path[1:]:
+
+    url = urlsplit(str(init_method))
+    # `url.port` raises ValueError if the port is no number.
+    with suppress(ValueError):
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return {**environ, "MASTER_ADDR": url.hostname, "MASTER_PORT": str(url.port)}
+        if url.scheme == "file" and not url.netloc and url.path[0:1] == "/" and url.path[1:]:
             return {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", **environ}
+
     raise ConfigError(
         f"init_method is {init_method!r}.",
         hint="Give tcp://host:port of rank 0, or file:///path/on/a/shared/disk, or leave it out.",
@@ -151,24 +164,26 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
 
 
 def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Store:
-    """Meet where torchrun or a person says."""
-    if not init_method.startswith("file:"):
-        # At once: torch would look for an unknown host until the time-out.
+    """Return the store at the place that torchrun or the user has named."""
+    is_file = init_method.startswith("file:")
+    if not is_file:
+        # Raise at once for an unknown host: torch would look for it until the time-out.
         resolve(urlsplit(init_method).hostname or info.master_addr or "localhost")
+
     try:
         store = _open_given(info, timedelta(seconds=timeout_s), init_method)
     except (RuntimeError, ValueError) as error:
-        where = (
-            f"{info.master_addr}:{info.master_port} (MASTER_ADDR, MASTER_PORT)"
-            if init_method == "env://"
-            else f"{init_method} (init_method)"
-        )
+        where = f"{init_method} (init_method)"
+        if init_method == "env://":
+            where = f"{info.master_addr}:{info.master_port} (MASTER_ADDR, MASTER_PORT)"
+        hint = "Check that rank 0 runs on that host and that the port is free there."
+        if is_file:
+            hint = "Check that the folder is on a disk that all nodes share."
+
         raise SlurmddpError(
-            f"Rank {info.rank} found no other rank at {where}: {first_line(error).rstrip('.')}.",
-            hint="Check that the folder is on a disk that all nodes share."
-            if init_method.startswith("file:")
-            else "Check that rank 0 runs on that host and that the port is free there.",
+            f"Rank {info.rank} found no other rank at {where}: {first_line(error).rstrip('.')}.", hint=hint
         ) from error
+
     return part_of_this_start(store, info, timeout_s)
 
 
@@ -178,11 +193,15 @@ def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.St
         _refuse_damaged(path)
         # Without a number of ranks torch never deletes the file, which a rank of a later start may use.
         return dist.FileStore(path, -1)
+
+    # The agent of torchrun holds the store, so that no rank opens it.
     if init_method == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store: dist.Store = next(rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
         return store
-    found = urlsplit(init_method)
-    host, port = found.hostname or info.master_addr or "", found.port or info.master_port or 0
+
+    url = urlsplit(init_method)
+    host = url.hostname or info.master_addr or ""
+    port = url.port or info.master_port or 0
     return dist.TCPStore(host, port, is_master=info.rank == 0, wait_for_workers=False, timeout=timeout)
 
 
@@ -206,11 +225,13 @@ def _refuse_damaged(path: str) -> None:
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
-    """Rank 0: open the store, and tell its port to the other ranks until all have joined."""
+    """Open the store on rank 0, and send its port to the other ranks until all have joined."""
     began = time.monotonic()
     address, store = _serve(info)
     is_slow = _warn_if_slow(time.monotonic() - began)
-    participants, notice = Participants(store, info), _Notice()
+
+    participants = Participants(store, info)
+    notice = _Notice()
     with PortServer(address, Handshake(info.launch_id)) as server:
         participants.join()
         while not participants.are_complete() and participants.outcome() is None:
@@ -220,14 +241,19 @@ def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.
                 participants.decide(participants.missing())
             elif notice.is_due():
                 _log.warning("still waiting: %s The other ranks wait for them.", participants.missing())
+
             server.answer(store.port)
+
         outcome = participants.decide(COMPLETE)
         if outcome != COMPLETE:
-            # The store ends with this process: let the other ranks read the outcome first.
+            # The store ends with this process: let the other ranks read the outcome first, also a rank that
+            # joins only now.
             decided = time.monotonic()
             while time.monotonic() < decided + (2 * _POLL_S if participants.have_all_read() else _READ_S):
                 server.answer(store.port)
-    _require_complete(outcome, f"{_LOGS_HINT} {_NAMES_HINT}" if is_slow else _LOGS_HINT)
+
+    hint = f"{_LOGS_HINT} {_NAMES_HINT}" if is_slow else _LOGS_HINT
+    _require_complete(outcome, hint)
     return store
 
 
@@ -238,9 +264,11 @@ def _serve(info: RankInfo) -> tuple[Address, dist.TCPStore]:
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     if _torch_version() >= (2, 8):
         options["master_listen_fd"] = listener.detach()
-    else:  # Older versions accept no socket; they listen on all addresses of the machine.
+    else:
+        # Older versions accept no socket, and listen on all addresses of the machine.
         listener.close()
         port = 0
+
     return Address(listener.family, host), dist.TCPStore(host, port, **options)
 
 
@@ -248,6 +276,7 @@ def _warn_if_slow(seconds: float) -> bool:
     """Warn if the connection to the store was slow: torch looks up the address's name for its log."""
     if seconds > _SLOW_S:
         _log.warning("torch took %.0f s to connect to its store. %s", seconds, _NAMES_HINT)
+
     return seconds > _SLOW_S
 
 
@@ -256,29 +285,39 @@ def _torch_version() -> tuple[int, ...]:
 
 
 def _find_store(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
-    """Any other rank: ask at rank 0's ports until rank 0 answers, then connect to the store."""
+    """Ask at rank 0's ports until rank 0 answers, then connect to the store: on any other rank."""
     addresses = find_rank_zero(info)
-    handshake, notice, pause, patience_s = Handshake(info.launch_id), _Notice(), 0.02, _ANSWER_S[0]
+    handshake = Handshake(info.launch_id)
+    notice = _Notice()
+    pause_s = 0.02
+    patience_s = _ANSWER_S[0]
     began = time.monotonic()
+
     while True:
+        ports = handshake.ports
         # Read the published port from the disk only if rank 0 is late.
-        late = time.monotonic() - began > _NOTICE_S[0]
-        ports = [*(handshake.published() if late else ()), *handshake.ports]
+        if time.monotonic() - began > _NOTICE_S[0]:
+            ports = [*handshake.published(), *ports]
+
         for address, port in product(addresses, ports):
             if stopped():
                 raise _stopped_early()
+
             store_port = ask_for_port(address, port, handshake, patience_s)
             if store_port is not None:
                 asked = time.monotonic()
                 store = _connect(address, store_port, deadline)
                 _warn_if_slow(time.monotonic() - asked)
                 return store
+
             if time.monotonic() > deadline:
                 raise _not_found(info, addresses, handshake.ports)
+
             if notice.is_due():
                 _log.warning("still waiting: rank 0 on %s does not answer.", master_name(info))
-        time.sleep(pause)
-        pause = min(pause * 1.2, 1.0)
+
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, 1.0)
         patience_s = min(patience_s * 1.5, _ANSWER_S[1])
 
 
@@ -296,18 +335,22 @@ def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
 def _await_outcome(
     participants: Participants, info: RankInfo, deadline: float, stopped: Callable[[], bool]
 ) -> str:
-    """Poll the outcome, so that Python still handles signals meanwhile."""
-    pause = 0.002
+    """Return the outcome of the rendezvous once rank 0 or a stop has decided it."""
+    # A blocking wait inside the store would keep Python from handling signals.
+    pause_s = 0.002
     while (outcome := participants.outcome()) is None:
         if stopped():
             return participants.decide(STOPPED)
+
         if time.monotonic() > deadline:
             raise SlurmddpError(
                 f"Rank {info.rank} found rank 0, which did not see all {info.world_size} ranks in time.",
                 hint=_LOGS_HINT,
             )
-        time.sleep(pause)
-        pause = min(pause * 1.2, _POLL_S)
+
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, _POLL_S)
+
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Turn a `RankInfo` into a device, threads, an interface and a process group, and undo all of it.
+"""Make this process a rank: take its device, threads and network interface, and join the process group.
 
 `finish` undoes the changes of `start` in this process: environment variables, number of threads, process
 group. So the same process can start again.
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 _VARIABLES = (VISIBLE, THREADS_VARIABLE, GLOO_VARIABLE)
 """The environment variables that `start` may set."""
 _LEAVE_S = 5.0
-"""Most seconds for which rank 0 keeps the store open for ranks that have not left."""
+"""The longest time in seconds that rank 0 keeps the store open for ranks that have not left."""
 _joined: list[object] = []
 """The process group that this module has initialised; empty if the program has initialised it."""
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a launch: who it is, its device, and its connection to the other ranks."""
+    """A rank of a launch: its number, its device, and its connection to the other ranks."""
 
     info: RankInfo
     device: torch.device
@@ -49,6 +49,7 @@ class RankContext:
     store: dist.Store | None
     """Shared by all ranks of the launch; keys that begin with `slurmddp/` are reserved."""
     undo: contextlib.ExitStack = field(repr=False, compare=False)
+    """Undoes the changes that `start` has made in this process."""
 
 
 def start(
@@ -67,13 +68,13 @@ def start(
     Args:
         info: this rank, from `detect`.
         backend: `auto` (nccl on GPUs, else gloo), a name that `register` takes, or a device string.
-        init_method: `tcp://host:port` or `file:///path`, where the ranks meet; None: as the launcher says.
+        init_method: `tcp://host:port` or `file:///path`, where the ranks meet; None: from the environment.
         rendezvous_timeout_s: seconds to wait for ranks that have not joined.
         collective_timeout_s: seconds that a collective may take.
         stopped: returns whether this rank was asked to stop; polled while it waits for others.
 
     Raises:
-        DevicesError: on all ranks, if a rank has no device or the devices don't go together.
+        DevicesError: on all ranks, if a rank has no device or the devices are not compatible.
         SlurmddpError: ranks are missing after `rendezvous_timeout_s`.
         StoppedAtCheckpoint: on all ranks, if any rank was asked to stop before all had met.
         MismatchError: the settings contradict each other, or an existing process group.
@@ -82,19 +83,23 @@ def start(
     undo = contextlib.ExitStack()
     undo.callback(_restore, {name: os.environ.get(name) for name in _VARIABLES})
     try:
-        device, chosen, report = report_device(info, group_backend or backend)
-        context = RankContext(info, device, chosen if info.world_size > 1 else None, None, undo)
+        device, device_backend, report = report_device(info, group_backend or backend)
+        context = RankContext(info, device, device_backend if info.world_size > 1 else None, None, undo)
         if not report.trouble:
             take_cpus(info, undo)
+
         if context.backend is None:
             return context
+
         if group_backend is not None:
             if report.trouble:
                 raise MismatchError(report.trouble, hint=report.hint)
             return replace(context, store=part_of_this_start(_store_of_group(), info, rendezvous_timeout_s))
+
         check_interfaces(info, context.backend)
         store = open_store(info, rendezvous_timeout_s, init_method, stopped=stopped)
         name_interface(info, store)
+        # A rank without a device has come so far, so that all ranks raise the same error here.
         agree_on_devices(SignedStore(store, info.launch_id), info, report)
         return _join_group(context, store, collective_timeout_s)
     except BaseException:
@@ -126,7 +131,9 @@ def _check_group(info: RankInfo) -> str:
             "Another Distributon of this process has not been closed.",
             hint="Use one Distributon at a time and close it before the next.",
         )
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     if (rank, world_size) != (info.rank, info.world_size):
         raise MismatchError(
             f"The process group of this program says rank {rank} of {world_size}, but the environment "
@@ -134,8 +141,11 @@ def _check_group(info: RankInfo) -> str:
             hint="Initialise the group from the environment (`init_process_group()` without rank=), or leave "
             "it to launch().",
         )
+
     backend = dist.get_backend()
-    return backend if backend in ("gloo", "nccl") else "auto"
+    if backend not in ("gloo", "nccl"):
+        return "auto"
+    return backend
 
 
 def _store_of_group() -> dist.Store:
@@ -143,12 +153,14 @@ def _store_of_group() -> dist.Store:
     store: dist.Store = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
+
     return store
 
 
 def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> RankContext:
     """Initialise the default process group with the ranks that share `store`."""
-    info, timeout = context.info, timedelta(seconds=timeout_s)
+    info = context.info
+    timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
     dist.init_process_group(
         context.backend,
@@ -158,11 +170,13 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
         timeout=timeout,
         device_id=context.device if context.backend == "nccl" else None,
     )
+
     _joined.append(dist.group.WORLD)
     # Undone in reverse order: destroy the group, then keep the store open for the other ranks.
     context.undo.callback(_joined.clear)
     context.undo.callback(SignedStore(store, info.launch_id).await_all, "slurmddp/left", info, _LEAVE_S)
     context.undo.callback(_destroy_group)
+
     _log.info("rank %d of %d: %s on %s", info.rank, info.world_size, context.backend, context.device)
     return replace(context, store=store)
 
@@ -171,10 +185,12 @@ def _destroy_group() -> None:
     """Destroy the default process group, if there is one."""
     if not dist.is_initialized():
         return
+
     if dist.get_backend() != "nccl":
         # torch 2.13 can deadlock when the last reference to a gloo group (a DDP model holds one) goes just
         # after a collective: the caller holds the interpreter lock and waits for gloo's thread, which needs
         # that lock. An extra reference, never released, keeps the group until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
         gloo_threads.wait_until_idle()
+
     dist.destroy_process_group()

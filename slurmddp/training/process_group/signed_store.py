@@ -1,4 +1,4 @@
-"""Sign values in torch's store, because any account that reaches rank 0's node can connect to the store.
+"""Sign values in torch's store, because every user who reaches rank 0's node can connect to the store.
 
 A value carries an HMAC-SHA256 (RFC 2104) over its key and itself. The HMAC's key follows from the attempt's
 secret and the launch, so values of an earlier launch are rejected. A value with a wrong HMAC is ignored with
@@ -26,18 +26,21 @@ from slurmddp.errors import RankFailure
 _log = logging.getLogger(__name__)
 
 READ_S = 2.0
-"""Most seconds that rank 0 waits until the other ranks have read a decision."""
+"""The longest time in seconds that rank 0 waits until the other ranks have read a decision."""
 _RANK_ZERO_S = 10.0
 """Seconds that the other ranks wait for rank 0's decision longer than rank 0 waits for their values."""
 _POLL_S = 0.05
 _TRIES = 16
-"""Most times that this rank replaces a foreign value, if another process keeps writing it."""
+"""How often at most this rank replaces a foreign value, if another process keeps writing it."""
 
 
 class SignedStore:
     """Read and write values of one launch's ranks in `store`.
 
-    `secret` is by default the attempt's secret; with an empty secret, values are neither signed nor checked.
+    Args:
+        store: a store of torch.
+        launch_id: the launch, to which the values are bound.
+        secret: by default the attempt's secret; if empty, values are neither signed nor checked.
     """
 
     def __init__(self, store: Any, launch_id: str, secret: str | None = None) -> None:
@@ -52,16 +55,20 @@ class SignedStore:
 
     def get(self, key: str) -> str | None:
         """Return the value that a rank of this launch has set, or None."""
-        return self._value(key, bytes(self._store.multi_get([key])[0])) if self._store.check([key]) else None
+        # `get` of a missing key would block until the time-out.
+        if not self._store.check([key]):
+            return None
+        return self._value(key, bytes(self._store.multi_get([key])[0]))
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
         """Return the values that ranks of this launch have set; None for a missing value."""
-        set_keys = (
-            list(keys) if self._store.check(list(keys)) else [k for k in keys if self._store.check([k])]
-        )
+        set_keys = list(keys)
+        if not self._store.check(set_keys):
+            set_keys = [key for key in keys if self._store.check([key])]
+
         stored = self._store.multi_get(set_keys) if set_keys else []
-        found = {key: self._value(key, bytes(raw)) for key, raw in zip(set_keys, stored, strict=True)}
-        return [found.get(key) for key in keys]
+        values = {key: self._value(key, bytes(raw)) for key, raw in zip(set_keys, stored, strict=True)}
+        return [values.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> list[str | None]:
         """Return the values once all are set; after `timeout_s` seconds, None for each missing value.
@@ -70,17 +77,21 @@ class SignedStore:
             RuntimeError: the store is gone.
         """
         deadline = time.monotonic() + timeout_s
-        with suppress(dist.DistStoreError):  # `get_all` below finds which keys are missing.
+        # After a time-out, `get_all` finds which keys are missing.
+        with suppress(dist.DistStoreError):
             self._store.wait(list(keys), timedelta(seconds=timeout_s))
+
+        # A value that another process has set ends torch's wait, but doesn't count.
         while None in (values := self.get_all(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
         return values
 
     def decide_at_zero(
         self,
         key: str,
         info: RankInfo,
-        own: str,
+        value: str,
         decide: Callable[[list[str | None]], str],
         *,
         subject: str,
@@ -89,41 +100,51 @@ class SignedStore:
         """Let rank 0 decide on the values of all ranks; return the decision. Every rank calls it.
 
         Args:
-            key: the key of the decision; the values stand below it.
+            key: the key of the decision; the value of rank r has the key `{key}/{r}`.
             info: this rank.
-            own: this rank's value.
+            value: this rank's value.
             decide: called on rank 0 with the values of all ranks, None for a missing value.
-            subject: the subject of the decision, for the error message.
+            subject: what is decided, for the error message.
             timeout_s: seconds that rank 0 waits for the values.
 
         Raises:
             RankFailure: rank 0 has exited, or sends no decision.
         """
-        text, lost = None, None
+        decision: str | None = None
+        lost: RuntimeError | None = None
         try:
-            self.set(f"{key}/{info.rank}", own)
+            self.set(f"{key}/{info.rank}", value)
             if info.rank == 0:
-                text = decide(self.wait([f"{key}/{rank}" for rank in range(info.world_size)], timeout_s))
-                self.set(key, text)
+                values = self.wait([f"{key}/{rank}" for rank in range(info.world_size)], timeout_s)
+                decision = decide(values)
+                self.set(key, decision)
             else:
-                (text,) = self.wait([key], timeout_s + _RANK_ZERO_S)
+                (decision,) = self.wait([key], timeout_s + _RANK_ZERO_S)
         except RuntimeError as error:
+            # Rank 0's process holds the store.
             lost = error
-        if text is None:
+
+        if decision is None:
             raise RankFailure(
                 f"Rank 0 has exited, or sent no decision on {subject} within {timeout_s + _RANK_ZERO_S:g} s.",
                 hint="The log of rank 0 says why.",
             ) from lost
-        return text
+
+        return decision
 
     def compare_set(self, key: str, value: str) -> str:
         """Set the value unless a rank of this launch was first; return the value that holds."""
-        own, expected = self._signed(key, value), b""
+        signed = self._signed(key, value)
+        expected = b""
         for _ in range(_TRIES):
-            stored = bytes(self._store.compare_set(key, expected, own))
-            if (found := self._value(key, stored)) is not None:
-                return found
+            stored = bytes(self._store.compare_set(key, expected, signed))
+            stored_value = self._value(key, stored)
+            if stored_value is not None:
+                return stored_value
+
+            # Another process has set the value: replace it.
             expected = stored
+
         return value
 
     def add(self, key: str, amount: int) -> int:
@@ -136,6 +157,7 @@ class SignedStore:
         The store ends with rank 0's process, so rank 0 calls this before it exits.
         """
         deadline = time.monotonic() + timeout_s
+        # A rank that comes late finds the store of rank 0 closed.
         with suppress(RuntimeError):
             count = self.add(key, 1)
             while info.rank == 0 and count < info.world_size and time.monotonic() < deadline:
@@ -143,18 +165,25 @@ class SignedStore:
                 count = self.add(key, 0)
 
     def _signed(self, key: str, value: str) -> str:
-        return f"{self._mac(key, value)}:{value}" if self._key else value
+        if not self._key:
+            return value
+        return f"{self._mac(key, value)}:{value}"
 
     def _value(self, key: str, stored: bytes) -> str | None:
+        """Return the value in a stored text if a rank of this launch has signed it; otherwise warn once."""
         text = stored.decode(errors="replace")
         if not self._key:
             return text
+
         mac, _, value = text.partition(":")
+        # `compare_digest` raises TypeError for other texts.
         if mac.isascii() and hmac.compare_digest(mac, self._mac(key, value)):
             return value
+
         if key not in self._warned:
             self._warned.add(key)
             _log.warning("%s in torch's store was set by a process outside this run: ignored", key)
+
         return None
 
     def _mac(self, key: str, value: str) -> str:
