@@ -109,7 +109,7 @@ def save_s(root: Path, state: dict[str, torch.Tensor], hashed: bool) -> tuple[fl
     os.sync()  # so that no save pays for what another has left in the page cache
     with watched(hashed) as watch:
         started = time.perf_counter()
-        checkpoint.write(root, 1, state, meta={})
+        checkpoint.write(root, 1, state, meta={}, keep_last=3)
         return time.perf_counter() - started, watch.alone_s()
 
 

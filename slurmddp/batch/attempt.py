@@ -35,38 +35,34 @@ _LATE_S = (1, 2, 3)
 class Settings(NamedTuple):
     """The facts and rules of a job that the batch step follows: `job.json`, written at submission."""
 
-    name: str = ""
+    name: str
     """The job's name in the tokens of its submissions."""
-    project: str = ""
-    nodes: int = 1
-    setup: bool = False
+    project: str
+    nodes: int
+    setup: bool
     """Whether the cluster file has setup lines."""
-    checkpoints: str = ""
+    checkpoints: str
     """The files that the program saves beside the run folder's own, a glob."""
-    exclude: str = ""
+    exclude: str
     """The nodes that a person excludes."""
-    exclude_failed_h: int = 24
-    saves_at_stop: bool = True
+    exclude_failed_h: int
+    saves_at_stop: bool
     """Whether the program is the built-in trainer, which saves at every stop and records its first step."""
-    tolerates_node_loss: bool = False
+    tolerates_node_loss: bool
     """Whether SLURM leaves the job alone when it loses a node."""
-    signal_lead_s: int = 120
-    grace_s: int | None = None
-    requeue: bool = True
-    max_restarts: int = 3
-    max_requeues_without_progress: int = 3
-    on_event: Sequence[str] = ()
+    signal_lead_s: int
+    grace_s: int | None
+    requeue: bool
+    max_restarts: int
+    max_requeues_without_progress: int
+    on_event: Sequence[str]
     """The command that gets the events of the run."""
-    python: str = ""
+    python: str
     """The interpreter of the ranks."""
-    stage: str = ""
+    stage: str
     """The folder on each node's own disk for a copy of the environment; empty: no copy."""
-    unset: Sequence[str] = ()
+    unset: Sequence[str]
     """Variables with options of another job that has submitted this one."""
-
-    @property
-    def policy(self) -> requeue_policy.Policy:
-        return requeue_policy.Policy(self.requeue, self.max_restarts, self.max_requeues_without_progress)
 
 
 def read_settings(folder: RunFolder) -> Settings:
@@ -230,7 +226,7 @@ class Attempt:
             failed_at_stop=bool(self._failure().get("asked_to_stop")),
         )
         return requeue_policy.decide(
-            end, requeue_policy.count_all(self.folder.readable_events()), self.settings.policy
+            end, requeue_policy.count_all(self.folder.readable_events()), self.settings
         )
 
     def record_end(

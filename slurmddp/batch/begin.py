@@ -65,7 +65,8 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
         return EXIT_FINISHED
     if _leaves_failed_nodes(folder, job, settings, events):
         return EXIT_FINISHED
-    ask_limits = limits(job, settings)  # SLURM answers while the attempt is recorded.
+    # SLURM answers while the attempt is recorded.
+    ask_limits = limits(job, settings.signal_lead_s, settings.grace_s)
     try:
         number = folder.claim_attempt()
     except OSError:
@@ -152,7 +153,7 @@ def _leaves_failed_nodes(
     return False
 
 
-def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
+def limits(job: SlurmJob, signal_lead_s: int, grace_s: int | None) -> Callable[[], dict[str, str]]:
     """Ask when SLURM ends the job, how long it then waits before it kills, and which processes it signals.
 
     The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
@@ -169,12 +170,12 @@ def limits(job: SlurmJob, settings: Settings) -> Callable[[], dict[str, str]]:
     def signals_all() -> str:
         return "1" if job.config("ProctrackType") == _SIGNALS_ALL else ""
 
-    values = {LEAD_VARIABLE: str(settings.signal_lead_s)}
+    values = {LEAD_VARIABLE: str(signal_lead_s)}
     questions = {END_TIME_VARIABLE: end_time, SIGNALS_ALL_VARIABLE: signals_all}
-    if settings.grace_s is None:
+    if grace_s is None:
         questions[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
         questions[PREEMPT_GRACE_VARIABLE] = job.preemption_grace
     else:
-        values.update({KILL_WAIT_VARIABLE: str(settings.grace_s), PREEMPT_GRACE_VARIABLE: "0"})
+        values.update({KILL_WAIT_VARIABLE: str(grace_s), PREEMPT_GRACE_VARIABLE: "0"})
     answers = ask_at_once(questions)
     return lambda: {**values, **answers()}

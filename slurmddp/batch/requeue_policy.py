@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from slurmddp.errors import (
     EXIT_CONFIG,
@@ -24,12 +24,15 @@ _BY_SLURM = (REQUEUED, PREEMPTED, NODE_FAIL)
 """SLURM ended the ranks for a reason of its own, so that their failure says nothing about the run."""
 
 
-class Policy(NamedTuple):
-    """The rules of a run by which it runs again."""
+class Policy(Protocol):
+    """The keys of `policy` by which a run runs again, from its configuration or from its `job.json`."""
 
-    requeue: bool = True
-    max_restarts: int = 3
-    max_requeues_without_progress: int = 3
+    @property
+    def requeue(self) -> bool: ...
+    @property
+    def max_restarts(self) -> int: ...
+    @property
+    def max_requeues_without_progress(self) -> int: ...
 
 
 class Counts(NamedTuple):

@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, Literal, TypeAlias
 
 OWN_TRAINER = "slurmddp.training.trainer.train"
+KEEP_LAST = 3
+"""Checkpoints to keep, for the trainer and for `Distributon.save`."""
 Node: TypeAlias = Mapping[str, Any]
 """A mapping with a `_target_`, to which any key may be added."""
 NamedNodes: TypeAlias = Mapping[str, Node]
@@ -134,7 +136,7 @@ class TrainSettings:
         FREE,
         minimum=0,
     )
-    keep_last: int = key(3, "checkpoints to keep", FREE, minimum=2)
+    keep_last: int = key(KEEP_LAST, "checkpoints to keep", FREE, minimum=2)
     best: str | None = key(
         None, 'metric whose best checkpoint is kept too: eval_loss, "max accuracy", "min NAME"', FREE
     )

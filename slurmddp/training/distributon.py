@@ -40,6 +40,7 @@ from slurmddp.environments.names import ALLOW_OTHER_CONFIG_VARIABLE
 from slurmddp.errors import ConfigError
 from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.settings.check_values import check_folder
+from slurmddp.settings.schema import KEEP_LAST
 from slurmddp.strategies import Strategy, build
 from slurmddp.training import rng
 from slurmddp.training.checkpointing import restore
@@ -841,7 +842,7 @@ class Distributon:
         /,
         *,
         root: str | Path | None = None,
-        keep_last: int = 3,
+        keep_last: int = KEEP_LAST,
         keep_best: tuple[str, str] | None = None,
         wait: bool = True,
         metrics: Mapping[str, Any] | None = None,
@@ -913,7 +914,7 @@ class Distributon:
         /,
         *,
         root: str | Path | None = None,
-        keep_last: int = 3,
+        keep_last: int = KEEP_LAST,
         wait: bool = True,
         **objects: Any,
     ) -> float:

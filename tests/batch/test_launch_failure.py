@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.batch.requeue_policy import Policy
 from slurmddp.runs.failures.read import read_failure
+from slurmddp.settings.schema import Policy
 from support.slurm.batch_run import RUNNING, Run, Step, do, exits, leave, leaves, node
 
 REPORT = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmddp.batch.requeue_policy import Counts, End, Policy, count_all, decide
+from slurmddp.batch.requeue_policy import Counts, End, count_all, decide
 from slurmddp.errors import combine_exit_codes
+from slurmddp.settings.schema import Policy
 
 
 @given(code=st.integers(0, 255), failures=st.integers(0, 9))

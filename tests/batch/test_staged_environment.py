@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.batch import staged_environment
-from slurmddp.batch.attempt import Attempt, Settings
+from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.staged_environment import (
     UNUSED_S,
     environment_of,
@@ -25,6 +25,7 @@ from slurmddp.batch.staged_environment import (
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import wait_until
+from support.slurm.slurm_jobs import batch_settings
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def attempt_in(tmp_path: Path, **settings: str) -> tuple[Attempt, list[str]]:
     said: list[str] = []
     folder = RunFolder(tmp_path / "run")
     folder.log_dir(0).mkdir(parents=True, exist_ok=True)
-    return Attempt(folder, 0, Settings(**settings), "41", said.append), said  # type: ignore[arg-type]
+    return Attempt(folder, 0, batch_settings(**settings), "41", said.append), said
 
 
 def test_a_copy_has_the_packages_and_is_made_once(environment: Path, disk: Path, tmp_path: Path) -> None:

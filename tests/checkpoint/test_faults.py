@@ -209,7 +209,7 @@ def test_no_reservation_exceeds_the_free_space(tmp_path, monkeypatch):
 
 def test_a_check_leaves_no_files(tmp_path, caplog):
     save(tmp_path, 7)
-    checkpoint.check_can_write(tmp_path, {"w": torch.zeros(1000)}, growth=8000)
+    checkpoint.check_can_write(tmp_path, {"w": torch.zeros(1000)}, growth=8000, keep_last=3)
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([7], [])
     assert (tmp_path / "latest").read_text() == "step-0000000007\n"
     assert caplog.text == ""
@@ -218,19 +218,19 @@ def test_a_check_leaves_no_files(tmp_path, caplog):
 def test_a_check_finds_errors_of_this_save_and_of_larger_ones(tmp_path, monkeypatch, caplog):
     state = {"w": torch.zeros(1_000_000)}
     monkeypatch.setattr(space, "free_bytes", lambda folder: 10_000_000)
-    checkpoint.check_can_write(tmp_path, state)
+    checkpoint.check_can_write(tmp_path, state, keep_last=3)
     assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
     with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, and 10\.0 MB are free"):
-        checkpoint.check_can_write(tmp_path, state, growth=8_000_000)
+        checkpoint.check_can_write(tmp_path, state, growth=8_000_000, keep_last=3)
     with pytest.raises(CheckpointError, match=r"value at w is a builtins\.set"):
-        checkpoint.check_can_write(tmp_path, {"w": {1}})
+        checkpoint.check_can_write(tmp_path, {"w": {1}}, keep_last=3)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"test save to .* failed"):
-        checkpoint.check_can_write(tmp_path / "file", state)
+        checkpoint.check_can_write(tmp_path / "file", state, keep_last=3)
     with monkeypatch.context() as patch:
         Flaky(patch, 1, 10**9, errno.EACCES, names=("mkdir",))
         with pytest.raises(CheckpointError, match="Permission denied"):
-            checkpoint.check_can_write(tmp_path, state)
+            checkpoint.check_can_write(tmp_path, state, keep_last=3)
     assert (steps_in(tmp_path), hidden_in(tmp_path)) == ([], [])
 
 
@@ -245,7 +245,7 @@ def test_a_check_detects_a_disk_that_returns_other_bytes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", lying)
     with pytest.raises(CheckpointError, match="does not match its hash"):
-        checkpoint.check_can_write(tmp_path, {"w": torch.ones(9)})
+        checkpoint.check_can_write(tmp_path, {"w": torch.ones(9)}, keep_last=3)
     assert hidden_in(tmp_path) == []
 
 
@@ -263,7 +263,7 @@ def test_nothing_is_written_into_a_folder_of_another_account(tmp_path, as_somebo
     (run / "config.yaml").touch()
     for act in (
         lambda: save(run / "checkpoints", 1),
-        lambda: checkpoint.check_can_write(run / "checkpoints", {}),
+        lambda: checkpoint.check_can_write(run / "checkpoints", {}, keep_last=3),
     ):
         with pytest.raises(ConfigError, match=r"belongs to .* runs as account 54321.*Nothing was written"):
             act()

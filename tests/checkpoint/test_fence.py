@@ -34,14 +34,14 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def test_a_past_attempt_saves_and_deletes_nothing(folder: RunFolder) -> None:
-    checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
+    checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={}, keep_last=3)
     folder.claim_attempt()
     half_written = folder.checkpoints_dir / f"{WRITING}step-0000000002-77"
     half_written.mkdir()
     (half_written / "part").write_text("by the later attempt")
     before = contents(folder.path)
     with pytest.raises(SupersededError):
-        checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={})
+        checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={}, keep_last=3)
     with pytest.raises(SupersededError):
         checkpoint.abandon(folder.checkpoints_dir, 0, 1)
     with pytest.raises(SupersededError):
@@ -52,7 +52,7 @@ def test_a_past_attempt_saves_and_deletes_nothing(folder: RunFolder) -> None:
 def test_an_attempt_that_is_superseded_during_a_write_does_not_publish(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
+    checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={}, keep_last=3)
     before = contents(folder.checkpoints_dir)
 
     def complete(path: Path, manifest: object) -> None:
@@ -60,7 +60,7 @@ def test_an_attempt_that_is_superseded_during_a_write_does_not_publish(
 
     monkeypatch.setattr(publish, "complete", complete)
     with pytest.raises(SupersededError):
-        checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={})
+        checkpoint.write(folder.checkpoints_dir, 2, STATE, meta={}, keep_last=3)
     assert contents(folder.checkpoints_dir) == before
     assert [path.name for path in folder.checkpoints_dir.iterdir() if path.is_dir()] == ["step-0000000001"]
 
@@ -68,7 +68,7 @@ def test_an_attempt_that_is_superseded_during_a_write_does_not_publish(
 def test_a_past_attempt_does_not_move_the_pointer_back(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.write(folder.checkpoints_dir, 5, STATE, meta={})
+    checkpoint.write(folder.checkpoints_dir, 5, STATE, meta={}, keep_last=3)
 
     def move_in(temporary: Path, target: Path) -> None:
         temporary.rename(target)
@@ -76,7 +76,7 @@ def test_a_past_attempt_does_not_move_the_pointer_back(
 
     monkeypatch.setattr(publish, "_move_in", move_in)
     with pytest.raises(SupersededError):
-        checkpoint.write(folder.checkpoints_dir, 4, STATE, meta={})
+        checkpoint.write(folder.checkpoints_dir, 4, STATE, meta={}, keep_last=3)
     assert (folder.checkpoints_dir / "latest").read_text() == "step-0000000005\n"
 
 
@@ -89,7 +89,7 @@ def test_files_that_a_later_attempt_deletes_are_reported_as_superseded(
 
     monkeypatch.setattr(publish, "complete", complete)
     with pytest.raises(SupersededError):
-        checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={})
+        checkpoint.write(folder.checkpoints_dir, 1, STATE, meta={}, keep_last=3)
 
 
 def test_a_past_attempt_writes_no_events_no_metrics_and_no_sample(folder: RunFolder) -> None:

@@ -66,7 +66,9 @@ def runs(make_run) -> None:
             folder.failure_file(0).write_text(json.dumps(left))
         end(folder, outcome, code=code)
         weights = OrderedDict(weight=torch.ones(2))
-        checkpoint.write(folder.checkpoints_dir, 9, {"objects": {"model": weights}}, meta={"world_size": 4})
+        checkpoint.write(
+            folder.checkpoints_dir, 9, {"objects": {"model": weights}}, meta={"world_size": 4}, keep_last=3
+        )
 
     points = [(name, [f"seed={name}"]) for name in ("two-00000002", "one-00000001", "tri-00000003")]
     sweeps.write(folder.path.parent, "tune-sweep-0a1b2c3d", points)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from slurmddp.settings.schema import KEEP_LAST
 from support import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
@@ -48,6 +49,7 @@ class Member:
     @property
     def signature(self) -> str:
         inner = re.sub(r"^self(, )?", "", ast.unparse(self.node.args)).removeprefix("/, ")
+        inner = inner.replace("=KEEP_LAST", f"={KEEP_LAST}")
         result = ast.unparse(self.node.returns) if self.node.returns else "None"
         return f"{self.name}({inner})" + (f" -> {result}" if self.node.name != "__init__" else "")
 

@@ -30,7 +30,7 @@ def draw():
 
 
 def through_a_checkpoint(tmp_path, state):
-    return checkpoint.read(checkpoint.write(tmp_path, 1, {"rng": state}, meta={})).state["rng"]
+    return checkpoint.read(checkpoint.write(tmp_path, 1, {"rng": state}, meta={}, keep_last=3)).state["rng"]
 
 
 @pytest.mark.parametrize("warm_up", [0, 1, 2, 3, 1000])

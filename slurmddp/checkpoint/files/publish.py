@@ -59,7 +59,7 @@ def publish(
     fill: Fill,
     *,
     meta: Mapping[str, Any],
-    keep_last: int = 3,
+    keep_last: int,
     keep_best: Best | None = None,
     needed: int = 0,
     made_by: Mapping[str, str] | None = None,

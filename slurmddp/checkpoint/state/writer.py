@@ -40,7 +40,7 @@ def write(
     state: Mapping[str, Any],
     *,
     meta: Mapping[str, Any],
-    keep_last: int = 3,
+    keep_last: int,
     keep_best: Best | None = None,
     parts: Parts | None = None,
 ) -> Path:
@@ -100,7 +100,7 @@ def check_can_write(
     state: Mapping[str, Any],
     *,
     growth: int = 0,
-    keep_last: int = 3,
+    keep_last: int,
     parts: Parts | None = None,
 ) -> None:
     """Write `state` under `root` as `write` does, verify it, and delete it.

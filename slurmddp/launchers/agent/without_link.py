@@ -13,6 +13,7 @@ from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, lost_node, node_code
+from slurmddp.settings.schema import Policy
 
 _POLL_S = 1.0
 
@@ -68,7 +69,9 @@ def report_unable(
     elif not records.leave_unable(node_rank, why):
         return False
     # With known rules a report in the run folder counts without an answer.
-    timeout_s = Rules.join_timeout_s if rules is None else rules.join_timeout_s if link else 0.0
+    timeout_s = Policy.join_timeout_s
+    if rules is not None:
+        timeout_s = rules.join_timeout_s if link else 0.0
     until = time.monotonic() + timeout_s
     while not records.has_ended() and time.monotonic() < until:
         if not link.missing() if link else records.is_confirmed(node_rank):

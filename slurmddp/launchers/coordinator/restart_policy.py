@@ -12,6 +12,7 @@ from typing import Any
 
 from slurmddp.errors import EXIT_UNHEALTHY_NODE
 from slurmddp.runs.failures.failure import DELIBERATE_CODES
+from slurmddp.settings.schema import Policy
 from slurmddp.settings.spec import GlobalBatch
 
 
@@ -32,20 +33,20 @@ class Assignment:
 class Rules:
     """The run's configuration about the nodes of a job and about ranks that die."""
 
-    nodes: int = 1
-    spare_nodes: int = 0
-    ranks_per_node: int = 1
-    elastic: bool = False
-    max_restarts: int = 10
-    join_timeout_s: float = 300.0
-    samples: int | None = None
+    nodes: int
+    spare_nodes: int
+    ranks_per_node: int
+    elastic: bool
+    max_restarts: int
+    join_timeout_s: float
+    samples: int | None
     """Samples of one optimizer step over all ranks, if the configuration fixes them."""
-    is_script: bool = False
+    is_script: bool
     """Whether the ranks run a person's script, which may not read the run's stop file."""
-    is_resumable: bool = False
+    is_resumable: bool
     """Whether this script resumes by itself, so that a restart needs no step that the agents can see."""
 
-    by_torchrun: bool = False
+    by_torchrun: bool
     """Whether torchrun starts the ranks of a node, and starts them again if one dies."""
 
     @property
@@ -74,8 +75,8 @@ def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
         spare_nodes=int(config.get("spare_nodes") or 0),
         ranks_per_node=int(config.get("ranks_per_node") or 1),
         elastic=bool(config.get("elastic")),
-        max_restarts=int(policy.get("max_restarts_in_place", Rules.max_restarts)),
-        join_timeout_s=float(policy.get("join_timeout_s", Rules.join_timeout_s)),
+        max_restarts=int(policy.get("max_restarts_in_place", Policy.max_restarts_in_place)),
+        join_timeout_s=float(policy.get("join_timeout_s", Policy.join_timeout_s)),
         samples=train.get("global_batch"),
         is_script=bool(program.get("script")),
         is_resumable=bool(program.get("script") and program.get("resumable")),

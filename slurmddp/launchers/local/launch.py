@@ -35,7 +35,7 @@ from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.recorder import Record
-from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.coordinator.restart_policy import rules_of
 from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
@@ -282,7 +282,7 @@ class ScriptRun:
         self._num_devices = len(ranks)
         self._workers = ScriptWorkers(command, ranks, labelled, stdin, folder, self._selector)
         self._record = _Cause()
-        rules = Rules(ranks_per_node=len(ranks), max_restarts=0)
+        rules = rules_of({"ranks_per_node": len(ranks), "policy": {"max_restarts_in_place": 0}}, 1)
         now = time.monotonic()
         self._coordinator = Coordinator(rules, ["localhost"], self._record, now)
         self._stopped_by: signal.Signals | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from slurmddp.batch import begin, requeue_policy
-from slurmddp.batch.attempt import Settings, said_if_not_recorded
+from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.event_command import EventCommands, kind_of_end
 from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.batch.slurm_job import SlurmJob
@@ -126,8 +126,8 @@ class LocalRun:
         if self._allocation is None:
             return {}
         policy = self.job.policy
-        settings = Settings(signal_lead_s=policy.signal_lead_s, grace_s=policy.grace_s)
-        return begin.limits(SlurmJob(os.environ, say=self._say), settings)()
+        job = SlurmJob(os.environ, say=self._say)
+        return begin.limits(job, policy.signal_lead_s, policy.grace_s)()
 
     def _saved(self) -> Saved:
         return saved(self.folder, self.job.project_dir, self.job.saved_files)
@@ -197,7 +197,6 @@ class LocalRun:
             # Another machine has the run and its record now.
             return requeue_policy.Outcome("superseded", "none")
         has_progressed = progressed(self._before, self._saved())
-        policy = self.job.policy
         failure = capture.read(self.folder, self.attempt)
         failed_at_stop = failure is not None and failure.asked_to_stop
         has_stopped = code == EXIT_STOPPED or failed_at_stop
@@ -209,8 +208,7 @@ class LocalRun:
             stop_asked=self.nodes.stopping or has_stopped or self.folder.is_stopped,
             failed_at_stop=failed_at_stop,
         )
-        rules = requeue_policy.Policy(policy.requeue, policy.max_restarts)
-        decision = requeue_policy.decide(end, self._counts, rules)
+        decision = requeue_policy.decide(end, self._counts, self.job.policy)
         facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
         facts |= {"progressed": True} if has_progressed else {}
         self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})

@@ -54,8 +54,8 @@ class _Pending:
 class Keep:
     """The checkpoints that stay after a save, as in `publish`."""
 
-    keep_last: int = 3
-    keep_best: Best | None = None
+    keep_last: int
+    keep_best: Best | None
 
 
 class AsyncWriter:

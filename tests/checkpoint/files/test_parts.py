@@ -42,7 +42,7 @@ def save(parts: Parts, step: int = 1) -> Path:
         own = dict(filling(0)(folder))
         return own | parts.collect(parts.files - own.keys(), folder)
 
-    return publish(parts.root, step, fill, meta={})
+    return publish(parts.root, step, fill, meta={}, keep_last=3)
 
 
 def parts_of(root: Path, stamp: int = 1, step: int = 1) -> Parts:

@@ -113,7 +113,7 @@ def published(root, monkeypatch):
             os, "fsync", traced("flush", os.fsync, lambda fd: Path(f"/proc/self/fd/{fd}").readlink())
         )
         patch.setattr(Path, "rename", traced("rename", Path.rename, lambda path, target: target))
-        publish(root, 7, fill, meta={}, durable=lambda: calls.append(("durable", "")))
+        publish(root, 7, fill, meta={}, durable=lambda: calls.append(("durable", "")), keep_last=3)
     return calls
 
 

@@ -100,7 +100,9 @@ def elsewhere_by_default() -> Iterator[None]:
 def test_a_state_is_read_to_the_cpu_under_any_default_device(buffers: StagingBuffers, tmp_path: Path) -> None:
     for found in (
         copied(buffers, {"weight": TENSORS["part"]}),
-        checkpoint.read(checkpoint.write(tmp_path, 1, {"weight": TENSORS["part"]}, meta={})).state,
+        checkpoint.read(
+            checkpoint.write(tmp_path, 1, {"weight": TENSORS["part"]}, meta={}, keep_last=3)
+        ).state,
     ):
         assert found["weight"].tolist() == list(range(10, 20))
 
@@ -135,7 +137,7 @@ def test_a_copy_holds_the_bytes_of_a_checkpoint(tmp_path: Path, buffers: Staging
     assert buffers.copy(Snapshot(tmp_path, 7, 1, state, meta)) == 0
     found = newest_copy(buffers, tmp_path)
     assert found is not None
-    written = checkpoint.write(tmp_path, 7, state, meta=meta)
+    written = checkpoint.write(tmp_path, 7, state, meta=meta, keep_last=3)
     with shared_buffer.mapped(*found) as stored:
         assert bytes(stored.tensors) == (written / "state.safetensors").read_bytes()
         assert bytes(stored.tree) == (written / "state.json").read_bytes()

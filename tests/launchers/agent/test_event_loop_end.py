@@ -19,7 +19,7 @@ from slurmddp.launchers.agent.event_loop import AgentLoop
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
-from slurmddp.launchers.coordinator.restart_policy import Rules
+from slurmddp.launchers.coordinator.restart_policy import rules_of
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import from_json, lost_node
@@ -99,7 +99,7 @@ class Script:
             node,
             cast(SignalInbox, SimpleNamespace(wait=lambda wait_s, others: [])),
             cast(Link, link),
-            Rules(nodes=2),
+            rules_of({}, 2),
             cast(ForkedWorkers, self.workers),
             cast(CheckpointService, service),
             cast(NodeWatch, watch),
@@ -179,7 +179,7 @@ def test_an_agent_that_gives_up_without_node_0_ends_only_an_attempt_that_needs_i
     folder: Path, spare_nodes: int, recorded: bool
 ) -> None:
     script = Script(folder)  # It has no link to node 0.
-    script.loop._rules = Rules(nodes=2, spare_nodes=spare_nodes)
+    script.loop._rules = rules_of({"nodes": 2, "spare_nodes": spare_nodes}, 2)
     script.loop.give_up(lost_node(1, ["n0", "n1"], "it can't go on"))
     assert RunFolder(folder).failure_file(0).exists() == recorded
 

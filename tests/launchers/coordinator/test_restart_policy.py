@@ -10,13 +10,12 @@ import pytest
 from slurmddp.launchers.coordinator.restart_policy import (
     Assignment,
     Facts,
-    Rules,
     choose_agents,
     decide,
     rules_of,
 )
 
-RULES = Rules(nodes=3)
+RULES = rules_of({}, 3)
 FAILED = Facts(agents=(0, 1, 2), step=7, furthest=5)
 
 
@@ -90,7 +89,8 @@ def test_who_runs_ranks_next(
 
 
 def test_rules_come_from_the_configuration_and_have_defaults() -> None:
-    assert rules_of({}, 2) == Rules(nodes=2)
+    assert (RULES.nodes, RULES.spare_nodes, RULES.ranks_per_node) == (3, 0, 1)
+    assert (RULES.max_restarts, RULES.join_timeout_s) == (10, 300)
     config = {
         "nodes": 4,
         "spare_nodes": 1,
@@ -99,7 +99,8 @@ def test_rules_come_from_the_configuration_and_have_defaults() -> None:
         "policy": {"max_restarts_in_place": 0, "join_timeout_s": 20},
         "train": {"global_batch": 64},
     }
-    expected = Rules(
+    expected = replace(
+        RULES,
         nodes=4,
         spare_nodes=1,
         ranks_per_node=8,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.batch.attempt import Attempt, Settings, read_settings
+from slurmddp.batch.attempt import Attempt, read_settings
 from slurmddp.batch.exclusions import lost_nodes
 from slurmddp.batch.progress import latest_name
 from slurmddp.checkpoint.files import visibility
@@ -24,6 +24,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import latest
 from slurmddp.training.stopping.agreement import file_reason
 from support.runs.remembered_names import RememberedNames, remembered
+from support.slurm.slurm_jobs import batch_settings
 
 __all__ = ["remembered"]
 
@@ -43,7 +44,7 @@ class Question:
 
 
 def attempt(folder: RunFolder) -> Attempt:
-    return Attempt(folder, 0, Settings(nodes=2), "41", print)
+    return Attempt(folder, 0, batch_settings(nodes=2), "41", print)
 
 
 QUESTIONS = {
@@ -150,10 +151,11 @@ def test_a_file_that_another_host_has_replaced_is_read_anew(
 ) -> None:
     """Some hosts keep the handle of the old file for as long as they remember its name."""
     folder = RunFolder(tmp_path)
-    texts = {"job.json": '{{"nodes": {}}}', "stop": "{}", "config.yaml": "nodes: {}"}
     for nodes in (2, 4):
+        job_json = json.dumps(batch_settings(nodes=nodes)._asdict())
+        texts = {"job.json": job_json, "stop": f"{nodes}", "config.yaml": f"nodes: {nodes}"}
         with remembered.other_host():
-            write_atomic(tmp_path / name, texts[name].format(nodes))
+            write_atomic(tmp_path / name, texts[name])
         assert read(folder) == nodes
 
 

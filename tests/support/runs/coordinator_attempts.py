@@ -17,13 +17,13 @@ from slurmddp.launchers.coordinator.messages import (
     decode,
     encode,
 )
-from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
+from slurmddp.launchers.coordinator.restart_policy import Assignment, rules_of
 from slurmddp.launchers.watchdog.stragglers import Straggler
 from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure
 
-RULES = Rules(nodes=3)
+RULES = rules_of({}, 3)
 
 
 class Notes:

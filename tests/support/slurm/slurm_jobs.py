@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slurmddp.batch.attempt import Settings
 from slurmddp.settings.schema import Cluster, Policy
 from slurmddp.settings.spec import Job, Program, Resources
+from slurmddp.slurm.script import settings
 
 PROGRAMS = Path(__file__).parent / "fake_slurm"
 
@@ -40,6 +42,11 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
     }
     resources = Resources(**{"nodes": 2, "ranks_per_node": 2, **parts[Resources]})
     return Job(cluster=site, resources=resources, policy=Policy(**parts[Policy]), **{**values, **parts[Job]})
+
+
+def batch_settings(**changes: Any) -> Settings:
+    """Return what the batch step of `make_job()` reads, with `changes` of its fields."""
+    return Settings(**{**settings(make_job()), **changes})
 
 
 def options_in(script: str) -> list[str]:

@@ -52,7 +52,7 @@ def saves(agent: CheckpointService) -> Iterator[AsyncWriter]:
 
 def write(saves: AsyncWriter, root: Path, step: int) -> None:
     state = {"weight": torch.full((1000,), float(step))}
-    saves.write(Snapshot(root, step, 0, state, {}), Keep(), wait=False, began=time.monotonic())
+    saves.write(Snapshot(root, step, 0, state, {}), Keep(3, None), wait=False, began=time.monotonic())
 
 
 def test_a_background_write_becomes_urgent_when_training_waits_for_it(
@@ -171,5 +171,5 @@ def test_prepared_memory_has_space_for_the_tree_and_the_facts_of_a_state(
     saves.prepare(size)
     saves._buffers._join()
     monkeypatch.setattr(shared_buffer, "reserve", reserve)
-    saves.write(Snapshot(tmp_path, 1, 0, state, {}), Keep(), wait=False, began=time.monotonic())
+    saves.write(Snapshot(tmp_path, 1, 0, state, {}), Keep(3, None), wait=False, began=time.monotonic())
     assert saves.is_writing

@@ -457,7 +457,7 @@ def test_a_write_that_a_dead_rank_requested_ends_before_newer_checkpoints_are_ab
     buffers.set_writing(0, True)
 
     def finish_write(seconds: float) -> None:
-        checkpoint.write(tmp_path, 9, {}, meta={})
+        checkpoint.write(tmp_path, 9, {}, meta={}, keep_last=3)
         buffers.set_writing(0, False)
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish_write)

@@ -54,7 +54,7 @@ def test_sharded_files_are_verified_and_quarantined(
 def test_readers_of_whole_states_refuse_a_sharded_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = checkpoint.publish(tmp_path / "root", 1, lambda folder: {}, meta={})
+    path = checkpoint.publish(tmp_path / "root", 1, lambda folder: {}, meta={}, keep_last=3)
     with pytest.raises(CheckpointError, match=r"the manifest does not list state\.safetensors"):
         checkpoint.read(path)
     monkeypatch.chdir(tmp_path)
@@ -70,7 +70,7 @@ def test_a_file_without_a_record_is_refused(tmp_path: Path) -> None:
         return {"state.json": write_hashed(folder / "state.json", [memoryview(b"{}")])}
 
     with pytest.raises(CheckpointError, match="deep/forgotten, which is not among the records"):
-        checkpoint.publish(tmp_path, 1, fill, meta={})
+        checkpoint.publish(tmp_path, 1, fill, meta={}, keep_last=3)
     with pytest.raises(CheckpointError, match="There is no file x, which is among the records"):
-        checkpoint.publish(tmp_path, 1, lambda folder: {"x": FileRecord(0, "0")}, meta={})
+        checkpoint.publish(tmp_path, 1, lambda folder: {"x": FileRecord(0, "0")}, meta={}, keep_last=3)
     assert not list(tmp_path.iterdir())
