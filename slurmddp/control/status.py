@@ -150,5 +150,5 @@ def _awaited(events: Iterable[Any]) -> str:
 
 def _last_lines(folder: RunFolder) -> tuple[str, ...]:
     attempts = folder.attempts()
-    paths = logs.chosen(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
+    paths = logs.selected_files(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
     return tuple(f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _LAST_LINES))

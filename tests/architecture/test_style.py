@@ -17,6 +17,8 @@ from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 FINISHED = [
     "checkpoint/memory",
     "collectives",
+    "runs/failures",
+    "runs/status",
     "strategies",
     "training/data",
     "training/stopping",

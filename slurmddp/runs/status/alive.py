@@ -9,7 +9,7 @@ from slurmddp.host import process
 from slurmddp.runs.folder.history import Attempt
 
 _SLACK_S = 5.0
-"""Seconds between the start of a process and its event, at most; clocks may differ by as much."""
+"""Seconds between the start of a process and its event at most; the two clocks may differ by as much."""
 
 
 def is_alive(attempt: Attempt) -> bool | None:
@@ -19,9 +19,11 @@ def is_alive(attempt: Attempt) -> bool | None:
     """
     if attempt.pid is None or attempt.started is None or not is_here(attempt):
         return None
+
     fields = process.stat(attempt.pid)
     if fields is None:
         return None if process.exists(attempt.pid) else False
+    # A zombie, or a process that the kernel is removing.
     if fields[0] in "ZX":
         return False
     if attempt.process_start is not None:

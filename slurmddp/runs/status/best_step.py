@@ -32,14 +32,20 @@ def best_step(folder: RunFolder) -> BestStep | None:
     text = train.get("best") if isinstance(train, dict) else None
     if text is None:
         return None
+
     name, mode = parse_best(str(text))
     metrics = read(folder)
     curve = metrics.held_out if name == "eval_loss" else metrics.own.get(name, Curve())
     saved = {event.get("step") for event in folder.events() if event.get("event") == "saved"}
+
+    # The least pair has the best value and, among equal values, the newest step.
     sign = 1 if mode == "min" else -1
-    known = [
+    pairs = [
         (sign * value, -step)
         for step, value in zip(curve.steps, curve.values, strict=True)
         if step in saved and math.isfinite(value)
     ]
-    return BestStep(-min(known)[1], name, sign * min(known)[0]) if known else None
+    if not pairs:
+        return None
+    value, step = min(pairs)
+    return BestStep(-step, name, sign * value)

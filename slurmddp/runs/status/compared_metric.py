@@ -30,7 +30,9 @@ class ComparedMetric:
         values = [value for value in self.curve(metrics).values if math.isfinite(value)]
         if not values:
             return None
-        return {"min": min, "max": max}[self.mode](values) if self.mode else values[-1]
+        if not self.mode:
+            return values[-1]
+        return {"min": min, "max": max}[self.mode](values)
 
 
 def compared_metric(
@@ -43,17 +45,22 @@ def compared_metric(
         metrics: their metrics.
         best: the metric of a search, in place of `train.best`.
     """
-    configured = [(folder.config().get("train") or {}).get("best") for folder in folders]
-    for text in [best] if best else configured:
+    texts: list[str | None] = [best]
+    if not best:
+        texts = [(folder.config().get("train") or {}).get("best") for folder in folders]
+
+    for text in filter(None, texts):
         try:
-            name, mode = parse_best(str(text)) if text else ("", "")
+            name, mode = parse_best(str(text))
         except ConfigError:
             continue
         if name:
             return ComparedMetric(name, f"best {'held-out loss' if name == 'eval_loss' else name}", mode)
-    if any(map(len, (one.held_out for one in metrics))):
+
+    if any(len(values.held_out) for values in metrics):
         return ComparedMetric("eval_loss", "best held-out loss", "min")
-    if any(map(len, (one.train for one in metrics))):
+    if any(len(values.train) for values in metrics):
         return ComparedMetric("loss", "lowest training loss", "min")
-    own = [name for one in metrics for name in one.own]
-    return ComparedMetric(own[0], f"last {own[0]}", "") if own else None
+
+    names = [name for values in metrics for name in values.own]
+    return ComparedMetric(names[0], f"last {names[0]}", "") if names else None

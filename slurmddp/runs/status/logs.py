@@ -12,15 +12,15 @@ from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import describe_other_ranks, rank_exits, read_failure, read_restarted
-from slurmddp.runs.folder.history import read_history
+from slurmddp.runs.folder.history import Attempt, read_history
 from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 _RANK = re.compile(r"rank-(\d+)\.log")
 _NODE = re.compile(r"node-(\d+)\.log")
 _TAIL_BLOCK = 1 << 16
-_MOST_OF_LINE = 1 << 20
-"""Bytes that are kept of the end of a line: a progress bar may redraw one line for hours."""
+_LINE_LIMIT = 1 << 20
+"""Bytes to keep of the end of a line: a progress bar may redraw one line for hours."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Selection:
     """The nodes whose agents' logs are shown."""
     everything: bool = False
 
-    def wants(self, path: Path) -> bool:
+    def contains(self, path: Path) -> bool:
+        """Return whether a log belongs to the selection."""
         place, number, _ = _order(path.name)
         wanted = (self.ranks, self.nodes, frozenset[int]())[place]
         return self.everything or number in wanted
@@ -40,13 +41,15 @@ class Selection:
 
 def files(folder: RunFolder, attempt: int) -> list[Path]:
     """Return the logs of an attempt: the ranks in order, then the nodes, then the batch script."""
-    found = [path for path in folder.log_dir(attempt).glob("*.log") if path.is_file()]
-    return sorted(found, key=lambda path: _order(path.name))
+    paths = [path for path in folder.log_dir(attempt).glob("*.log") if path.is_file()]
+    return sorted(paths, key=lambda path: _order(path.name))
 
 
 def _order(name: str) -> tuple[int, int, str]:
+    """Return the sort key of a log: ranks by number, nodes by number, others by name."""
     for place, pattern in enumerate((_RANK, _NODE)):
-        if match := pattern.fullmatch(name):
+        match = pattern.fullmatch(name)
+        if match:
             return place, int(match[1]), name
     return 2, 0, name
 
@@ -56,16 +59,18 @@ def label(path: Path) -> str:
     return path.stem.replace("-", " ")
 
 
-def chosen(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
+def selected_files(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
     """Return the selected logs; if all of these are empty, the logs of nodes and batch that are not.
 
-    If an attempt fails before its ranks start, only its node and batch logs say why.
+    If an attempt fails before its ranks start, only its node and batch logs have the reason.
     """
-    found = files(folder, attempt)
-    wanted = [path for path in found if selection.wants(path)]
-    if any(path.stat().st_size for path in wanted):
-        return wanted
-    return [path for path in found if not _RANK.fullmatch(path.name) and path.stat().st_size] or wanted
+    paths = files(folder, attempt)
+    selected = [path for path in paths if selection.contains(path)]
+    if any(path.stat().st_size for path in selected):
+        return selected
+
+    others = [path for path in paths if not _RANK.fullmatch(path.name) and path.stat().st_size]
+    return others or selected
 
 
 def of_job_without_attempt(folder: RunFolder) -> tuple[str, list[str]]:
@@ -74,52 +79,59 @@ def of_job_without_attempt(folder: RunFolder) -> tuple[str, list[str]]:
     job_id = history.job_id or ""
     if any(attempt.job_id == job_id for attempt in history.attempts):
         return job_id, []
+
     text = read_text(folder.job_log(job_id)) or ""
     return job_id, [as_drawn(line) for line in text.split("\n") if line.strip()]
 
 
 def tail(path: Path, count: int | None) -> list[str]:
-    """Return the last `count` lines of a file, or all with None, without reading more than needed."""
+    """Return the last `count` lines of a file, or all lines with None, without reading more than needed."""
     reader = LineReader(path)
-    return [*reader.start(count), *reader.flush()][-count if count else None :]
+    return _last([*reader.start(count), *reader.flush()], count)
+
+
+def _last(lines: list[str], count: int | None) -> list[str]:
+    return lines[-count:] if count else lines
 
 
 def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int | None) -> Iterator[str]:
     """Yield the last lines of the selected logs of one attempt, then its failures."""
-    for path in chosen(folder, attempt, selection):
+    for path in selected_files(folder, attempt, selection):
         for line in tail(path, count):
             yield f"[{label(path)}] {line}"
+
     yield from failure_lines(folder, attempt)
     yield from job_lines(folder, count)
 
 
 def job_lines(folder: RunFolder, count: int | None) -> Iterator[str]:
-    """Yield the last lines of the newest job if it has begun no attempt; they say why."""
+    """Yield the last lines of the newest job if it has begun no attempt."""
     job_id, lines = of_job_without_attempt(folder)
     if lines:
         yield f"-- job {job_id} began no attempt:"
-    for line in lines[-count if count else None :]:
+    for line in _last(lines, count):
         yield f"[job {job_id}] {line}"
 
 
 def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
     """Yield the failures of an attempt with their last lines; nothing if no rank failed."""
-    for past in read_restarted(folder, attempt):
-        yield f"-- attempt {attempt}: {past.sentence}; the ranks restarted in place"
+    for earlier in read_restarted(folder, attempt):
+        yield f"-- attempt {attempt}: {earlier.sentence}; the ranks restarted in place"
+
     failure = read_failure(folder, attempt)
     if failure is None:
         return
     yield from _last_lines(attempt, failure)
-    if others := describe_other_ranks(rank_exits(folder, attempt), failure):
+    others = describe_other_ranks(rank_exits(folder, attempt), failure)
+    if others:
         yield f"-- {others}"
     if failure.advice:
         yield f"-- {failure.advice}"
 
 
 def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
-    yield f"-- attempt {attempt}: {failure.sentence}" + (
-        f"; {failure.lines_title}:" if failure.last_lines else ""
-    )
+    title = f"; {failure.lines_title}:" if failure.last_lines else ""
+    yield f"-- attempt {attempt}: {failure.sentence}{title}"
     for line in failure.last_lines:
         yield f"[rank {failure.rank}] {line}" if failure.rank is not None else line
 
@@ -135,19 +147,23 @@ class LineReader:
 
     def start(self, count: int | None) -> list[str]:
         """Return the last `count` whole lines, or all with None, and continue after them."""
-        end = position = self.path.stat().st_size
+        end = self.path.stat().st_size
+        position = end
         blocks: list[bytes] = []
-        breaks = unbroken = 0
+        breaks = 0
+        unbroken = 0
+
         with open_regular(self.path) as stream:
-            while position > 0 and (count is None or (breaks <= count and unbroken < _MOST_OF_LINE)):
+            while position > 0 and (count is None or (breaks <= count and unbroken < _LINE_LIMIT)):
                 size = min(_TAIL_BLOCK, position)
                 position = stream.seek(position - size)
                 block = stream.read(size)
                 blocks.append(block)
                 breaks += block.count(b"\n")
                 unbroken = 0 if b"\n" in block else unbroken + size
+
         *lines, rest = b"".join(reversed(blocks)).split(b"\n")
-        self.rest = rest[-_MOST_OF_LINE:]
+        self.rest = rest[-_LINE_LIMIT:]
         self.offset = end
         first = 0 if count is None else max(0, len(lines) - count)
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
@@ -155,30 +171,38 @@ class LineReader:
     def read(self) -> list[str]:
         """Return the new whole lines; none while the file does not exist."""
         size = self._size()
-        if size < self.offset:  # The file was written again.
-            self.offset, self.rest = 0, b""
+        # A shorter file was written again.
+        if size < self.offset:
+            self.offset = 0
+            self.rest = b""
         if size == self.offset:
             return []
+
         with open_regular(self.path) as stream:
             stream.seek(self.offset)
             data = stream.read(size - self.offset)
         self.offset += len(data)
         *lines, rest = (self.rest + data).split(b"\n")
-        self.rest = rest[-_MOST_OF_LINE:]
+        self.rest = rest[-_LINE_LIMIT:]
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
 
     def _size(self) -> int:
         """Return the size of the file; 0 until a listing shows it."""
         self.is_found = self.is_found or is_there(self.path)
+        if not self.is_found:
+            return 0
         try:
-            return self.path.stat().st_size if self.is_found else 0
+            return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def flush(self) -> list[str]:
         """Return the last line although it has no line break: the file is complete."""
-        rest, self.rest = self.rest, b""
-        return [as_drawn(rest.decode("utf-8", errors="replace"))] if rest else []
+        rest = self.rest
+        self.rest = b""
+        if not rest:
+            return []
+        return [as_drawn(rest.decode("utf-8", errors="replace"))]
 
 
 @dataclass
@@ -190,11 +214,12 @@ class _Follower:
 
     def start(self, count: int | None) -> Iterator[str]:
         """Yield the last lines so far, and continue after them."""
-        for path in chosen(self.folder, self.attempt, self.selection):
+        for path in selected_files(self.folder, self.attempt, self.selection):
             yield from self._labelled(path, self._reader(path).start(count))
 
     def more(self) -> Iterator[str]:
-        paths = {*chosen(self.folder, self.attempt, self.selection), *self.readers}
+        """Yield the new lines."""
+        paths = {*selected_files(self.folder, self.attempt, self.selection), *self.readers}
         for path in sorted(paths, key=lambda path: _order(path.name)):
             yield from self._labelled(path, self._reader(path).read())
 
@@ -203,18 +228,24 @@ class _Follower:
         yield from self.more()
         for path, reader in self.readers.items():
             yield from self._labelled(path, reader.flush())
+
         yield from failure_lines(self.folder, self.attempt)
-        past = [one for one in read_history(self.folder).attempts if one.number == self.attempt]
-        for one in past:
-            code = "" if one.exit_code is None else f", exit code {one.exit_code}"
-            how = f"{one.outcome or 'ended'}{code}" if one.ended is not None else "recorded no end"
-            yield f"-- attempt {self.attempt}: {how}"
+        for attempt in read_history(self.folder).attempts:
+            if attempt.number == self.attempt:
+                yield f"-- attempt {self.attempt}: {_end_of(attempt)}"
 
     def _reader(self, path: Path) -> LineReader:
         return self.readers.setdefault(path, LineReader(path))
 
     def _labelled(self, path: Path, lines: list[str]) -> Iterator[str]:
         return (f"[{label(path)}] {line}" for line in lines)
+
+
+def _end_of(attempt: Attempt) -> str:
+    if attempt.ended is None:
+        return "recorded no end"
+    outcome = attempt.outcome or "ended"
+    return outcome if attempt.exit_code is None else f"{outcome}, exit code {attempt.exit_code}"
 
 
 def follow(
@@ -227,25 +258,31 @@ def follow(
     poll_s: float = 0.5,
 ) -> Iterator[str]:
     """Yield lines as they are written, from the newest attempt on, until `has_ended()`."""
+    follower: _Follower | None = None
     attempts = folder.attempts()
-    follower = _Follower(folder, selection, attempts[-1]) if attempts else None
-    if follower is not None:
+    if attempts:
+        follower = _Follower(folder, selection, attempts[-1])
         yield from follower.start(count)
     else:
         yield "-- no attempt has started yet; waiting (Ctrl-C stops looking, not the run)"
+
     while True:
         # `has_ended` precedes reading, so that the lines before the end are still read.
         ended = has_ended()
         if follower is not None:
             yield from follower.more()
+
         for attempt in folder.attempts():
             if follower is None or attempt > follower.attempt:
-                yield from follower.close() if follower else ()
+                if follower is not None:
+                    yield from follower.close()
                 yield f"-- attempt {attempt} starts"
                 follower = _Follower(folder, selection, attempt)
                 yield from follower.more()
+
         if ended:
-            yield from follower.close() if follower else ()
+            if follower is not None:
+                yield from follower.close()
             yield from job_lines(folder, count)
             return
         sleep(poll_s)

@@ -20,8 +20,8 @@ from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
-_MOST_BYTES = 8 << 20
-"""Bytes that `latest` reads: a program may never log one of the two losses."""
+_LATEST_BYTES = 8 << 20
+"""Bytes that `latest` reads at most: a program may never log one of the two losses."""
 _GAP_S = 60.0
 """A time without a logged step is a gap only if it is this long, in seconds."""
 _GAP_RATIO = 10
@@ -32,7 +32,7 @@ _AS_LOGGED = re.compile(
     rb'(?:[^\n]*?"((?:eval_)?loss)": )?[^\n]*\}$',
     re.MULTILINE,
 )
-"""A line as `RunLog` writes it; of other lines JSON is read."""
+"""A line as `RunLog` writes it; other lines are read as JSON."""
 KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
 """Names of values that are shown in places of their own."""
 
@@ -124,17 +124,25 @@ def read(folder: RunFolder) -> Metrics:
     """Read the whole file; each step keeps the line of the highest attempt."""
     records = list(_records(folder.metrics_file))
     train = _kept(records, "loss")
-    rates = [rate for record in train.values() if (rate := rate_of(record)) is not None]
+    rates = [rate for rate in map(rate_of, train.values()) if rate is not None]
+    rate = None
+    rate_unit = "tokens/s"
+    if rates:
+        rate = statistics.median(value for value, _ in rates)
+        rate_unit = rates[-1][1]
+
+    logged = {}
+    for record in records:
+        time = seconds_or_none(record.get("time"))
+        if time is not None:
+            logged[record.get("attempt", 0)] = LoggedStep(record["step"], time)
+
     return Metrics(
         train=_curve(train, "loss"),
         held_out=_curve(_kept(records, "eval_loss"), "eval_loss"),
-        rate=statistics.median(value for value, _ in rates) if rates else None,
-        rate_unit=rates[-1][1] if rates else "tokens/s",
-        logged={
-            record.get("attempt", 0): LoggedStep(record["step"], time)
-            for record in records
-            if (time := seconds_or_none(record.get("time"))) is not None
-        },
+        rate=rate,
+        rate_unit=rate_unit,
+        logged=logged,
         lr=_curve(_kept(records, "lr"), "lr"),
         grad_norm=_curve(_kept(records, "grad_norm"), "grad_norm"),
         own={name: _curve(_kept(records, name), name) for name in own_names(records)},
@@ -156,11 +164,14 @@ def read_times(folder: RunFolder) -> LineTimes:
         return LineTimes({}, {})
     with stream:
         text = stream.read()
-    text = text[: text.rfind(b"\n") + 1]  # The last line may not be complete.
+    # The last line may not be complete.
+    text = text[: text.rfind(b"\n") + 1]
+
     logged = _AS_LOGGED.findall(text)
     if len(logged) == text.count(b"\n"):
         lines = [_Line(int(step), int(number), float(time), loss) for step, number, time, loss in logged]
         return _times_of(lines)
+
     records = filter(None, map(_parse, text.split(b"\n")))
     return line_times(records)
 
@@ -183,6 +194,7 @@ def _times_of(lines: Iterable[_Line]) -> LineTimes:
         logged[line.attempt] = line
         if line.loss:
             of_trainer.setdefault(line.attempt, []).append(line)
+
     return LineTimes(
         {attempt: LoggedStep(line.step, line.time) for attempt, line in logged.items()},
         {attempt: _gaps_between(lines) for attempt, lines in of_trainer.items()},
@@ -206,6 +218,7 @@ def _gaps_between(lines: Sequence[_Line]) -> list[Gap]:
         if at > 0 and _is_long(seconds, steps * step_s):
             before, since, until = (line.time for line in lines[at - 1 : at + 2])
             long_gaps.append(Gap(before, since, since + steps * step_s, until))
+
     if lines[-1].loss == _TRAINING:
         usual_s = intervals[-1][1] * step_s
         before, since = (line.time for line in lines[-2:])
@@ -222,19 +235,23 @@ def latest(folder: RunFolder) -> Latest:
     newest: dict[str, Any] = {}
     losses: dict[str, Any] = {}
     held_out: float | None = None
-    own: dict[str, float] = {}
-    oldest: int | None = None  # the step with the older one of the two losses
+    named: dict[str, float] = {}
+    last_needed_step: int | None = None
+
     for record in _backwards(folder.metrics_file):
-        if oldest is not None and record["step"] != oldest:
+        if last_needed_step is not None and record["step"] != last_needed_step:
             break
         newest = newest or record
-        losses = losses or (record if "loss" in record else {})
+        if not losses and "loss" in record:
+            losses = record
         if held_out is None:
             held_out = _number(record.get("eval_loss"))
         for name in own_names([record]):
-            own.setdefault(name, float(record[name]))
-        if oldest is None and losses and held_out is not None:
-            oldest = record["step"]
+            named.setdefault(name, float(record[name]))
+        # Other lines of this step may hold further values.
+        if last_needed_step is None and losses and held_out is not None:
+            last_needed_step = record["step"]
+
     rate, unit = rate_of(losses) or (None, "tokens/s")
     return Latest(
         step=newest.get("step"),
@@ -246,17 +263,18 @@ def latest(folder: RunFolder) -> Latest:
         rate_unit=unit,
         tflops=_number(losses.get("tflops")),
         mfu=_number(losses.get("mfu")),
-        own=dict(sorted(own.items())),
+        own=dict(sorted(named.items())),
     )
 
 
 def own_names(records: list[dict[str, Any]]) -> list[str]:
     """Return the names of a program's own values, in the order of the alphabet."""
-    named = {name for record in records for name in record.keys() - KNOWN if not name.endswith("_per_s")}
-    return sorted(name for name in named if any(_number(one.get(name)) is not None for one in records))
+    names = {name for record in records for name in record.keys() - KNOWN if not name.endswith("_per_s")}
+    return sorted(name for name in names if any(_number(record.get(name)) is not None for record in records))
 
 
 def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    """Return the record with a value of `key` for each step, of the highest attempt."""
     kept: dict[int, dict[str, Any]] = {}
     for record in records:
         if _number(record.get(key)) is None:
@@ -268,19 +286,27 @@ def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
 
 
 def _curve(kept: dict[int, dict[str, Any]], key: str) -> Curve:
-    rows = [(step, float(kept[step][key]), int(kept[step].get("attempt", 0))) for step in sorted(kept)]
-    steps, values, attempts = zip(*rows, strict=True) if rows else ((), (), ())
-    return Curve(steps, values, attempts)
+    steps = sorted(kept)
+    return Curve(
+        steps=tuple(steps),
+        values=tuple(float(kept[step][key]) for step in steps),
+        attempts=tuple(int(kept[step].get("attempt", 0)) for step in steps),
+    )
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    # In Python a bool is an int.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value)
 
 
 def seconds_or_none(value: Any) -> float | None:
     """Return `value` if it is a plausible number of seconds, else None."""
     number = _number(value)
-    return number if number is not None and 0 <= number < 1e15 else None
+    if number is None or not 0 <= number < 1e15:
+        return None
+    return number
 
 
 def rate_of(record: dict[str, Any]) -> tuple[float, str] | None:
@@ -298,8 +324,11 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if whole and isinstance(record.get("attempt", 0), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    if not isinstance(record.get("attempt", 0), int):
+        return None
+    return record
 
 
 def _open(path: Path) -> BinaryIO | None:
@@ -314,8 +343,11 @@ def _open(path: Path) -> BinaryIO | None:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if (stream := _open(path)) is None:
+    """Yield the records of a file from its start; skip damaged lines."""
+    stream = _open(path)
+    if stream is None:
         return
+
     with stream:
         for line in stream:
             record = _parse(line) if line.endswith(b"\n") else None
@@ -324,17 +356,23 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    if (stream := _open(path)) is None:
+    """Yield the records of a file from its end; skip damaged lines."""
+    stream = _open(path)
+    if stream is None:
         return
+
     with stream:
-        position = end = stream.seek(0, os.SEEK_END)
+        end = stream.seek(0, os.SEEK_END)
+        position = end
         rest = b""
-        while position > 0 and end - position < _MOST_BYTES:
+
+        while position > 0 and end - position < _LATEST_BYTES:
             size = min(_BLOCK, position)
             position = stream.seek(position - size)
-            first, *lines = (stream.read(size) + rest).split(b"\n")
-            rest = first
-            yield from (record for line in reversed(lines) if (record := _parse(line)) is not None)
+            # The first line may begin in the block before.
+            rest, *lines = (stream.read(size) + rest).split(b"\n")
+            yield from (record for record in map(_parse, reversed(lines)) if record is not None)
+
         record = _parse(rest)
         if record is not None:
             yield record

@@ -28,27 +28,34 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
 
     After the ranks have ended, a hang is shown as a failure.
     """
-    _, own = of_newest_attempt(events)
-    ends = [event for event in own if event.get("event") in ("stalled", "rank_failed", "ended")]
+    _, newest = of_newest_attempt(events)
+    ends = [event for event in newest if event.get("event") in ("stalled", "rank_failed", "ended")]
     if ends and ends[-1]["event"] == "stalled":
         yield Notice("stalled", _stall_text(ends[-1]))
-    for event in own:
+
+    for event in newest:
         if event.get("event") == "straggler":
             yield Notice("slow", str(event.get("text", "")))
-        elif event.get("event") == "restarted" and (places := other_places(event)):
-            yield Notice("places", f"restart {event.get('generation')} of the ranks runs {places}")
-    warnings = dict.fromkeys(str(event.get("text", "")) for event in own if event.get("event") == "warned")
+        elif event.get("event") == "restarted":
+            places = other_places(event)
+            if places:
+                yield Notice("places", f"restart {event.get('generation')} of the ranks runs {places}")
+
+    # A dict keeps the order of the first occurrences.
+    warnings = dict.fromkeys(str(event.get("text", "")) for event in newest if event.get("event") == "warned")
     yield from (Notice("warned", text) for text in list(warnings)[-_WARNINGS:])
 
 
 def other_places(event: Mapping[str, Any]) -> str:
     """Return where ranks restarted in place, if not on the same nodes: "on 2 nodes"."""
-    words = []
-    if spare := event.get("spare"):
-        words.append(f"with spare node{'s' * (len(spare) > 1)} {', '.join(map(str, spare))}")
-    if nodes := event.get("nodes"):
-        words.append(f"on {nodes} node{'s' * (nodes > 1)}")
-    return " ".join(words)
+    phrases = []
+    spare = event.get("spare")
+    if spare:
+        phrases.append(f"with spare node{'s' * (len(spare) > 1)} {', '.join(map(str, spare))}")
+    nodes = event.get("nodes")
+    if nodes:
+        phrases.append(f"on {nodes} node{'s' * (nodes > 1)}")
+    return " ".join(phrases)
 
 
 def _stall_text(event: Mapping[str, Any]) -> str:

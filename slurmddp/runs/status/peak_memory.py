@@ -13,7 +13,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The most bytes that each rank of an attempt has held at once."""
+    """The largest number of bytes that each rank of an attempt has held at once."""
 
     ranks: tuple[int, ...]
     device: str
@@ -25,7 +25,7 @@ class PeakMemory:
 
     @property
     def largest(self) -> str:
-        """The largest peak: `3.21 GiB`."""
+        """Return the largest peak: `3.21 GiB`."""
         return gib(max(self.ranks))
 
     @property
@@ -35,14 +35,16 @@ class PeakMemory:
 
 def newest_peak_memory(events: Iterable[Mapping[str, Any]]) -> PeakMemory | None:
     """Return the last recorded peaks of the newest attempt; None before the first record."""
-    _, own = of_newest_attempt(events)
-    for event in reversed(list(own)):
-        ranks = event.get("peak_bytes") if event.get("event") == "memory" else None
-        if isinstance(ranks, list) and ranks and all(isinstance(one, int) for one in ranks):
+    _, newest = of_newest_attempt(events)
+    for event in reversed(list(newest)):
+        if event.get("event") != "memory":
+            continue
+        ranks = event.get("peak_bytes")
+        if isinstance(ranks, list) and ranks and all(isinstance(peak, int) for peak in ranks):
             return PeakMemory(tuple(ranks), str(event.get("device", "")))
     return None
 
 
 def gib(count: int) -> str:
-    """Say a number of bytes in GiB."""
+    """Return a number of bytes in GiB: `3.21 GiB`."""
     return f"{count / _GIB:.2f} GiB"

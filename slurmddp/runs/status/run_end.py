@@ -1,4 +1,4 @@
-"""Tell when a run has ended."""
+"""Find out when a run has ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.paced_client import LONGEST_PAUSE_S
 
 _ASK_EVERY_S = 30.0
-"""Seconds between two requests to SLURM, which only tell of runs that ended without a record."""
+"""Seconds between two queries; only SLURM knows the end of a run that recorded none."""
 
 
 def end_of(
     folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], bool]:
-    """Return a function that tells whether the run has ended; it asks SLURM at most twice a minute.
+    """Return a function that returns whether the run has ended; it asks SLURM at most twice a minute.
 
-    Each answer is waited for. So the pause doubles while the state is unknown, up to five minutes.
+    The function waits for each answer. So the pause doubles while the state is unknown, up to five minutes.
     """
     asked_at: float | None = None
     pause = _ASK_EVERY_S
@@ -33,9 +33,13 @@ def end_of(
             return True
         if asked_at is not None and clock() - asked_at < pause:
             return False
-        found = status(folder, slurm)
-        pause = min(2 * pause, LONGEST_PAUSE_S) if found.state == "unknown" else _ASK_EVERY_S
+
+        run_status = status(folder, slurm)
         asked_at = clock()
-        return not found.active
+        if run_status.state == "unknown":
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        else:
+            pause = _ASK_EVERY_S
+        return not run_status.active
 
     return has_ended

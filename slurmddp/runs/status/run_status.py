@@ -101,15 +101,19 @@ def status(folder: RunFolder, slurm: SlurmClient | None) -> RunStatus:
 
 def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[RunStatus]:
     """Return the status of several runs, with one query to SLURM for all."""
-    read = [_read(folder) for folder in folders]
-    ids = [one.history.job_id for one in read if isinstance(one, _Read) and one.open_slurm_job]
-    jobs, trouble = _ask(slurm, [job for job in ids if job])
-    return [_judge(one, jobs, trouble) if isinstance(one, _Read) else one for one in read]
+    contents = [_read(folder) for folder in folders]
+    readable = [content for content in contents if isinstance(content, _Content)]
+    job_ids = [content.history.job_id for content in readable if content.has_open_slurm_job]
+    jobs, trouble = _ask(slurm, [job_id for job_id in job_ids if job_id])
+
+    return [
+        _judge(content, jobs, trouble) if isinstance(content, _Content) else content for content in contents
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Read:
-    """The contents of one run folder, before SLURM is asked."""
+class _Content:
+    """The content of one run folder, before SLURM is asked."""
 
     folder: RunFolder
     history: History
@@ -119,102 +123,137 @@ class _Read:
 
     @property
     def is_local(self) -> bool:
+        """Return whether the newest job is a start on this machine, not a job of SLURM."""
         newest = self.history.newest
         if (self.history.job_id or "").startswith("local"):
             return True
         return newest is not None and newest.launcher == "local" and newest.job_id == self.history.job_id
 
     @property
-    def open_slurm_job(self) -> bool:
-        """Whether only SLURM knows the state of the newest job: it may run, or is being cancelled."""
+    def has_open_slurm_job(self) -> bool:
+        """Return whether only SLURM knows the state of the newest job: it may run, or is being cancelled."""
         return not self.is_local and self.history.may_live
 
 
-def _read(folder: RunFolder) -> _Read | RunStatus:
+def _read(folder: RunFolder) -> _Content | RunStatus:
+    """Read a run folder; return the status `unknown` if the folder can't be read."""
     try:
-        config = folder.config()
-        history = read_history(folder)
-        records_steps = is_own_trainer(config.get("program")) or any(
-            one.first_step is not None for one in history.attempts
-        )
-        return _Read(
-            folder=folder,
-            history=history,
-            # A training function of a person may count no steps at all.
-            total_steps=total_steps(config) if records_steps else None,
-            records_steps=records_steps,
-            names_files=bool((config.get("program") or {}).get("checkpoints")),
-        )
+        return _content_of(folder)
     except (SlurmddpError, OSError, ValueError) as error:
-        why = plain(error) if isinstance(error, OSError) else error
-        detail = f"the run folder can't be read: {why}"
-        return RunStatus(name=folder.name, path=folder.path, state="unknown", detail=detail, active=True)
+        reason = plain(error) if isinstance(error, OSError) else error
+        return RunStatus(
+            name=folder.name,
+            path=folder.path,
+            state="unknown",
+            detail=f"the run folder can't be read: {reason}",
+            active=True,
+        )
+
+
+def _content_of(folder: RunFolder) -> _Content:
+    config = folder.config()
+    history = read_history(folder)
+    program = config.get("program")
+    has_first_step = any(attempt.first_step is not None for attempt in history.attempts)
+    records_steps = is_own_trainer(program) or has_first_step
+    return _Content(
+        folder=folder,
+        history=history,
+        # A training function of a person may count no steps at all.
+        total_steps=total_steps(config) if records_steps else None,
+        records_steps=records_steps,
+        names_files=bool((program or {}).get("checkpoints")),
+    )
 
 
 def _ask(slurm: SlurmClient | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
     """Return the states of jobs in SLURM; None and the error if SLURM does not answer."""
     if slurm is None or not ids:
         return None, ""
+
     try:
         return slurm.jobs(ids), ""
     except SlurmError as error:
         return None, error.message
 
 
-def _judge(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
-    verdict = _verdict(read, jobs, trouble)
-    if verdict.state in ("lost", "failed", "cancelled") and read.open_slurm_job:
+def _judge(content: _Content, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
+    """Return the status of a run by its folder and its job in SLURM."""
+    verdict = _verdict(content, jobs, trouble)
+
+    if verdict.state in ("lost", "failed", "cancelled") and content.has_open_slurm_job:
         # The job may have ended between reading the folder and SLURM's answer: read the folder again.
-        again = _read(read.folder)
-        if isinstance(again, _Read) and again.history != read.history:
-            read = again
-            verdict = _verdict(again, jobs, trouble) if again.history.settled else verdict
-    if verdict.state in ("lost", "failed", "cancelled") and read.history.last == "submitted":
-        verdict = _with_words_of_job(read.folder, verdict)
-    return _compose(read, verdict)
+        content_now = _read(content.folder)
+        if isinstance(content_now, _Content) and content_now.history != content.history:
+            content = content_now
+            if content.history.settled:
+                verdict = _verdict(content, jobs, trouble)
+
+    if verdict.state in ("lost", "failed", "cancelled") and content.history.last == "submitted":
+        verdict = _with_last_line_of_job(content.folder, verdict)
+    return _compose(content, verdict)
 
 
-def _with_words_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
-    """Return the verdict with what the newest job has printed, if it has left without an attempt."""
+def _with_last_line_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
+    """Return the verdict with the last line of the newest job's log, if the job began no attempt."""
     job_id, lines = of_job_without_attempt(folder)
     if not lines:
         return verdict
-    state = "lost" if verdict.state == "cancelled" and not folder.is_cancelled else verdict.state
+
+    state = verdict.state
+    if state == "cancelled" and not folder.is_cancelled:
+        state = "lost"
     return replace(verdict, state=state, detail=f"job {job_id} began no attempt: {lines[-1].rstrip('.')}")
 
 
-def _verdict(read: _Read, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
-    history = read.history
-    job = jobs.get(history.job_id or "") if jobs is not None else None
-    if job is not None and not job.may_be_of(read.folder.path):
+def _verdict(content: _Content, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
+    folder = content.folder
+    history = content.history
+    job = (jobs or {}).get(history.job_id or "")
+    # SLURM may have given the id to another job since.
+    if job is not None and not job.may_be_of(folder.path):
         job = None
+    if job is not None:
+        trouble = job.error
+
+    alive = None
+    if content.is_local and history.may_live and history.newest:
+        alive = is_alive(history.newest)
     return decide(
         history,
-        run=read.folder.name,
-        cancelled=read.folder.is_cancelled,
-        stop=read.folder.is_stopped,
-        alive=is_alive(history.newest) if read.is_local and history.may_live and history.newest else None,
-        local=read.is_local,
+        run=folder.name,
+        cancelled=folder.is_cancelled,
+        stop=folder.is_stopped,
+        alive=alive,
+        local=content.is_local,
         asked=jobs is not None,
         job=job,
-        trouble=" ".join((job.error if job else trouble).rstrip(".").split()),
-        records_steps=read.records_steps,
-        names_files=read.names_files,
+        trouble=" ".join(trouble.rstrip(".").split()),
+        records_steps=content.records_steps,
+        names_files=content.names_files,
     )
 
 
-def _compose(read: _Read, verdict: Verdict) -> RunStatus:
-    folder, history = read.folder, read.history
-    values, none = latest(folder), Attempt(number=0)
-    newest, saved = history.newest or none, history.last_saved or none
-    is_new = history.newest is None or values.attempt == newest.number  # Values may be of an earlier attempt.
-    failure = read_failure(folder, newest.number) if verdict.state != "finished" else None
+def _compose(content: _Content, verdict: Verdict) -> RunStatus:
+    folder = content.folder
+    history = content.history
+    values = latest(folder)
+    newest = history.newest or Attempt(number=0)
+    saved = history.last_saved or Attempt(number=0)
+    # The last values may be those of an earlier attempt.
+    current = values
+    if history.newest is not None and values.attempt != newest.number:
+        current = Latest()
+    failure = None
+    if verdict.state != "finished":
+        failure = read_failure(folder, newest.number)
     step = _reached(history, values)
+
     return RunStatus(
         name=folder.name,
         path=folder.path,
         state=verdict.state,
-        detail=_detail(verdict, failure, newest, step, read.total_steps),
+        detail=_detail(verdict, failure, newest, step, content.total_steps),
         advice=verdict.advice,
         stop_reason=_stop_reason(folder, verdict, newest),
         active=verdict.active,
@@ -224,14 +263,14 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
         attempts=len(history.attempts),
         nodes=newest.nodes,
         step=step,
-        total_steps=read.total_steps,
-        loss=values.loss if is_new else None,
+        total_steps=content.total_steps,
+        loss=current.loss,
         held_out=values.held_out,
-        rate=values.rate if is_new else None,
+        rate=current.rate,
         rate_unit=values.rate_unit,
-        tflops=values.tflops if is_new else None,
-        mfu=values.mfu if is_new else None,
-        metrics=values.own if is_new else {},
+        tflops=current.tflops,
+        mfu=current.mfu,
+        metrics=current.own,
         created=history.created,
         started=newest.started,
         ended=newest.ended,
@@ -251,35 +290,48 @@ def _compose(read: _Read, verdict: Verdict) -> RunStatus:
 def _stop_reason(folder: RunFolder, verdict: Verdict, newest: Attempt) -> str:
     if verdict.state != "stopped":
         return ""
-    return why_stopped(newest) if verdict.active or not folder.is_stopped else "on request"
+    if folder.is_stopped and not verdict.active:
+        return "on request"
+    return why_stopped(newest)
 
 
 def _detail(
     verdict: Verdict, failure: Failure | None, newest: Attempt, step: int | None, total_steps: int | None
 ) -> str:
+    """Return the reason of a state, with the failure of a failed run."""
     if verdict.state == "finished":
-        if total_steps is None:  # The steps of a script are not known.
-            return "its program ended with exit code 0"
-        is_early = step is not None and step < total_steps  # With `train.max_time`.
-        return f"it ended in good order after step {step} of {total_steps}" if is_early else ALL_STEPS
+        return _detail_of_finished(step, total_steps)
     if verdict.state != "failed":
         return verdict.detail
+
     if failure is not None:
         return f"{verdict.detail}; {failure.short}"
-    setup = newest.setup_failure
-    return f"{verdict.detail}; before that, the {setup}" if setup else verdict.detail
+    if newest.setup_failure:
+        return f"{verdict.detail}; before that, the {newest.setup_failure}"
+    return verdict.detail
+
+
+def _detail_of_finished(step: int | None, total_steps: int | None) -> str:
+    # The steps of a script are not known.
+    if total_steps is None:
+        return "its program ended with exit code 0"
+    # `train.max_time` ends a training before its last step.
+    if step is not None and step < total_steps:
+        return f"it ended in good order after step {step} of {total_steps}"
+    return ALL_STEPS
 
 
 def _before(folder: RunFolder, history: History) -> str:
     """Return how the attempt before the newest ended, with the cause of a failure."""
     if len(history.attempts) < 2:
         return ""
-    one = history.attempts[-2]
-    failure = read_failure(folder, one.number)
-    why = ""
-    if failure is not None and (one.outcome == "failed" or failure.asked_to_stop):
-        why = f": {failure.short}"
-    return f"attempt {one.number} ended: {how_ended(one)}{why}"
+
+    attempt = history.attempts[-2]
+    failure = read_failure(folder, attempt.number)
+    cause = ""
+    if failure is not None and (attempt.outcome == "failed" or failure.asked_to_stop):
+        cause = f": {failure.short}"
+    return f"attempt {attempt.number} ended: {how_ended(attempt)}{cause}"
 
 
 def _reached(history: History, values: Latest) -> int | None:
@@ -290,15 +342,21 @@ def _reached(history: History, values: Latest) -> int | None:
     newest = history.newest
     if newest is None:
         return values.step
-    since = newest.again_at or -math.inf
-    own = values.step if values.attempt == newest.number and (values.time or 0.0) > since else None
-    saved = newest.saved_step if (newest.saved or 0.0) > since else None
-    resumed = newest.resumed_step if newest.again_at is None else newest.again_step
-    known = [step for step in (own, saved, resumed) if step is not None]
+
+    restarted_at = newest.again_at or -math.inf
+    steps = [newest.resumed_step if newest.again_at is None else newest.again_step]
+    if values.attempt == newest.number and (values.time or 0.0) > restarted_at:
+        steps.append(values.step)
+    if (newest.saved or 0.0) > restarted_at:
+        steps.append(newest.saved_step)
+    known = [step for step in steps if step is not None]
     if known:
         return max(known)
-    last = history.last_saved
-    return values.step if values.attempt == newest.number or last is None else last.saved_step
+
+    last_saved = history.last_saved
+    if values.attempt == newest.number or last_saved is None:
+        return values.step
+    return last_saved.saved_step
 
 
 def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | None:
@@ -309,6 +367,7 @@ def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | 
         wanted.insert(0, folder.rank_log(newest.number, failure.rank))
     elif failure is not None and failure.node_rank is not None:
         wanted.insert(0, folder.node_log(newest.number, failure.node_rank))
+
     names = names_in(logs)
     files = (path for path in wanted if path.name in names and path.is_file())
     return next(files, logs if is_there(logs) else None)

@@ -47,7 +47,7 @@ _ENDS = {
     "no_progress": ("failed", "its last two attempts made no progress", _FIX),
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
-_CAME = {"time limit": "its time limit came, ", "preempted": "it was preempted, "}
+_CLAUSES_OF_STOPS = {"time limit": "its time limit came, ", "preempted": "it was preempted, "}
 """The reasons of a stop that no person asked for, as clauses."""
 
 _UNANSWERED = (
@@ -102,9 +102,12 @@ def decide(
     """
     if history.settled and history.newest is not None and history.last == "ended":
         verdict = _end(history.newest, cancelled, names_files)
-        verdict = _ON_REQUEST if stop and verdict.state == "stopped" else verdict
+        if stop and verdict.state == "stopped":
+            verdict = _ON_REQUEST
     elif cancelled or history.last == "cancelled":
-        verdict = _cancelled(history, job if asked else None, trouble, alive=alive if local else False)
+        if not local:
+            alive = False
+        verdict = _cancelled(history, job, trouble, alive=alive)
     elif history.last is None:
         advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
         verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
@@ -119,18 +122,22 @@ def decide(
         verdict = _folder_only(history)
     else:
         verdict = _from_slurm(history, job, run)
+
     if stop and not verdict.active and not cancelled and _left_on_request(history, verdict, job):
         verdict = _ON_REQUEST
     elif records_steps and verdict.state == "running" and _is_starting(history, job):
         verdict = replace(verdict, state="starting")
+
     if stop and verdict.active and verdict.state in ("starting", "running"):
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop")
     elif stop and verdict.active and verdict.state in ("queued", "stopped") and not local:
         verdict = replace(verdict, detail=f"{verdict.detail}, asked to stop", advice=_WAITS_TO_STOP)
+
     return replace(verdict, advice=verdict.advice.replace("{run}", run))
 
 
 def _is_starting(history: History, job: JobState | None) -> bool:
+    """Return whether the ranks of an open attempt have not begun their first step."""
     newest = history.newest
     if job is not None and job.state == "COMPLETING":
         return False
@@ -139,30 +146,36 @@ def _is_starting(history: History, job: JobState | None) -> bool:
 
 def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
     """Return whether a run that was asked to stop has left without recording an end."""
+    # The job of such a run was removed from the queue.
     if history.newest is None or history.newest.outcome == "stopped":
-        return verdict.state in ("lost", "cancelled")  # Its job was removed from the queue.
+        return verdict.state in ("lost", "cancelled")
     # SLURM requeued the job before it could write its end, and the batch step left at once.
     return verdict.state == "lost" and job is not None
 
 
 def _end(attempt: Attempt, cancelled: bool, names_files: bool) -> Verdict:
+    """Return the state of a run whose last attempt has recorded its end."""
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
         outcome = "cancelled"
+
     if outcome == "stopped":
         # A run may stop before its first checkpoint, and a program may record no checkpoints.
-        saved = attempt.saved_step is not None or attempt.resumed_step is not None
-        came = _CAME.get(why_stopped(attempt), "")
-        detail = f"{came}it stopped{' at a checkpoint' * saved} and nothing will start it again"
-        return Verdict("stopped", detail, _RESUME)
+        has_checkpoint = attempt.saved_step is not None or attempt.resumed_step is not None
+        where = " at a checkpoint" if has_checkpoint else ""
+        clause = _CLAUSES_OF_STOPS.get(why_stopped(attempt), "")
+        return Verdict("stopped", f"{clause}it stopped{where} and nothing will start it again", _RESUME)
+
     if outcome == "no_progress" and attempt.without_progress:
         where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
         return Verdict("failed", f"it was stopped {where}", _MORE_TIME if names_files else _NAME_FILES)
+
     if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
         restarts = counted(len(attempt.reached), "restart")
         detail = f"it failed after {restarts} in place, and slurmddp saw no newer checkpoint of the program"
-        then = "`slurmddp resume {run}`." if names_files else _WITH_FILES
-        return Verdict("failed", detail, _FROM_THE_BEGINNING + then)
+        command = "`slurmddp resume {run}`." if names_files else _WITH_FILES
+        return Verdict("failed", detail, _FROM_THE_BEGINNING + command)
+
     if outcome in _ENDS:
         return Verdict(*_ENDS[outcome])
     detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"
@@ -170,98 +183,116 @@ def _end(attempt: Attempt, cancelled: bool, names_files: bool) -> Verdict:
 
 
 def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
+    """Return the state of a run that a person has cancelled."""
     newest = history.newest
+    # The training ended before the cancel reached it.
     if newest is not None and newest.outcome == "finished":
-        return Verdict(*_ENDS["finished"])  # The cancel came too late.
+        return Verdict(*_ENDS["finished"])
+
     if alive is None and newest is not None and newest.is_open:
         detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
         return Verdict("cancelled", detail, _RESUME)
     if alive and newest is not None:
         detail = f"a person cancelled it; process {newest.pid} is to save and leave"
         return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
+
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
         return Verdict("cancelled", detail, active=True)
-    if job is not None and job.state in PENDING | ACTIVE and history.last != "cancelled":
-        detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
-        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
-    if job is not None and job.state in PENDING | ACTIVE:
-        return Verdict(
-            "cancelled", f"a person cancelled it; SLURM is still ending job {history.job_id}", active=True
-        )
-    return Verdict(*_ENDS["cancelled"])
+    if job is None or job.state not in PENDING | ACTIVE:
+        return Verdict(*_ENDS["cancelled"])
+    if history.last == "cancelled":
+        detail = f"a person cancelled it; SLURM is still ending job {history.job_id}"
+        return Verdict("cancelled", detail, active=True)
+    detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
+    return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
 
 
 def _local(history: History, alive: bool | None) -> Verdict:
-    newest = history.newest
-    between = newest is not None and not newest.is_open
+    """Return the state of a local run without a recorded end."""
     if alive is False:
         return Verdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
-    where = f"on {newest.host or 'this machine'}" if newest else "locally"
-    who = f", process {newest.pid}" if newest and newest.pid else ""
-    if between:
-        return Verdict("stopped", f"between two attempts {where}{who}", active=True)
-    unsure = "" if alive else "; from here it can't be seen whether it still does"
-    return Verdict("running", f"{where}{who}{unsure}", active=True)
+
+    newest = history.newest
+    place = "locally"
+    if newest is not None:
+        place = f"on {newest.host or 'this machine'}"
+    if newest is not None and newest.pid:
+        place += f", process {newest.pid}"
+
+    if newest is not None and not newest.is_open:
+        return Verdict("stopped", f"between two attempts {place}", active=True)
+    if not alive:
+        place += "; from here it can't be seen whether it still does"
+    return Verdict("running", place, active=True)
 
 
 def _folder_only(history: History) -> Verdict:
+    """Return the state of a run by its folder alone."""
     newest = history.newest
     if history.last == "started":
         return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
     if newest is not None:
-        return Verdict(
-            "stopped", f"attempt {newest.number} ended ({how_ended(newest)}); it is to resume", active=True
-        )
+        detail = f"attempt {newest.number} ended ({how_ended(newest)}); it is to resume"
+        return Verdict("stopped", detail, active=True)
     return Verdict("queued", f"job {history.job_id} was submitted", active=True)
 
 
 def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
+    """Return the state of a run without a recorded end, by its job in SLURM."""
     if job is None and history.last != "started":
         detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
         return Verdict("cancelled", detail, _RESUME)
     if job is None:
         detail = f"SLURM no longer knows job {history.job_id}, and the run folder records no end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
+
     if job.pending:
         return _pending(history, job, run)
     if job.state in ACTIVE:
         return _running(history, job)
     if job.terminal:
         return _over(history, job)
-    return Verdict(
-        "unknown", f"SLURM gives job {history.job_id} a state that slurmddp does not know", active=True
-    )
+    detail = f"SLURM gives job {history.job_id} a state that slurmddp does not know"
+    return Verdict("unknown", detail, active=True)
 
 
 def _pending(history: History, job: JobState, run: str) -> Verdict:
+    """Return the state of a run whose job waits."""
     newest = history.newest
     again = newest is not None and history.last != "submitted"
-    why, action = explain(job.reason, run=run, job_id=history.job_id or "", start=job.start, again=again)
+    reason, action = explain(job.reason, run=run, job_id=history.job_id or "", start=job.start, again=again)
     if newest is None:
-        return Verdict("queued", f"job {history.job_id} waits: {why}", action, active=True)
+        return Verdict("queued", f"job {history.job_id} waits: {reason}", action, active=True)
+
     if history.last == "started":
         before = f"SLURM took attempt {newest.number} off its nodes"
     else:
         before = f"attempt {newest.number} ended ({how_ended(newest)})"
     if history.last == "submitted" and newest.next not in AGAIN:
-        return Verdict("queued", f"{before}; now job {history.job_id} waits: {why}", action, active=True)
-    return Verdict("stopped", f"{before}; job {history.job_id} waits to resume: {why}", action, active=True)
+        return Verdict("queued", f"{before}; now job {history.job_id} waits: {reason}", action, active=True)
+    detail = f"{before}; job {history.job_id} waits to resume: {reason}"
+    return Verdict("stopped", detail, action, active=True)
 
 
 def _running(history: History, job: JobState) -> Verdict:
+    """Return the state of a run whose job has its nodes."""
     newest = history.newest
     if history.last == "started" and newest is not None:
-        extra = {
+        phases = {
             "RUNNING": "",
             "COMPLETING": ", ending",
             "SUSPENDED": ", suspended by SLURM",
             "STOPPED": ", held by SLURM",
-        }.get(job.state, f", {job.state.lower()}")
-        signal = f", stopping ({stop_reason(newest.signal)})" if newest.signal else ""
-        resumed = f"It continues when SLURM, or `scontrol resume {history.job_id}`, resumes it."
-        advice = resumed if job.state == "SUSPENDED" else ""
-        return Verdict("running", f"job {history.job_id}{extra}{signal}", advice, active=True)
+        }
+        detail = f"job {history.job_id}{phases.get(job.state, f', {job.state.lower()}')}"
+        if newest.signal:
+            detail += f", stopping ({stop_reason(newest.signal)})"
+        advice = ""
+        if job.state == "SUSPENDED":
+            advice = f"It continues when SLURM, or `scontrol resume {history.job_id}`, resumes it."
+        return Verdict("running", detail, advice, active=True)
+
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
         return Verdict("stopped", f"job {history.job_id} is being requeued", active=True)
     return Verdict("starting", f"job {history.job_id} has its nodes", active=True)
@@ -269,18 +300,21 @@ def _running(history: History, job: JobState) -> Verdict:
 
 def _over(history: History, job: JobState) -> Verdict:
     """Return the state of a run without an end whose job is over in SLURM."""
-    code = "" if job.exit_code in (None, 0) else f" (exit code {job.exit_code})"
     if job.state == "CANCELLED":
         return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
     if job.state == "COMPLETED":
         detail = f"SLURM calls job {history.job_id} completed, but no attempt recorded its end"
         return Verdict("lost", detail, _LOGS_OR_RESUME)
-    why = {
+
+    reasons = {
         "TIMEOUT": "it was killed at its time limit",
         "OUT_OF_MEMORY": "it ran out of memory; ask for more with `mem_gb=`",
         "NODE_FAIL": "a node failed",
         "PREEMPTED": "it was preempted, and this site does not requeue it",
         "BOOT_FAIL": "a node did not boot",
         "DEADLINE": "its deadline passed",
-    }.get(job.state, f"SLURM calls it {job.state}{code}")
-    return Verdict("failed", f"job {history.job_id}: {why}", _LOGS_OR_RESUME)
+    }
+    reason = reasons.get(job.state, f"SLURM calls it {job.state}")
+    if job.state not in reasons and job.exit_code:
+        reason += f" (exit code {job.exit_code})"
+    return Verdict("failed", f"job {history.job_id}: {reason}", _LOGS_OR_RESUME)

@@ -189,7 +189,7 @@ def test_a_redrawn_line_shows_its_last_text(tmp_path, text, lines):
 @pytest.mark.parametrize("count", [1, 5])
 def test_of_a_line_that_never_ends_only_the_end_is_read(tmp_path, monkeypatch, count):
     """A progress bar may redraw one line for days."""
-    monkeypatch.setattr(logs, "_MOST_OF_LINE", 100_000)
+    monkeypatch.setattr(logs, "_LINE_LIMIT", 100_000)
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"begin\n" + b"x" * 1_000_000)
     reader = logs.LineReader(path)

@@ -10,7 +10,7 @@ from slurmddp.runs.status import metrics
 
 def test_a_value_that_is_never_logged_costs_no_look_at_the_whole_file(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "_BLOCK", 1000)
-    monkeypatch.setattr(metrics, "_MOST_BYTES", 10_000)
+    monkeypatch.setattr(metrics, "_LATEST_BYTES", 10_000)
     parsed = []
     really = metrics._parse
     monkeypatch.setattr(metrics, "_parse", lambda line: parsed.append(line) or really(line))
