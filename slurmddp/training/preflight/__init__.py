@@ -1,1 +1,1 @@
-"""Checks of nodes and links before an attempt trains."""
+"""Check nodes and links before an attempt trains."""

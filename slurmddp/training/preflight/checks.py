@@ -1,7 +1,7 @@
 """Check this rank's device and node before a training starts, without waiting for another rank.
 
-A check returns what it found wrong, and leaves nothing behind. All checks together take well under a second
-on a CPU.
+A check yields a finding for each fault, and leaves nothing behind. All checks together take well under a
+second on a CPU.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from slurmddp.short_text import typed_first_line
 from slurmddp.training.device.choice import visible_names
 from slurmddp.training.preflight.timeout import within
 
-NODE, RUN, NOBODY = "node", "run", "nobody"
+NODE = "node"
+RUN = "run"
+NOBODY = "nobody"
 _MATRIX = 256
 """Rows and columns of the multiplied matrices."""
 _SHIFTS = (0, 1, 5)
 """The first matrix is the sum of unit matrices whose columns are shifted by these numbers."""
-_CPU_BYTES, _GPU_BYTES = 64 << 20, 256 << 20
-"""Memory that the check allocates."""
+_CPU_BYTES = 64 << 20
+"""Memory that the check allocates on a CPU."""
+_GPU_BYTES = 256 << 20
+"""Memory that the check allocates on a GPU."""
 _GPU_USED = 0.1
 """The share of a GPU's memory that a CUDA context may take; more belongs to another process."""
 _DISK_BYTES = 100 << 20
@@ -47,125 +51,147 @@ TMP = Path("/tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fault of one node."""
+    """A fault of a node."""
 
     node: str
     text: str
-    """What was found, as a sentence."""
+    """The fault, as a sentence that follows the node's name."""
     hint: str
-    """What to do about it, as a sentence."""
+    """What to do about the fault, as a sentence."""
     fault: str = NODE
     """NODE: another node would pass; RUN: every node would fail; NOBODY: a warning, the training starts."""
 
     @property
     def sentence(self) -> str:
+        """The finding as a message: node, fault, hint."""
         return f"{self.node}: {self.text} {self.hint}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """The facts that the checks of one rank use."""
+    """The facts that the checks of a rank use."""
 
     info: RankInfo
     device: torch.device
     node: str
+    """The name of this rank's node in findings."""
     folder: RunFolder
+    """The run folder."""
     workers: int = 0
-    """Loader workers of each rank."""
+    """The number of loader workers of each rank."""
 
 
 Check = Callable[[CheckContext], Iterable[Finding]]
 
 
-def run_checks(checks: Iterable[Check], here: CheckContext, limit_s: float) -> list[Finding]:
+def run_checks(checks: Iterable[Check], context: CheckContext, limit_s: float) -> list[Finding]:
     """Return the findings of the checks; a check that raises or exceeds `limit_s` is a finding, too."""
-    return [finding for check in checks for finding in _run_check(check, here, limit_s)]
+    return [finding for check in checks for finding in _run_check(check, context, limit_s)]
 
 
-def _run_check(check: Check, here: CheckContext, limit_s: float) -> list[Finding]:
+def _run_check(check: Check, context: CheckContext, limit_s: float) -> list[Finding]:
     try:
-        return within(limit_s, lambda: list(check(here)), here.device)
+        return within(limit_s, lambda: list(check(context)), context.device)
     except Exception as error:
         cause = typed_first_line(error)
-        text = f"the check of its {check.__name__} failed on rank {here.info.rank}: {cause}."
-        return [Finding(node=here.node, text=text, hint="Have the node examined.")]
+        text = f"the check of its {check.__name__} failed on rank {context.info.rank}: {cause}."
+        return [Finding(node=context.node, text=text, hint="Have the node examined.")]
 
 
-def device(here: CheckContext) -> Iterable[Finding]:
+def device(context: CheckContext) -> Iterable[Finding]:
     """Multiply matrices whose product is known to the last bit: in float32, and in bfloat16 on GPUs."""
-    yield from _unseen_gpus(here)
-    types = [torch.float32] + [torch.bfloat16] * (here.device.type == "cuda")
-    for kind in types:
-        if not multiplies_right(here.device, kind):
-            text = f"{here.device} of rank {here.info.rank} multiplies matrices wrongly in {kind}."
-            yield Finding(node=here.node, text=text, hint="Have the device examined.")
+    yield from _unseen_gpus(context)
+
+    dtypes = [torch.float32]
+    if context.device.type == "cuda":
+        dtypes.append(torch.bfloat16)
+    for dtype in dtypes:
+        if not multiplies_right(context.device, dtype):
+            text = f"{context.device} of rank {context.info.rank} multiplies matrices wrongly in {dtype}."
+            yield Finding(node=context.node, text=text, hint="Have the device examined.")
 
 
-def _unseen_gpus(here: CheckContext) -> Iterable[Finding]:
-    """Find that the ranks of this node would compute on CPUs although SLURM gave them GPUs."""
-    granted, hidden = here.info.gpus_on_node, visible_names(os.environ) == ()
-    if not granted or hidden or here.device.type != "cpu" or here.info.local_rank != 0:
+def _unseen_gpus(context: CheckContext) -> Iterable[Finding]:
+    """Yield a finding if the ranks of this node would compute on CPUs although SLURM gave them GPUs."""
+    granted = context.info.gpus_on_node
+    hidden = visible_names(os.environ) == ()
+    if not granted or hidden or context.device.type != "cpu" or context.info.local_rank != 0:
         return
+
     text = f"SLURM has given {granted} GPU(s), and torch shows none: the ranks would compute on CPUs."
     if torch.version.cuda or torch.version.hip:
-        yield Finding(node=here.node, text=text, hint="Have its driver examined (`nvidia-smi`).")
+        yield Finding(node=context.node, text=text, hint="Have its driver examined (`nvidia-smi`).")
     else:
         hint = "This torch is built without CUDA: install one that fits the driver."
-        yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
+        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
 
 
-def multiplies_right(on: torch.device, kind: torch.dtype) -> bool:
-    """Return whether a product of small whole numbers, which `kind` represents exactly, is right."""
-    values = (torch.arange(_MATRIX * _MATRIX, device=on).reshape(_MATRIX, _MATRIX) * 5) % 7
-    unit = torch.eye(_MATRIX, device=on)
+def multiplies_right(device: torch.device, dtype: torch.dtype) -> bool:
+    """Decide whether a product of small whole numbers, which `dtype` represents exactly, is right."""
+    values = (torch.arange(_MATRIX * _MATRIX, device=device).reshape(_MATRIX, _MATRIX) * 5) % 7
+    unit = torch.eye(_MATRIX, device=device)
     shifts = torch.stack([unit.roll(shift, 1) for shift in _SHIFTS]).sum(0)
+
+    product = (shifts.to(dtype) @ values.to(dtype)).long()
     expected = torch.stack([values.roll(-shift, 0) for shift in _SHIFTS]).sum(0)
-    return torch.equal((shifts.to(kind) @ values.to(kind)).long(), expected)
+    return torch.equal(product, expected)
 
 
-def memory(here: CheckContext) -> Iterable[Finding]:
-    """Allocate memory on the device; on a GPU, find memory that another process holds."""
-    if here.device.type != "cuda":
+def memory(context: CheckContext) -> Iterable[Finding]:
+    """Allocate memory on the device; warn if another process holds memory of the GPU."""
+    if context.device.type != "cuda":
         torch.ones(_CPU_BYTES, dtype=torch.uint8)
         return
-    free, whole = torch.cuda.mem_get_info(here.device)
-    held = whole - free - torch.cuda.memory_reserved(here.device)
+
+    free, whole = torch.cuda.mem_get_info(context.device)
+    held = whole - free - torch.cuda.memory_reserved(context.device)
     if held > _GPU_USED * whole:
-        text = f"{size_text(held)} of the {size_text(whole)} of {here.device} are in use already."
+        text = f"{size_text(held)} of the {size_text(whole)} of {context.device} are in use already."
         hint = "Ask for whole GPUs, or tell the site's administrators, unless the process is yours."
-        yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
-    torch.ones(_GPU_BYTES, dtype=torch.uint8, device=here.device)
+        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
+
+    torch.ones(_GPU_BYTES, dtype=torch.uint8, device=context.device)
     torch.cuda.empty_cache()
 
 
-def disk(here: CheckContext) -> Iterable[Finding]:
+def disk(context: CheckContext) -> Iterable[Finding]:
     """Write to the node's temporary folder, and check the free space there and in the run folder."""
-    if here.info.rank == 0:
-        yield from _run_disk(here)
-    if here.info.local_rank == 0:
-        named, usual = os.environ.get("TMPDIR"), TMP if TMP.is_dir() else Path(tempfile.gettempdir())
-        if named and not Path(named).is_dir():
-            text = f"TMPDIR is {named}, which is not a folder there: {usual} is used instead."
-            hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
-            yield Finding(node=here.node, text=text, hint=hint, fault=NOBODY)
-            named = None
+    if context.info.rank == 0:
+        yield from _run_disk(context)
+
+    if context.info.local_rank != 0:
+        return
+
+    folder = TMP if TMP.is_dir() else Path(tempfile.gettempdir())
+    tmpdir = os.environ.get("TMPDIR")
+    if tmpdir and not Path(tmpdir).is_dir():
+        text = f"TMPDIR is {tmpdir}, which is not a folder there: {folder} is used instead."
+        hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
+        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
+    elif tmpdir:
         # Python skips a folder that it can't write to; other libraries that use TMPDIR don't.
-        yield from _node_disk(here, Path(named) if named else usual)
+        folder = Path(tmpdir)
+    yield from _node_disk(context, folder)
 
 
-def _run_disk(here: CheckContext) -> Iterable[Finding]:
-    size = _checkpoint_bytes(here.folder)
-    needed = 2 * size if size is not None else _DISK_BYTES
-    if (free := free_bytes(here.folder.path)) < needed:
-        for_what = "two checkpoints take" if size is not None else "a training should find"
-        text = f"{size_text(free)} are free in the run folder; {for_what} {size_text(needed)}."
+def _run_disk(context: CheckContext) -> Iterable[Finding]:
+    needed = _DISK_BYTES
+    use = "a training should find"
+    checkpoint_bytes = _checkpoint_bytes(context.folder)
+    if checkpoint_bytes is not None:
+        needed = 2 * checkpoint_bytes
+        use = "two checkpoints take"
+
+    free = free_bytes(context.folder.path)
+    if free < needed:
+        text = f"{size_text(free)} are free in the run folder; {use} {size_text(needed)}."
         hint = "Make room, or begin in another runs_dir."
-        yield Finding(node=here.node, text=text, hint=hint, fault=RUN)
+        yield Finding(node=context.node, text=text, hint=hint, fault=RUN)
 
 
-def _node_disk(here: CheckContext, folder: Path) -> Iterable[Finding]:
+def _node_disk(context: CheckContext, folder: Path) -> Iterable[Finding]:
     # Another node would find the same fault on the disk of the run folder.
-    fault = RUN if folder.stat().st_dev == here.folder.path.stat().st_dev else NODE
+    fault = RUN if folder.stat().st_dev == context.folder.path.stat().st_dev else NODE
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(4096))
@@ -174,12 +200,14 @@ def _node_disk(here: CheckContext, folder: Path) -> Iterable[Finding]:
     except OSError as error:
         text = f"{folder} (TMPDIR) can't be written to: {error.strerror}."
         hint = "Have its disk examined, or set TMPDIR to another folder."
-        yield Finding(node=here.node, text=text, hint=hint, fault=fault)
+        yield Finding(node=context.node, text=text, hint=hint, fault=fault)
         return
-    if (free := free_bytes(folder)) < _DISK_BYTES:
+
+    free = free_bytes(folder)
+    if free < _DISK_BYTES:
         text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."
         hint = "Remove the files of earlier jobs there, or set TMPDIR to another folder."
-        yield Finding(node=here.node, text=text, hint=hint, fault=fault)
+        yield Finding(node=context.node, text=text, hint=hint, fault=fault)
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
@@ -187,20 +215,26 @@ def _checkpoint_bytes(folder: RunFolder) -> int | None:
     for path in checkpoint_folders(folder.checkpoints_dir):
         with suppress(CheckpointError, OSError):
             return sum(record.size for record in load_manifest(path).files.values())
+
     return None
 
 
-def limits(here: CheckContext) -> Iterable[Finding]:
+def limits(context: CheckContext) -> Iterable[Finding]:
     """Warn of limits that fail a training late: open files, locked memory, shared memory."""
-    if here.info.local_rank != 0:
+    if context.info.local_rank != 0:
         return
-    shm = free_bytes(SHM) if SHM.is_dir() else None
+
+    locked = resource.RLIM_INFINITY
+    # Only RDMA needs locked memory.
+    if _has_rdma():
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+
     yield from check_limits(
-        here.node,
+        context.node,
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if _has_rdma() else resource.RLIM_INFINITY,
-        shm=shm,
-        workers=here.workers * here.info.local_world_size,
+        locked=locked,
+        shm=free_bytes(SHM) if SHM.is_dir() else None,
+        workers=context.workers * context.info.local_world_size,
     )
 
 
@@ -209,14 +243,14 @@ def _has_rdma() -> bool:
 
 
 def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers: int) -> Iterable[Finding]:
-    """Return a warning for each limit that is too low.
+    """Yield a warning for each limit that is too low.
 
     Args:
         node: the node's name.
-        files: most open files of a process.
-        locked: most bytes of locked memory; RLIM_INFINITY if no hardware needs locked memory.
-        shm: free bytes of shared memory; None if the node has none.
-        workers: loader workers of the node.
+        files: the limit of open files of a process.
+        locked: the limit of locked memory in bytes; RLIM_INFINITY if no hardware needs locked memory.
+        shm: free shared memory in bytes; None if the node has none.
+        workers: the number of loader workers of the node.
     """
     unlimited = resource.RLIM_INFINITY
 
@@ -226,9 +260,11 @@ def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers
     if files != unlimited and files < _FILES:
         text = f"a process may have {files} files open; with loader workers that is soon too few."
         yield warning(text, f"Put `ulimit -n {_FILES}` into the cluster file's setup lines.")
+
     if locked != unlimited:
         text = f"a process may lock {size_text(locked)} of memory; RDMA needs all that it sends locked."
         yield warning(text, "Ask the site for an unlimited memlock in jobs (PropagateResourceLimits).")
+
     if shm is not None and shm < workers * _SHM_PER_WORKER:
         text = f"{size_text(shm)} are free in {SHM}, where {workers} loader worker(s) put their batches."
         yield warning(text, "Enlarge it (in containers --shm-size), or use fewer train.workers.")

@@ -20,9 +20,9 @@ from slurmddp.training.preflight.timeout import within
 Pair = tuple[int, int]
 
 _ALL_PAIRS_UP_TO = 8
-"""Most nodes of which all pairs exchange numbers."""
+"""Up to this number of nodes, all pairs exchange numbers."""
 _NUMBERS = 1024
-"""Length of the exchanged vector."""
+"""The length of the exchanged vector."""
 _RANKS = 97
 """Ranks with the same remainder by this prime send the same vector."""
 
@@ -34,48 +34,57 @@ def rounds(nodes: int) -> list[list[Pair]]:
     """
     if nodes <= _ALL_PAIRS_UP_TO:
         return _round_robin(nodes)
-    bits = range((nodes - 1).bit_length())
-    return [
-        [(a, a | 1 << bit) for a in range(nodes) if not a & 1 << bit and a | 1 << bit < nodes] for bit in bits
-    ]
+
+    pairs_by_round = []
+    for dimension in range((nodes - 1).bit_length()):
+        bit = 1 << dimension
+        pairs_by_round.append([(a, a | bit) for a in range(nodes) if not a & bit and a | bit < nodes])
+
+    return pairs_by_round
 
 
 def _round_robin(nodes: int) -> list[list[Pair]]:
     """Pair each node with each other node once, by the circle method of round-robin tournaments."""
+    # An odd number of nodes gets an empty seat: whoever faces it pauses for a round.
     seats = list(range(nodes + nodes % 2))
-    found = []
+    half = len(seats) // 2
+    pairs_by_round = []
     for _ in range(len(seats) - 1):
-        half = len(seats) // 2
         facing = zip(seats[:half], reversed(seats[half:]), strict=True)
-        found.append([(min(pair), max(pair)) for pair in facing if max(pair) < nodes])
+        pairs_by_round.append([(min(pair), max(pair)) for pair in facing if max(pair) < nodes])
         seats = [seats[0], seats[-1], *seats[1:-1]]
-    return found
+
+    return pairs_by_round
 
 
 def check_pairs(info: RankInfo, device: torch.device, pair_s: float) -> dict[Pair, str]:
     """Exchange numbers with the partner of each round; return the failed pairs of this node with reasons.
 
-    Only local rank 0 takes part. All nodes start round n at the same time, `pair_s` seconds after the last.
+    Only local rank 0 takes part. Round n ends at the latest n times `pair_s` seconds after the first start.
     """
-    began, failed = time.monotonic(), {}
+    began = time.monotonic()
+    failed: dict[Pair, str] = {}
     for number, pairs in enumerate(rounds(info.nodes), 1):
         pair = next((pair for pair in pairs if info.node_rank in pair), None)
         if info.local_rank != 0 or pair is None:
             continue
+
         peer = (pair[0] + pair[1] - info.node_rank) * info.local_world_size
         deadline = began + number * pair_s
-        why = _failure(partial(exchange, peer, device), deadline - time.monotonic(), device)
-        if why is not None:
-            failed[pair] = why
+        reason = _failure(partial(exchange, peer, device), deadline - time.monotonic(), device)
+        if reason is not None:
+            failed[pair] = reason
+
     return failed
 
 
 def check_sum(device: torch.device, timeout_s: float) -> str | None:
-    """Sum a known vector over all ranks; return why that failed, or None."""
+    """Sum a known vector over all ranks; return the reason if that failed, or None."""
     return _failure(partial(reduce_all, device), timeout_s, device)
 
 
 def _failure(action: partial[str | None], timeout_s: float, device: torch.device) -> str | None:
+    """Run an action within a time limit; return the reason of its failure, or None."""
     try:
         return within(timeout_s, action, device)
     except (RuntimeError, TimeoutError) as error:
@@ -85,42 +94,51 @@ def _failure(action: partial[str | None], timeout_s: float, device: torch.device
 def faulty_nodes(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
     """Return few nodes that explain all failed pairs, the nodes in most pairs first.
 
-    This is the greedy vertex cover. If two nodes failed only with each other, the suspect is chosen, else
-    the node of the higher rank: nothing tells which of them is faulty.
+    This is the greedy vertex cover. If two nodes failed only with each other, the suspect is chosen. Without
+    a suspect, the node of the higher rank is chosen: nothing shows which of them is faulty.
     """
-    left, found = set(failed), []
-    while left:
-        counts = Counter(node for pair in left for node in pair)
+    unexplained = set(failed)
+    nodes: list[int] = []
+    while unexplained:
+        counts = Counter(node for pair in unexplained for node in pair)
         worst = max(counts, key=lambda node: (counts[node], node in suspects, node))
-        found.append(worst)
-        left = {pair for pair in left if worst not in pair}
-    return found
+        nodes.append(worst)
+        unexplained = {pair for pair in unexplained if worst not in pair}
+
+    return nodes
 
 
 def describe(
     node: int, failed: Mapping[Pair, str], names: Sequence[str], suspects: Collection[int] = ()
 ) -> str:
-    """Return the sentence that says with which nodes `node` did not exchange data, and why."""
+    """Return a sentence that names the nodes with which `node` did not exchange data, and the reason."""
     reasons = {(b if a == node else a): why for (a, b), why in failed.items() if node in (a, b)}
     others = ", ".join(names[other] for other in reasons)
     text = f"it does not exchange data with {others}: {next(iter(reasons.values()))}."
     if node in suspects:
         return f"{text} Before, it failed with another node."
-    alone = len(reasons) == 1 and sum(next(iter(reasons)) in pair for pair in failed) == 1
-    return f"{text} It may be {others} as well." if alone else text
+
+    # If both nodes of a pair failed with no other node, either may be faulty.
+    peer = next(iter(reasons))
+    if len(reasons) == 1 and sum(peer in pair for pair in failed) == 1:
+        return f"{text} It may be {others} as well."
+    return text
 
 
 def exchange(peer: int, device: torch.device) -> str | None:
     """Exchange known vectors with rank `peer`; return what was wrong with the received vector, or None."""
-    own = _vector(distributed.get_rank(), device)
-    received = torch.empty_like(own)
+    sent = _vector(distributed.get_rank(), device)
+    received = torch.empty_like(sent)
     operations = [
-        distributed.P2POp(distributed.isend, own, peer),
+        distributed.P2POp(distributed.isend, sent, peer),
         distributed.P2POp(distributed.irecv, received, peer),
     ]
     for work in distributed.batch_isend_irecv(operations):
         work.wait()
-    return None if torch.equal(received, _vector(peer, device)) else "other numbers came than were sent"
+
+    if torch.equal(received, _vector(peer, device)):
+        return None
+    return "other numbers came than were sent"
 
 
 def reduce_all(device: torch.device) -> str | None:
@@ -129,9 +147,11 @@ def reduce_all(device: torch.device) -> str | None:
     distributed.all_reduce(total)
     ranks = distributed.get_world_size()
     expected = _vector(0, device) * ranks + sum(rank % _RANKS for rank in range(ranks))
-    return None if torch.equal(total, expected) else "the sum over all ranks is wrong"
+    if torch.equal(total, expected):
+        return None
+    return "the sum over all ranks is wrong"
 
 
 def _vector(rank: int, device: torch.device) -> torch.Tensor:
-    """Return whole numbers so small that every order of summation gives the same bits."""
+    """Return float64 whole numbers so small that every order of summation gives the same bits."""
     return (torch.arange(_NUMBERS, device=device) % 61 + rank % _RANKS).double()

@@ -56,11 +56,11 @@ _log = logging.getLogger(__name__)
 CHECK_S = 20.0
 """Seconds that one check of a rank may take: the first call of CUDA takes seconds, or hangs."""
 PAIR_S = 10.0
-"""Seconds of a round of pairs; all nodes start a round at the same time."""
+"""The longest duration of a round of pairs, in seconds."""
 ANSWER_S = 60.0
 """Seconds that rank 0 waits for the answer of another rank."""
 _SHOWN = 8
-"""Most findings in the error message; the event holds all."""
+"""The largest number of findings in the error message; the event contains all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Answer:
     findings: Sequence[Finding] = ()
     failed_pairs: Mapping[Pair, str] = field(default_factory=dict)
     at: float = field(default_factory=lambda: time.time())
-    """When it was made, by this node's clock."""
+    """When the answer was made, in seconds since the epoch by this node's clock."""
 
     def to_json(self) -> str:
         failed = [[*pair, why] for pair, why in self.failed_pairs.items()]
@@ -101,20 +101,24 @@ def run(
         UnhealthyNodeError: on all ranks, if a node is unhealthy and the next attempt gets other nodes.
         SlurmddpError: on all ranks, if a check failed and no node can be excluded.
     """
-    info, device = context.info, context.device
+    info = context.info
+    device = context.device
     preflight = _Preflight(info, context.store, folder, config)
+
     workers = int((config.get("train") or {}).get("workers") or 0)
-    here = CheckContext(info=info, device=device, node=preflight.node, folder=folder, workers=workers)
-    preflight.share("own", Answer(findings=run_checks(checks, here, check_s)))
+    facts = CheckContext(info=info, device=device, node=preflight.node, folder=folder, workers=workers)
+    preflight.share("own", Answer(findings=run_checks(checks, facts, check_s)))
     if context.store is not None:
         preflight.share("pairs", Answer(failed_pairs=check_pairs(info, device, pair_s)))
-        why = check_sum(device, pair_s)
-        preflight.share("sum", Answer(findings=[_failed_sum(info.rank, preflight.node, why)] if why else []))
+        reason = check_sum(device, pair_s)
+        findings = [_failed_sum(info.rank, preflight.node, reason)] if reason else []
+        preflight.share("sum", Answer(findings=findings))
+
     preflight.end()
 
 
-def _failed_sum(rank: int, node: str, why: str) -> Finding:
-    text = f"the sum over all ranks failed on rank {rank}: {why}."
+def _failed_sum(rank: int, node: str, reason: str) -> Finding:
+    text = f"the sum over all ranks failed on rank {rank}: {reason}."
     hint = "The pairs of nodes work, so look for a fault that shows only with all ranks at once."
     return Finding(node=node, text=text, hint=hint, fault=RUN)
 
@@ -124,11 +128,13 @@ def exclude_conflicting_nodes(
 ) -> None:
     """Raise UnhealthyNodeError if the next attempt can avoid the nodes whose devices `error` names.
 
-    Every rank calls it after the same `error`, which came before the preflight could start.
+    Every rank calls it after the same `error`, which was raised before the preflight could start.
     """
     preflight = _Preflight(info, None, folder, config)
-    found = [Finding(node=preflight.names[node], text=error.message, hint=error.hint) for node in error.nodes]
-    preflight.conclude(found)
+    findings = [
+        Finding(node=preflight.names[node], text=error.message, hint=error.hint) for node in error.nodes
+    ]
+    preflight.conclude(findings)
 
 
 class Verdict(NamedTuple):
@@ -143,23 +149,25 @@ class Verdict(NamedTuple):
 
 
 class _Preflight:
-    """The exchange of one rank with rank 0: the rank sends its findings and receives the verdict."""
+    """Exchange results between this rank and rank 0: send findings, receive the verdict."""
 
     def __init__(
         self, info: RankInfo, store: dist.Store | None, folder: RunFolder, config: Mapping[str, Any]
     ) -> None:
-        self.info, self._folder = info, folder
+        self.info = info
+        self._folder = folder
         self._store = SignedStore(dist.HashStore() if store is None else store, info.launch_id)
         self._run = RunContext.read(os.environ, folder)
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
         self._continued = 0.0
         """When rank 0 last let all ranks continue, by its clock; all later answers are made after it."""
+
         self.names = node_names(info)
         self.node = self.names[info.node_rank]
 
-    def share(self, part: str, own: Answer) -> None:
-        """Share the results of one part of the preflight; raise on all ranks if a check failed."""
+    def share(self, part: str, answer: Answer) -> None:
+        """Share this rank's results of a part of the preflight; raise on all ranks if a check failed."""
         key = f"slurmddp/preflight/{part}"
 
         def decide(texts: list[str | None]) -> str:
@@ -168,23 +176,27 @@ class _Preflight:
             return json.dumps(verdict)
 
         decision = self._store.decide_at_zero(
-            key, self.info, own.to_json(), decide, subject="the preflight", timeout_s=ANSWER_S
+            key, self.info, answer.to_json(), decide, subject="the preflight", timeout_s=ANSWER_S
         )
         verdict = Verdict(*json.loads(decision))
         if not verdict.failed:
             return
+
         _report_unhealthy(verdict.unhealthy)
+        # The store ends with rank 0's process: let all ranks read the verdict first.
         self._store.await_all(f"{key}/read", self.info)
         if verdict.excluded:
             raise _unhealthy_nodes(verdict)
+
         hint = "No node was excluded for it. preflight=off starts without these checks."
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
-    def conclude(self, found: Sequence[Finding]) -> None:
+    def conclude(self, findings: Sequence[Finding]) -> None:
         """Raise UnhealthyNodeError for findings that all ranks know, if their nodes can be excluded."""
-        verdict = self._verdict(found)
+        verdict = self._verdict(findings)
         if self.info.rank == 0 and not self._run.is_superseded:
-            self._record(found, verdict)
+            self._record(findings, verdict)
+
         _report_unhealthy(verdict.unhealthy)
         if verdict.excluded:
             raise _unhealthy_nodes(verdict)
@@ -196,53 +208,65 @@ class _Preflight:
 
     def _judge(self, part: str, answers: Sequence[Answer | None]) -> Verdict:
         """Record and return the verdict; a rank that reads the verdict may exit at once."""
-        given = [answer for answer in answers if answer is not None]
-        found = [finding for answer in given for finding in answer.findings]
-        failed = {pair: why for answer in given for pair, why in answer.failed_pairs.items()}
+        received = [answer for answer in answers if answer is not None]
+        findings = [finding for answer in received for finding in answer.findings]
+
+        failed = {pair: reason for answer in received for pair, reason in answer.failed_pairs.items()}
         events = self._folder.readable_events() if failed else []
-        found += find_faulty(failed, self.names, suspects(events, self._run.attempt, self.names))
-        if part == "sum" and len(given) == len(answers):
-            stamps = [answer.at for answer in given[:: self.info.local_world_size]]
-            found += check_clocks(self.names, stamps, self._continued, time.time())
-        found += [self._silent(rank) for rank, answer in enumerate(answers) if answer is None]
-        verdict = self._verdict(found)
+        findings += find_faulty(failed, self.names, suspects(events, self._run.attempt, self.names))
+
+        # The clocks are compared last, when every node has made an answer since rank 0's last verdict.
+        if part == "sum" and len(received) == len(answers):
+            stamps = [answer.at for answer in received[:: self.info.local_world_size]]
+            findings += check_clocks(self.names, stamps, self._continued, time.time())
+
+        findings += [self._missing_answer(rank) for rank, answer in enumerate(answers) if answer is None]
+        verdict = self._verdict(findings)
+        # A later attempt has the run folder: write nothing there, and exclude no node.
         if self._run.is_superseded:
             return Verdict(verdict.failed, {}, {})
-        self._record(found, verdict, [[self.names[node] for node in pair] for pair in failed])
+
+        self._record(findings, verdict, [[self.names[node] for node in pair] for pair in failed])
         return verdict
 
-    def _silent(self, rank: int) -> Finding:
+    def _missing_answer(self, rank: int) -> Finding:
         node = self.names[rank // self.info.local_world_size]
         text = f"rank {rank} sent no findings within {ANSWER_S:.0f} s."
         return Finding(node=node, text=text, hint="Its log may say why.")
 
-    def _verdict(self, found: Sequence[Finding]) -> Verdict:
-        """Return what follows from the findings; nodes are at fault only if other nodes may be healthy."""
-        unhealthy = {finding.node: finding.text for finding in found if finding.fault == NODE}
-        replaceable = others_may_be_healthy(unhealthy, self.info.nodes)
-        return Verdict(
-            failed=[finding.sentence for finding in found if finding.fault != NOBODY],
-            excluded=unhealthy if self._hours > 0 and can_exclude(unhealthy, self.info) else {},
-            unhealthy={self.names.index(node): why for node, why in unhealthy.items() if replaceable},
-        )
+    def _verdict(self, findings: Sequence[Finding]) -> Verdict:
+        """Decide what follows from the findings; nodes are at fault only if other nodes may be healthy."""
+        reasons = {finding.node: finding.text for finding in findings if finding.fault == NODE}
+
+        excluded: Mapping[str, str] = {}
+        if self._hours > 0 and can_exclude(reasons, self.info):
+            excluded = reasons
+        unhealthy: Mapping[int, str] = {}
+        if others_may_be_healthy(reasons, self.info.nodes):
+            unhealthy = {self.names.index(node): reason for node, reason in reasons.items()}
+
+        failed = [finding.sentence for finding in findings if finding.fault != NOBODY]
+        return Verdict(failed, excluded, unhealthy)
 
     def _record(
-        self, found: Sequence[Finding], verdict: Verdict, failed_pairs: Sequence[Sequence[str]] = ()
+        self, findings: Sequence[Finding], verdict: Verdict, failed_pairs: Sequence[Sequence[str]] = ()
     ) -> None:
         """Record the findings, and the nodes that the next attempts avoid."""
-        for finding in found:
+        for finding in findings:
             _log.warning("preflight: %s", finding.sentence)
             if finding.fault == NOBODY:
                 text = f"Preflight: {finding.sentence}"
                 self._folder.add_event("warned", attempt=self._run.attempt, about="preflight", text=text)
-        for node, why in verdict.excluded.items():
-            exclude(self._folder, node, f"preflight: {why}", hours=self._hours, found_by="preflight")
+
+        for node, reason in verdict.excluded.items():
+            exclude(self._folder, node, f"preflight: {reason}", hours=self._hours, found_by="preflight")
+
         if verdict.failed:
             facts = {"unfit": verdict.unhealthy, "pairs": failed_pairs}
             self._add_event(verdict.failed, **{name: fact for name, fact in facts.items() if fact})
 
     def _add_event(self, failed: list[str], **facts: object) -> None:
-        """Record the preflight; fact `unfit` holds node ranks, fact `pairs` node names (see `suspects`)."""
+        """Record the preflight; the fact `unfit` has node ranks, `pairs` has node names (see `suspects`)."""
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._run.add_event(
@@ -257,9 +281,14 @@ class _Preflight:
 
 def _report_unhealthy(nodes: Mapping[int, str]) -> None:
     """Report the nodes to the agent before this rank exits: the coordinator starts no more ranks on them."""
-    channel = Channel.attach(os.environ) if nodes else None
+    if not nodes:
+        return
+
+    # Without an agent there is no channel, and no spare node.
+    channel = Channel.attach(os.environ)
     if channel is None:
         return
+
     try:
         channel.send({"kind": "unhealthy", "nodes": nodes})
     except OSError as error:

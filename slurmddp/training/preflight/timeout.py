@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
-    """Return what `action` returns, or raise what it raises.
+    """Call `action` with a time limit; return its result, or raise its error.
 
     The action runs in a daemon thread whose current device is `device`. After a time-out the thread runs on.
-    (gloo has waits with a time-out, but such a time-out closes all connections of the rank.)
+    A time-out of gloo is no alternative: it closes all connections of the rank.
 
     Raises:
         TimeoutError: the action takes longer than `seconds`.
@@ -25,8 +25,10 @@ def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
 
     def run() -> None:
         try:
+            # Each thread has its own current device.
             if device.type == "cuda":
-                torch.cuda.set_device(device)  # The current device belongs to a thread.
+                torch.cuda.set_device(device)
+
             results.append(action())
         except Exception as error:
             errors.append(error)
@@ -34,8 +36,10 @@ def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
     thread = threading.Thread(target=run, name="slurmddp-preflight", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))
+
     if errors:
         raise errors[0]
     if not results:
         raise TimeoutError(f"it did not end within {max(0.0, seconds):.0f} s")
+
     return results[0]

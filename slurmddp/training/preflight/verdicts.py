@@ -11,37 +11,48 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, Finding
 from slurmddp.training.preflight.pairs import Pair, describe, faulty_nodes
 
-SKEW_WARNED_S, SKEW_REFUSED_S = 2.0, 60.0
-"""Seconds between a node's clock and most other clocks, from which the node is warned of, and refused."""
+SKEW_WARNED_S = 2.0
+"""A clock that differs from most others by more seconds is warned of."""
+SKEW_REFUSED_S = 60.0
+"""A node whose clock differs from most others by more seconds is unhealthy."""
 
 
 def node_names(info: RankInfo) -> list[str]:
-    """Return a name for each node: its host name, or `node N` if host names don't tell nodes apart."""
+    """Return a name for each node: its host name, or `node N` if several nodes have the same host name."""
     if len(set(info.hosts)) == info.nodes and not info.emulated:
         return [socket.gethostname()] if info.hosts == ("localhost",) else list(info.hosts)
+
     return [f"node {node}" for node in range(info.nodes)]
 
 
 def can_exclude(unhealthy: Mapping[str, str], info: RankInfo) -> bool:
-    """Return whether SLURM knows these nodes by name, and other nodes may be healthy."""
+    """Decide whether SLURM knows these nodes by name, and other nodes may be healthy."""
     known = info.environment == "slurm" and not info.emulated and set(unhealthy) <= set(info.hosts)
     return known and others_may_be_healthy(unhealthy, info.nodes)
 
 
 def others_may_be_healthy(unhealthy: Mapping[str, str], nodes: int) -> bool:
-    """Return whether at most half of the nodes failed; else the cause is the cluster or the run."""
+    """Decide whether at most half of the nodes failed; otherwise the cause is the cluster or the run."""
     return 2 * len(unhealthy) <= nodes or nodes == 1
 
 
 def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
-    """Return the nodes that failed in a single pair, with a node that a spare has since replaced."""
-    before: set[str] = set()
+    """Return the nodes that failed only with one node before, which a spare has since replaced.
+
+    Args:
+        events: the events of the run.
+        attempt: the current attempt; only its preflights count.
+        names: the names of the nodes now, by node rank.
+    """
+    suspected: set[str] = set()
     for event in events:
         if event.get("event") == "preflight" and event.get("attempt") == attempt:
-            counts = Counter(name for pair in event.get("pairs", []) for name in pair)
-            alone = (pair for pair in event.get("pairs", []) if all(counts[name] == 1 for name in pair))
-            before.update(name for pair in alone for name in pair)
-    return {node for node, name in enumerate(names) if name in before}
+            pairs = event.get("pairs", [])
+            counts = Counter(name for pair in pairs for name in pair)
+            isolated = [pair for pair in pairs if all(counts[name] == 1 for name in pair)]
+            suspected.update(name for pair in isolated for name in pair)
+
+    return {node for node, name in enumerate(names) if name in suspected}
 
 
 def find_faulty(
@@ -69,15 +80,17 @@ def check_clocks(names: Sequence[str], stamps: Sequence[float], after: float, be
         after: a time before all stamps, by rank 0's clock.
         before: a time after all stamps, by rank 0's clock.
     """
-    ahead = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
-    usual = sorted(ahead)[(len(ahead) - 1) // 2]
-    found = []
-    for name, value in zip(names, ahead, strict=True):
-        if (off := abs(value - usual)) > SKEW_WARNED_S:
-            text = f"its clock is {off:.1f} s {'ahead of' if value > usual else 'behind'} most others."
-            hint = (
-                "Have its time service (chrony, ntpd) examined; stops before the time limit need the clock."
-            )
-            fault = NODE if off > SKEW_REFUSED_S else NOBODY
-            found.append(Finding(node=name, text=text, hint=hint, fault=fault))
-    return found
+    offsets = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
+    median = sorted(offsets)[(len(offsets) - 1) // 2]
+
+    hint = "Have its time service (chrony, ntpd) examined; stops before the time limit need the clock."
+    findings = []
+    for name, offset in zip(names, offsets, strict=True):
+        skew_s = abs(offset - median)
+        if skew_s > SKEW_WARNED_S:
+            direction = "ahead of" if offset > median else "behind"
+            text = f"its clock is {skew_s:.1f} s {direction} most others."
+            fault = NODE if skew_s > SKEW_REFUSED_S else NOBODY
+            findings.append(Finding(node=name, text=text, hint=hint, fault=fault))
+
+    return findings
