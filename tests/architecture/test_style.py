@@ -21,6 +21,8 @@ FINISHED = [
     "runs/status",
     "strategies",
     "training/data",
+    "training/device",
+    "training/preflight",
     "training/stopping",
     "transports",
 ]

@@ -1,1 +1,1 @@
-"""The device of a rank: its GPU or CPU, and its processors."""
+"""Choose and take the device of a rank: its GPU or CPU, and its processors."""

@@ -1,4 +1,4 @@
-"""Choose a rank's device, backend and number of threads: pure decisions about names and numbers."""
+"""Choose a rank's device, backend and number of threads: pure functions of names and numbers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     CUDA stops at the first invalid name, and at the first name of another kind than the name before.
 
     Raises:
-        MismatchError: a name stands there twice; CUDA then shows no device at all.
+        MismatchError: the variable contains a name twice; CUDA then shows no device at all.
     """
     text = environ.get(VISIBLE)
     if text is None:
         return None
+
     listed = [name.strip() for name in text.split(",")]
     kind = next((kind for kind in _KINDS if kind.match(listed[0])), None)
     names: list[str] = []
@@ -38,29 +39,40 @@ def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
                 f"{VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
                 hint="Name each device once; each rank needs its own.",
             )
+
         names.append(name)
+
     return tuple(names)
 
 
 def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the MIG devices that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
-    names = visible_names(environ) or ()
-    return names if names and names[0].startswith("MIG-") else ()
+    names = visible_names(environ)
+    if not names or not names[0].startswith("MIG-"):
+        return ()
+    return names
 
 
-def own_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
-    """Return the one MIG device to show to this rank; None if no MIG devices are named."""
+def choose_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
+    """Choose the MIG device to show to this rank; None if CUDA_VISIBLE_DEVICES names no MIG devices."""
     names = visible_mig_devices(environ)
     index = choose_device(info, environ, len(names))
-    return None if index is None else names[index]
+    if index is None:
+        return None
+    return names[index]
 
 
 def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> int | None:
-    """Return the CUDA index for this rank among the `visible` GPUs; None for the CPU.
+    """Choose the CUDA index for this rank among the `visible` GPUs; None for the CPU.
 
     If SLURM binds GPUs to tasks, the rank takes the first GPU that it sees. If all ranks of the node see
-    the same GPUs, the rank takes the GPU of its local rank. Pretended nodes share this machine's GPUs; if
+    the same GPUs, the rank takes the GPU of its local rank. Emulated nodes share this machine's GPUs; if
     there are fewer GPUs than ranks, all ranks compute on CPUs.
+
+    Args:
+        info: this rank.
+        environ: the environment of this rank.
+        visible: the number of GPUs that CUDA shows to this rank.
 
     Raises:
         MismatchError: there are GPUs, but fewer than ranks.
@@ -69,10 +81,12 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
         return None
     if info.emulated and info.nodes > 1:
         return info.rank if visible >= info.world_size else None
+
     if visible >= info.local_world_size:
         return info.local_rank
     if _sees_bound_gpus(info, environ, visible):
         return 0
+
     ranks = info.local_world_size
     raise MismatchError(
         f"{ranks} ranks on this node see {visible} GPU(s); each rank needs its own.{_unread(environ)}",
@@ -83,19 +97,29 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
 
 def _unread(environ: Mapping[str, str]) -> str:
     """Return a sentence that names the first device name that CUDA ignores; empty if CUDA reads all names."""
-    names, text = visible_names(environ), environ.get(VISIBLE, "")
-    left = text.split(",")[len(names or ()) :]
-    return f" CUDA reads {VISIBLE}={text!r} up to {left[0].strip()!r}." if names and left else ""
+    names = visible_names(environ)
+    if not names:
+        return ""
+
+    text = environ[VISIBLE]
+    ignored = text.split(",")[len(names) :]
+    if not ignored:
+        return ""
+    return f" CUDA reads {VISIBLE}={text!r} up to {ignored[0].strip()!r}."
 
 
 def _sees_bound_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
-    """Return whether no other rank of the node sees the GPUs of this rank."""
+    """Decide whether no other rank of the node sees the GPUs of this rank."""
     if info.environment not in ("slurm", "mpi") or info.emulated:
         return False
-    if bound := _BOUND_TO_TASK.search(environ.get("SLURMD_TRES_BIND", "")):
+
+    bound = _BOUND_TO_TASK.search(environ.get("SLURMD_TRES_BIND", ""))
+    if bound:
         return visible == int(bound[1] or 1)
+
+    # Under `closest` several ranks may see the same GPUs, and no rank knows which.
     if visible > 1:
-        return False  # Under `closest` ranks may see the same GPUs, and no rank knows which.
+        return False
     return info.gpus_on_node is None or info.gpus_on_node >= info.local_world_size
 
 
@@ -106,6 +130,7 @@ def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> st
     """
     if info.emulated or VISIBLE in environ or not 0 < (info.gpus_on_node or 0) < visible:
         return None
+
     return (
         f"SLURM has given {info.gpus_on_node} GPU(s) of this node, but {visible} can be seen. Ranks may take "
         "GPUs of other jobs. Leave out `--gpu-bind=none`."
@@ -115,13 +140,19 @@ def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> st
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
     """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
     names = visible_mig_devices(environ)
-    return names[index] if index < len(names) else str(uuid)
+    if index < len(names):
+        return names[index]
+    return str(uuid)
 
 
 def choose_backend(asked: str, device_index: int | None) -> str:
-    """Return the process group's backend: `auto` is nccl on GPUs and gloo on the CPU.
+    """Choose the process group's backend: `auto` is nccl on GPUs and gloo on the CPU.
 
     Of a device string such as `cpu:gloo,cuda:nccl`, ranks without GPUs need the part of the CPU only.
+
+    Args:
+        asked: the setting `backend`: `auto`, a name, or a device string.
+        device_index: the CUDA index of this rank's GPU; None for the CPU.
 
     Raises:
         ConfigError: a device string is malformed.
@@ -130,32 +161,48 @@ def choose_backend(asked: str, device_index: int | None) -> str:
     if asked == "auto":
         return "gloo" if device_index is None else "nccl"
     if ":" in asked:
-        return _for_device(asked, "cpu" if device_index is None else "cuda")
+        return _for_device_type(asked, "cpu" if device_index is None else "cuda")
+
     if asked == "nccl" and device_index is None:
         raise MismatchError(
             "backend=nccl needs a GPU for every rank, and this rank has none.",
             hint="Ask for GPUs (gpus_per_node=N, or --gpus-per-node=N of srun), check that torch is a CUDA "
             "build, or use backend=auto.",
         )
+
     return asked
 
 
-def _for_device(asked: str, kind: str) -> str:
+def _for_device_type(asked: str, kind: str) -> str:
+    """Return the device string `asked` without the parts that a rank on this type of device can't use."""
     backends = split_devices(asked)
     if kind not in backends:
+        usual = {"cpu": "gloo", "cuda": "nccl"}[kind]
         raise MismatchError(
             f"backend={asked!r} names no backend for {kind}, the device of this rank.",
-            hint=f"Add one, as in backend={asked},{kind}:{'gloo' if kind == 'cpu' else 'nccl'}.",
+            hint=f"Add one, as in backend={asked},{kind}:{usual}.",
         )
+
     if kind == "cpu":
         backends.pop("cuda", None)
+
     return ",".join(f"{device}:{name}" for device, name in backends.items())
 
 
 def choose_threads(info: RankInfo, usable_cpus: int) -> int:
-    """Return the number of threads for this rank, given the processors that it may run on."""
-    ranks_here = info.world_size if info.emulated else info.local_world_size
-    share = max(1, usable_cpus // ranks_here)
+    """Choose the number of threads of this rank, given the number of processors that it may run on."""
+    share = max(1, usable_cpus // ranks_on_machine(info))
     if info.cpus is None:
         return share
-    return min(info.cpus, share if info.emulated else usable_cpus)
+
+    # Emulated nodes share this machine's processors.
+    if info.emulated:
+        return min(info.cpus, share)
+    return min(info.cpus, usable_cpus)
+
+
+def ranks_on_machine(info: RankInfo) -> int:
+    """Return how many ranks run on this machine; it holds all emulated nodes."""
+    if info.emulated:
+        return info.world_size
+    return info.local_world_size

@@ -9,10 +9,10 @@ from slurmddp.errors import ConfigError, MismatchError
 from slurmddp.training.device.choice import (
     choose_backend,
     choose_device,
+    choose_mig_device,
     choose_threads,
     device_identity,
     foreign_gpus,
-    own_mig_device,
     visible_names,
 )
 
@@ -142,22 +142,22 @@ def test_the_name_at_which_cuda_stops_is_in_the_message():
 )
 def test_each_rank_sees_one_mig_device(names):
     environ = {"CUDA_VISIBLE_DEVICES": names}
-    found = [own_mig_device(place(local_rank=rank), environ) for rank in range(4)]
+    found = [choose_mig_device(place(local_rank=rank), environ) for rank in range(4)]
     assert found == names.split(",")
     alone = {"CUDA_VISIBLE_DEVICES": found[2], "SLURMD_TRES_BIND": "gres/gpu:per_task:1"}
-    assert own_mig_device(place(local_rank=2), alone) == found[2], "narrowed already"
+    assert choose_mig_device(place(local_rank=2), alone) == found[2], "narrowed already"
     assert len({device_identity({"CUDA_VISIBLE_DEVICES": name}, 0, "GPU-5") for name in found}) == 4
 
 
 def test_fewer_mig_devices_than_ranks_are_refused():
     with pytest.raises(MismatchError, match=r"4 ranks on this node see 2 GPU"):
-        own_mig_device(TORCHRUN, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+        choose_mig_device(TORCHRUN, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
 
 
 @pytest.mark.parametrize("text", [None, "", "0,1,2,3", "GPU-1,GPU-2,GPU-3,GPU-4"])
 def test_whole_gpus_are_not_narrowed(text):
     environ = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
-    assert own_mig_device(NODE_OF_FOUR, environ) is None
+    assert choose_mig_device(NODE_OF_FOUR, environ) is None
     assert device_identity(environ, 0, "uuid-of-0") == "uuid-of-0"
 
 
@@ -230,7 +230,7 @@ def test_all_ranks_of_pretended_nodes_get_a_gpu_or_no_rank_does(visible, taken):
 
 def test_pretended_nodes_share_the_mig_devices():
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}
-    assert [own_mig_device(place, environ) for place in places(2)] == ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]
+    assert [choose_mig_device(place, environ) for place in places(2)] == ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]
 
 
 def test_one_node_with_too_few_gpus_is_refused():
