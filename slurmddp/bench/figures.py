@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.bench.results import Result, Row
 from slurmddp.bench.settings import size_label
-from slurmddp.bench.units import BYTES, SECONDS, scaled
-from slurmddp.runs.report.figures import COLOURS, figure_svg, new_figure, plain_axes
+from slurmddp.pages.drawing import COLOURS, LINES, Size, add_legend, is_wide, label_axes, new_figure, picture
+from slurmddp.runs.text_format import BYTES, SECONDS, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINES = ("#c2570c", "#2f6fde", "#2a9d6f", "#a855c7", "#c9a227", "#d6457b", "#4fa3b8")
-"""Colours that readers can distinguish on a white page and on a dark page."""
 _ALGORITHMS = ("ring", "halving_doubling", "tree", "central_server", "sharded_server", "all_gather")
 _PARTS = {
     "compute_s": ("compute", "#2f6fde"),
@@ -24,39 +22,40 @@ _PARTS = {
     "optimizer_s": ("optimizer", "#2a9d6f"),
     "data_s": ("data", "#c9a227"),
 }
-_SIZE = (9.2, 3.9)
 
 
-def pictures(result: Result) -> dict[str, str]:
-    """Return the pictures of a result with their titles, as SVG; raises SlurmddpError without matplotlib."""
-    tables, drawn = result.tables, {}
+def pictures(result: Result) -> dict[str, dict[str, str]]:
+    """Return the pictures of a result by title; raises SlurmddpError without matplotlib."""
+    tables = result.tables
+    drawn = {}
     if rows := tables.get("all_reduce"):
-        drawn["Bus bandwidth by size"] = figure_svg("bandwidth", partial(_bandwidth, rows))
+        drawn["Bus bandwidth by size"] = picture("bandwidth", partial(_bandwidth, rows))
     if curves := result.model.get("curves"):
-        drawn["Time that the cost model predicts, by number of nodes"] = figure_svg(
-            "curves", partial(_curves, curves)
-        )
+        title = "Time that the cost model predicts, by number of nodes"
+        height = 1.0 + 2.4 * len({row["bytes"] for row in curves})
+        drawn[title] = picture("curves", partial(_curves, curves), narrow=(4.6, height))
     if rows := [row for row in tables.get("strategies", ()) if "mean_s" in row]:
-        drawn["Parts of a step"] = figure_svg("parts", partial(_step_parts, rows))
+        height = 1.5 + 0.42 * len(rows)
+        drawn["Parts of a step"] = picture(
+            "parts", partial(_step_parts, rows), wide=(9.2, height), narrow=(4.6, height)
+        )
     if rows := tables.get("scaling"):
-        drawn["Scaling efficiency"] = figure_svg("scaling", partial(_scaling, rows))
+        drawn["Scaling efficiency"] = picture("scaling", partial(_scaling, rows))
     return drawn
 
 
-def _figure(count: int, height: float = _SIZE[1]) -> tuple[Figure, list[Axes]]:
-    figure = new_figure((_SIZE[0], height))
-    return figure, [figure.add_subplot(1, count, number) for number in range(1, count + 1)]
-
-
-def _legend(owner: Axes | Figure, **where: Any) -> None:
-    owner.legend(frameon=False, labelcolor=COLOURS["ink"], fontsize=9, **where)
+def _add_legend(figure: Figure, size: Size, axes: Axes) -> None:
+    """Add a legend above all panels; panels have the same lines."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 4 if is_wide(size) else 2
+    add_legend(figure, handles=handles, labels=labels, loc="outside upper center", ncols=columns)
 
 
 def _line(algorithm: str) -> dict[str, Any]:
     """Return the look of an algorithm's line, the same in all pictures; torch is the peer of all others."""
     if algorithm not in _ALGORITHMS:
         return {"color": COLOURS["ink"], "linewidth": 1.8, "linestyle": (0, (4, 2))}
-    return {"color": _LINES[_ALGORITHMS.index(algorithm)], "linewidth": 1.8}
+    return {"color": LINES[_ALGORITHMS.index(algorithm)], "linewidth": 1.8}
 
 
 def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -> None:
@@ -66,26 +65,26 @@ def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -
     axes.minorticks_off()
 
 
-def _bandwidth(rows: Sequence[Row]) -> Figure:
-    figure, (axes,) = _figure(1)
+def _bandwidth(rows: Sequence[Row], size: Size) -> Figure:
+    figure, (axes,) = new_figure(size)
     sizes = sorted({row["bytes"] for row in rows})
     for name in dict.fromkeys(row["algorithm"] for row in rows):
         own = [row for row in rows if row["algorithm"] == name]
         xs, ys = [row["bytes"] for row in own], [row["bus_bytes_per_s"] for row in own]
         axes.plot(xs, ys, label=name, marker="o", markersize=4, **_line(name))
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [size_label(size) for size in sizes])
+    axes.set_xticks(sizes, list(map(size_label, sizes)))
     _show_units(axes, BYTES, "/s")
-    plain_axes(axes, "size of the tensor", "bus bandwidth")
-    _legend(figure, loc="outside right upper")
+    label_axes(axes, "size of the tensor", "bus bandwidth")
+    _add_legend(figure, size, axes)
     return figure
 
 
-def _curves(curves: Sequence[Row]) -> Figure:
-    sizes = sorted({row["bytes"] for row in curves})
-    figure, panels = _figure(len(sizes))
-    for axes, size in zip(panels, sizes, strict=True):
-        own = [row for row in curves if row["bytes"] == size]
+def _curves(curves: Sequence[Row], size: Size) -> Figure:
+    bytes_reduced = sorted({row["bytes"] for row in curves})
+    figure, panels = new_figure(size, len(bytes_reduced))
+    for axes, count in zip(panels, bytes_reduced, strict=True):
+        own = [row for row in curves if row["bytes"] == count]
         drawn: list[list[float]] = []
         for row in own:
             if row["seconds"] in drawn:
@@ -96,13 +95,13 @@ def _curves(curves: Sequence[Row]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks([2, 16, 128, 1024], ["2", "16", "128", "1024"])
         _show_units(axes, SECONDS)
-        plain_axes(axes, "nodes", "", size_label(size))
-    _legend(figure, loc="outside upper center", ncols=3, handles=panels[0].lines)
+        label_axes(axes, "nodes", "", size_label(count))
+    _add_legend(figure, size, panels[0])
     return figure
 
 
-def _step_parts(rows: Sequence[Row]) -> Figure:
-    figure, (axes,) = _figure(1, 1.3 + 0.42 * len(rows))
+def _step_parts(rows: Sequence[Row], size: Size) -> Figure:
+    figure, (axes,) = new_figure(size)
     names = [row["strategy"] for row in rows]
     left = [0.0] * len(rows)
     for part, (label, colour) in _PARTS.items():
@@ -119,16 +118,16 @@ def _step_parts(rows: Sequence[Row]) -> Figure:
     axes.margins(x=0.08)
     axes.set_xlim(left=0)
     axes.invert_yaxis()
-    plain_axes(axes, "ms in a step", "")
+    label_axes(axes, "ms in a step", "")
     axes.grid(visible=False, axis="y")
-    _legend(axes, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    _add_legend(figure, size, axes)
     return figure
 
 
-def _scaling(rows: Sequence[Row]) -> Figure:
-    figure, (axes,) = _figure(1)
+def _scaling(rows: Sequence[Row], size: Size) -> Figure:
+    figure, (axes,) = new_figure(size)
     ticks = sorted({row["ranks"] for row in rows})
-    for kind, colour in zip(dict.fromkeys(row["scaling"] for row in rows), _LINES, strict=False):
+    for kind, colour in zip(dict.fromkeys(row["scaling"] for row in rows), LINES, strict=False):
         own = [row for row in rows if row["scaling"] == kind]
         xs, ys = [row["ranks"] for row in own], [100 * row["efficiency"] for row in own]
         axes.plot(xs, ys, color=colour, label=f"{kind} scaling", marker="o", linewidth=1.8)
@@ -136,6 +135,6 @@ def _scaling(rows: Sequence[Row]) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(one) for one in ticks])
     axes.set_ylim(bottom=0)
-    plain_axes(axes, "ranks", "efficiency in %")
-    _legend(axes, loc="lower left")
+    label_axes(axes, "ranks", "efficiency in %")
+    _add_legend(figure, size, axes)
     return figure

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from slurmddp.bench.figures import pictures
 from slurmddp.bench.results import Result, Row, slow_parts
 from slurmddp.bench.settings import size_label
-from slurmddp.bench.units import BYTES, SECONDS, scaled
-from slurmddp.host.atomic_file import write_atomic
-from slurmddp.runs.text_format import counted, print_table
-from slurmddp.templates import template
+from slurmddp.pages.page import write_page
+from slurmddp.pages.table import Column, Table, table
+from slurmddp.runs.text_format import BYTES, SECONDS, counted, print_table, scaled
 
 _LABELS = {
     "median_s": "median",
@@ -37,8 +37,6 @@ _TITLES = {
 
 def cell(name: str, value: Any) -> str:
     """Return a value of a table as text; the end of the column's name tells its unit."""
-    if value is None or value == "":
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "bytes":
@@ -58,16 +56,17 @@ def _label(name: str) -> str:
     return _LABELS.get(name) or name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
-def columns(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of a table, without those that are empty in all rows."""
+def as_table(rows: Sequence[Row]) -> Table:
+    """Return the rows of a result as a table."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
+    return table(*(_column(name, [row.get(name) for row in rows]) for name in names))
 
 
-def as_text(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the headers and cells of a table."""
-    names = columns(rows)
-    return [_label(name) for name in names], [[cell(name, row.get(name)) for name in names] for row in rows]
+def _column(name: str, values: Sequence[Any]) -> Column:
+    if name == "note":
+        return Column(_label(name), values, kind="prose")
+    is_text = any(isinstance(value, str) for value in values)
+    return Column(_label(name), values, partial(cell, name), "text" if is_text else "number")
 
 
 def show(result: Result, stream: TextIO) -> None:
@@ -83,12 +82,10 @@ def show(result: Result, stream: TextIO) -> None:
 
 def show_rows(rows: Sequence[Row], stream: TextIO) -> None:
     """Print one table."""
-    headers, cells = as_text(rows)
-    numbers = frozenset(
-        header
-        for header, name in zip(headers, columns(rows), strict=True)
-        if not any(isinstance(row.get(name), str) for row in rows)
-    )
+    columns = as_table(rows)
+    headers = [column.label for column in columns.columns]
+    cells = [[cell.text for cell in row] for row in columns.rows]
+    numbers = frozenset(column.label for column in columns.columns if column.kind == "number")
     print_table(headers, cells, stream, right=numbers, whole=True)
 
 
@@ -126,14 +123,16 @@ def _model_line(model: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(result: Result, path: Path) -> None:
+def write_bench_page(result: Result, path: Path) -> None:
     """Write the page of a result; raises SlurmddpError without matplotlib."""
-    tables = {_TITLES.get(name, name): as_text(rows) for name, rows in result.tables.items() if rows}
-    text = template("bench.html.j2").render(
-        result=result,
+    write_page(
+        path,
+        "bench.html.j2",
+        kind="Benchmark",
+        name=f"slurmddp bench {result.settings['bench']}",
         headline=headline(result),
-        pictures=pictures(result),
-        tables=tables,
         notes=notes(result),
+        pictures=pictures(result),
+        tables={_TITLES.get(name, name): as_table(rows) for name, rows in result.tables.items() if rows},
+        facts={**result.settings, **result.topology, **result.versions},
     )
-    write_atomic(path, text)

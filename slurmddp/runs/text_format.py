@@ -29,6 +29,8 @@ STATE_STYLES = {
     "unknown": "yellow",
 }
 
+SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 _OBEYED = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -149,6 +151,12 @@ def percent(share: float) -> str:
 def shorter(settings: str) -> str:
     """Return settings with four significant digits of each number that has seven decimals or more."""
     return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.4g}", settings)
+
+
+def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value in the largest of `units` in which it is 1 or more: `12.3 ms` in `SECONDS`."""
+    scale, unit = next((pair for pair in units if abs(value) >= pair[0] * (1 - 1e-9)), units[-1])
+    return f"{value / scale:.3g} {unit}"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "slurmddp"
 _ABOVE = """
     errors short_text plugins settings environments host slurm.units slurm.command_output slurm.limits slurm
     sandbox
-    runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status runs.report bench
+    runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status pages runs.report bench
     batch
     checkpoint checkpoint.files checkpoint.memory
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.bench.page import write_page
+from slurmddp.bench.page import write_bench_page
 from slurmddp.runs.report.html import write_report
 from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status
@@ -71,7 +71,7 @@ def render_sandbox(name: str) -> Callable[[Path], str]:
 
 
 def render_bench(folder: Path) -> str:
-    write_page(bench_result("collectives"), folder / "bench.html")
+    write_bench_page(bench_result("collectives"), folder / "bench.html")
     return (folder / "bench.html").read_text()
 
 
@@ -87,6 +87,7 @@ def render_array_of(folder: Path) -> str:
 RENDERERS = {
     "job.sbatch.j2": render_job, "array.sbatch.j2": render_array_of, "report.html.j2": render_report,
     "bench.html.j2": render_bench, "sweep.html.j2": render_sweep,
+    "page.html.j2": render_sweep,
 }  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 

@@ -14,9 +14,9 @@ from slurmddp.cli import commands
 from slurmddp.control import jobs
 from slurmddp.errors import EXIT_FAILED, RankFailure
 from slurmddp.launchers.local import run as local
+from slurmddp.pages import drawing
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report import figures
 from slurmddp.slurm import client
 from support.runs.projects import make_project
 from support.slurm.slurm_in_memory import FakeSlurm
@@ -85,6 +85,6 @@ def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeLocal]:
     fake = type("OneLocal", (FakeLocal,), {"started": 0})
     monkeypatch.setattr(local, "LocalRun", fake)
     # The reports are written without pictures, which take more time than all the rest.
-    monkeypatch.setattr(figures, "write_png", lambda *picture: None)
-    monkeypatch.setattr(figures, "figure_svg", lambda name, draw: "")
+    monkeypatch.setattr(drawing, "write_png", lambda *picture: None)
+    monkeypatch.setattr(drawing, "figure_svg", lambda name, draw: "")
     return fake

@@ -16,9 +16,9 @@ import pytest
 import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, SlurmddpError
+from slurmddp.pages import drawing
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report import figures
 from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start, submit
 
@@ -86,8 +86,8 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 @pytest.fixture
 def runs(make_run: Any, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, RunFolder]:
     """Two runs: one that failed, with all files, and one that finished."""
-    monkeypatch.setattr(figures, "write_png", lambda *picture: None)
-    monkeypatch.setattr(figures, "figure_svg", lambda name, draw: "")
+    monkeypatch.setattr(drawing, "write_png", lambda *picture: None)
+    monkeypatch.setattr(drawing, "figure_svg", lambda name, draw: "")
     folder, other = make_run(), make_run("other-00000002")
     for run, outcome in ((folder, "failed"), (other, "finished")):
         submit(run)

@@ -108,7 +108,7 @@ def _path(word: str) -> Path:
 
 
 def _show(word: str) -> int:
-    from slurmddp.bench.page import show, write_page
+    from slurmddp.bench.page import show, write_bench_page
     from slurmddp.bench.results import read
 
     path = _path(word)
@@ -116,7 +116,7 @@ def _show(word: str) -> int:
     page = (path if path.is_dir() else path.parent) / "bench.html"
     print()
     show(result, sys.stdout)
-    write_page(result, page)
+    write_bench_page(result, page)
     print(f"\npage  {page}")
     return EXIT_FINISHED
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import slurmddp
-from slurmddp.host.atomic_file import write_atomic
 from slurmddp.host.regular_file import read_regular
+from slurmddp.pages import drawing
+from slurmddp.pages.page import write_page
+from slurmddp.pages.table import Cell, Column, Table, table
 from slurmddp.runs.failures.failure import Failure
-from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
+from slurmddp.runs.failures.read import read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.folder.history import Attempt, History, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
-from slurmddp.runs.report import figures
+from slurmddp.runs.report import curves
 from slurmddp.runs.report.goodput import Goodput, read_goodput
-from slurmddp.runs.report.time_bars import Bar, time_bars
+from slurmddp.runs.report.time_bars import time_bars
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
@@ -35,10 +35,8 @@ from slurmddp.runs.text_format import duration, local_time, number, percent
 from slurmddp.settings.arguments import as_typed
 from slurmddp.settings.identity import relevant
 from slurmddp.settings.spec import CONTROLLER
-from slurmddp.templates import template
 
 _SAMPLE_CHARS = 4000
-_COLUMNS = ("Attempt", "Job", "Nodes", "Started", "Lasted", "Steps", "Outcome")
 _OUTPUT_LINES = 20
 _WARNINGS = 20
 TONES = {
@@ -64,48 +62,6 @@ class Tile:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One attempt in the table of attempts; `tone` colours its outcome."""
-
-    cells: tuple[str, ...]
-    tone: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """The contents of the template, as plain text that is not escaped yet."""
-
-    name: str
-    status: RunStatus
-    tone: str
-    tiles: list[Tile]
-    rows: list[Row]
-    restarts: list[tuple[int, Restart]] = field(default_factory=list)
-    """The attempt, and the failure after which its ranks restarted in place."""
-    bars: list[Bar] = field(default_factory=list)
-    charts: dict[str, str] = field(default_factory=dict)
-    chart_label: str = ""
-    optimizer_charts: dict[str, str] = field(default_factory=dict)
-    """Learning rate and gradient norm."""
-    warnings: list[str] = field(default_factory=list)
-    """The warnings of all attempts, the newest last."""
-    memory: PeakMemory | None = None
-    has_steps: bool = True
-    """Whether the page has a chart of the steps; False for a program that logs none."""
-    marked: bool = False
-    """Whether lines in the charts mark where attempts resumed."""
-    sample: str = ""
-    output: str = ""
-    """The last lines of rank 0, if the program is the user's."""
-    code: str = ""
-    """The commit of the code, or why it is unknown."""
-    command: str = ""
-    config: str = ""
-    written: str = ""
-    version: str = slurmddp.__version__
-
-
 def with_report(folder: RunFolder, found: RunStatus) -> RunStatus:
     """Return the status of a run with its report; write the report if the run has ended since.
 
@@ -128,72 +84,62 @@ def _is_due(folder: RunFolder) -> bool:
     return times[0] < max(times)
 
 
-def write_report(folder: RunFolder, found: RunStatus) -> Path:
+def write_report(folder: RunFolder, run: RunStatus) -> Path:
     """Write `report.html` and `report.png` from the run folder, and return the path of the page.
 
     Args:
         folder: of the run.
-        found: the status of the run.
+        run: its status.
 
     Raises:
         SlurmddpError: matplotlib is missing.
     """
-    history, metrics, config = read_history(folder), read(folder), folder.config()
+    history = read_history(folder)
+    metrics = read(folder)
+    config = folder.config()
+    starts = {attempt.number: attempt.start_step for attempt in history.attempts if attempt.start_step}
     has_script = bool((config.get("program") or {}).get("script"))
-    goodput = read_goodput(folder, found, time.time())
-    starts = _starts(history)
-    charts: dict[str, str] = {}
-    if figures.has_points(metrics):
-        figures.write_png(metrics, starts, folder.name, folder.figure_file)
-        charts["wide"] = figures.svg(metrics, starts, name="wide", size=(9.2, 3.9))
-        charts["narrow"] = figures.svg(metrics, starts, name="narrow", size=(4.6, 3.9))
-    optimizer_charts: dict[str, str] = {}
-    if any(figures.thin(curve)[0] for curve, _ in figures.optimizer_curves(metrics)):
-        for name, size in (("wide", (9.2, 2.6)), ("narrow", (4.6, 4.8))):
-            optimizer_charts[name] = figures.svg(
-                metrics, starts, name=f"optimizer-{name}", size=size, draw=figures.draw_optimizer
-            )
+    goodput = read_goodput(folder, run, time.time())
     events = list(folder.events())
     memory = newest_peak_memory(events)
-    page = Page(
+    tiles = _tiles(config, run, goodput, metrics, best_step(folder), memory, known_only=has_script)
+
+    loss: dict[str, str] = {}
+    if curves.has_points(metrics.train, metrics.held_out):
+        draw = partial(curves.draw_loss, metrics, starts)
+        drawing.write_png(folder.figure_file, partial(draw, (9.0, 4.6), folder.name))
+        loss = drawing.picture("loss", draw)
+    optimizer: dict[str, str] = {}
+    if curves.has_points(metrics.lr, metrics.grad_norm):
+        draw = partial(curves.draw_optimizer, metrics, starts)
+        optimizer = drawing.picture("optimizer", draw, wide=(9.2, 2.6), narrow=(4.6, 4.8))
+
+    return write_page(
+        folder.report_file,
+        "report.html.j2",
+        kind="Training run",
         name=folder.name,
-        status=found,
-        tone=TONES[found.state],
-        tiles=_tiles(config, found, goodput, metrics, best_step(folder), memory, known_only=has_script),
-        rows=[
-            _row(one, metrics.logged.get(one.number), *_outcome(one, folder, history, found))
-            for one in history.attempts
-        ],
-        restarts=[(each.attempt, each) for each in read_restarts(folder, history.attempts)],
+        run=run,
+        tone=TONES[run.state],
+        tiles=tiles,
+        tiles_per_row=partial(_per_row, len(tiles)),
+        attempts=_attempts(folder, history, metrics, run),
+        restarts=[(restart.attempt, restart) for restart in read_restarts(folder, history.attempts)],
         bars=[] if set(goodput.parts) == {"unknown"} else time_bars(goodput),
-        charts=charts,
-        chart_label=_chart_label(metrics),
-        optimizer_charts=optimizer_charts,
+        loss=loss,
+        loss_label=_loss_label(metrics),
+        has_steps=bool(loss) or not has_script,
+        starts=starts,
+        optimizer=optimizer,
         warnings=_warnings(events),
         memory=memory,
-        marked=bool(starts),
-        has_steps=bool(charts) or not has_script,
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
-        output="\n".join(logs.tail(found.log, _OUTPUT_LINES)) if has_script and found.log else "",
+        output="\n".join(logs.tail(run.log, _OUTPUT_LINES)) if has_script and run.log else "",
         code=_text(folder.code_note_file).strip(),
         command=_command(folder, config),
         config=_config(folder),
-        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-    )
-    write_atomic(folder.report_file, render(page))
-    return folder.report_file
-
-
-def render(page: Page) -> str:
-    """Return the page as HTML; every text in it is escaped."""
-    return template("report.html.j2").render(
-        page=page,
-        run=page.status,
-        columns=_COLUMNS,
-        coded=_coded,
         local_time=local_time,
         gib=gib,
-        tiles_per_row=partial(_per_row, len(page.tiles)),
     )
 
 
@@ -201,18 +147,6 @@ def _per_row(count: int, most: int) -> int:
     """Return the tiles per row, `most` or fewer, that fill the rows as evenly as possible."""
     rows = -(-count // most) or 1
     return -(-count // rows)
-
-
-def _coded(text: str) -> Any:
-    """Return a sentence as escaped HTML, with text between backticks as code."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _starts(history: History) -> dict[int, int]:
-    """Return the step from which each attempt resumed, if it had a checkpoint."""
-    return {one.number: one.start_step for one in history.attempts if one.start_step}
 
 
 def _tiles(
@@ -282,20 +216,27 @@ def _lasted(attempt: Attempt, logged: LoggedStep | None) -> float | None:
     return None if end is None else max(0.0, end - attempt.started)
 
 
-def _row(attempt: Attempt, logged: LoggedStep | None, outcome: str, tone: str) -> Row:
+def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunStatus) -> Table:
+    attempts = history.attempts
+    logged = [metrics.logged.get(attempt.number) for attempt in attempts]
+    lasted = list(map(_lasted, attempts, logged))
+    outcomes = [Cell(*_outcome(attempt, folder, history, run)) for attempt in attempts]
+    return table(
+        Column("Attempt", [attempt.number for attempt in attempts]),
+        Column("Job", [attempt.job_id for attempt in attempts]),
+        Column("Nodes", [attempt.nodes for attempt in attempts]),
+        Column("Started", [attempt.started for attempt in attempts], local_time),
+        Column("Lasted", lasted, duration),
+        Column("Steps", list(map(_steps, attempts, logged))),
+        Column("Outcome", outcomes, kind="prose"),
+    )
+
+
+def _steps(attempt: Attempt, logged: LoggedStep | None) -> str:
     known = (logged.step if logged else None, attempt.saved_step)
     last = max((step for step in known if step is not None), default=None)
     first = "?" if attempt.start_step is None else attempt.start_step
-    cells = (
-        str(attempt.number),
-        attempt.job_id or "-",
-        attempt.nodes or "-",
-        local_time(attempt.started),
-        duration(_lasted(attempt, logged)),
-        "none" if last is None else f"{first} to {last}",
-        outcome,
-    )
-    return Row(cells, tone)
+    return "none" if last is None else f"{first} to {last}"
 
 
 def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
@@ -323,7 +264,7 @@ def _stopped(attempt: Attempt, failure: Failure | None) -> str:
     return stopped
 
 
-def _chart_label(metrics: Metrics) -> str:
+def _loss_label(metrics: Metrics) -> str:
     parts = [
         f"{what} from {number(curve.values[0])} to {number(curve.values[-1])}"
         for what, curve in (("training loss", metrics.train), ("held-out loss", metrics.held_out))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.runs.report.figures import COLOURS, new_figure
+from slurmddp.pages.drawing import COLOURS, Size, is_wide, new_figure
 from slurmddp.runs.report.settings import as_text
 from slurmddp.short_text import shorten
 
@@ -80,28 +80,27 @@ def height(axes: int) -> float:
     return _PER_AXIS_INCHES * axes
 
 
-def draw(axes: Sequence[Axis], best: int | None, *, size: tuple[float, float]) -> Figure:
+def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
     """Draw the lines; the axes stand side by side if the picture is wide, else they lie below each other.
 
     Args:
         axes: the settings, and the result as the last one.
         best: the index of the run to emphasize; None: no run.
-        size: width and height in inches.
+        size: of the picture.
     """
-    figure = new_figure(size)
-    plot = figure.add_subplot()
-    is_wide = size[0] > 6
+    figure, (plot,) = new_figure(size)
+    wide = is_wide(size)
     for run in sorted(range(len(axes[0].places)), key=lambda number: number == best):
         along, across = range(len(axes)), [axis.places[run] for axis in axes]
-        xs, ys = (along, across) if is_wide else (across, [-one for one in along])
+        xs, ys = (along, across) if wide else (across, [-one for one in along])
         is_best = run == best
         look: dict[str, Any] = {"color": COLOURS["train"], "linewidth": 1.3, "alpha": 0.5}
         look |= {"color": COLOURS["held"], "linewidth": 2.6, "alpha": 1.0} if is_best else {}
         plot.plot(xs, ys, solid_joinstyle="round", **look)
     for number, axis in enumerate(axes):
-        _draw_axis(plot, axis, number, is_wide=is_wide)
+        _draw_axis(plot, axis, number, is_wide=wide)
     plot.set_axis_off()
-    if is_wide:
+    if wide:
         plot.set(xlim=(-0.35, len(axes) - 0.85), ylim=(-0.05, 1.16))
     else:
         plot.set(xlim=(-0.06, 1.06), ylim=(0.5 - len(axes), 0.4))

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import slurmddp
-from slurmddp.host.atomic_file import write_atomic
+from slurmddp.pages import drawing
+from slurmddp.pages.page import write_page
+from slurmddp.pages.table import Cell, Column, Table, table
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report import figures, parallel
+from slurmddp.runs.report import parallel
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.html import TONES
 from slurmddp.runs.report.settings import as_text, settings_of, settings_that_differ
@@ -22,7 +23,6 @@ from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Curve, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import counted, number, shorter
-from slurmddp.templates import template
 
 _MOST_AXES = 7
 """Settings in the picture, at most; the table shows all."""
@@ -39,18 +39,6 @@ class Compared:
     metrics: Metrics
     goodput: Goodput
     result: float | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run in the table; `cells` are (column, text)."""
-
-    name: str
-    link: str
-    state: str
-    tone: str
-    cells: tuple[tuple[str, str], ...]
-    is_best: bool
 
 
 def write_sweep_report(
@@ -79,21 +67,20 @@ def write_sweep_report(
     ]
     runs.sort(key=partial(_place, result))
     differ = settings_that_differ(*(one.settings for one in runs))
-    text = template("sweep.html.j2").render(
+    return write_page(
+        file,
+        "sweep.html.j2",
+        kind="Sweep",
         name=name,
         states=_states(runs),
         hours=_hours(runs),
-        rows=_rows(runs, differ, result),
-        charts=_charts(runs, differ, result),
+        runs=_table(runs, differ, result),
+        picture=_picture(runs, differ, result),
         caption=_caption(runs, differ, result),
         count=len(runs),
         missing=missing,
         result=result,
-        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        version=slurmddp.__version__,
     )
-    write_atomic(file, text)
-    return file
 
 
 def _place(result: ComparedMetric | None, one: Compared) -> tuple[bool, float]:
@@ -103,48 +90,43 @@ def _place(result: ComparedMetric | None, one: Compared) -> tuple[bool, float]:
     return False, {"min": one.result, "max": -one.result}.get(result.mode, 0.0)
 
 
-def _rows(
+def _table(
     runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
-) -> list[Row]:
-    own = list(dict.fromkeys(name for one in runs for name in one.metrics.own))
+) -> Table:
     labels = _short_names(differ)
-    rows = []
-    for at, one in enumerate(runs):
-        cells = [(labels[key], shorter(as_text(values[at]))) for key, values in differ.items()]
-        cells.append(("steps", "-" if one.status.step is None else f"{one.status.step:,}"))
-        if result is not None:
-            cells.append((result.label, number(one.result)))
-        cells += [
-            (label, number(_last(curve)))
-            for label, curve in (
-                ("training loss", one.metrics.train),
-                ("held-out loss", one.metrics.held_out),
-                *((name, one.metrics.own.get(name, Curve())) for name in own),
-            )
-        ]
-        cells.append((one.goodput.unit, f"{one.goodput.hours:,.2f}"))
-        is_best = at == 0 and result is not None and bool(result.mode) and one.result is not None
-        rows.append(_row(one, cells, is_best))
-    return _without_empty(rows)
+    columns = [Column(labels[key], values, _setting, "number") for key, values in differ.items()]
+    columns.append(Column("steps", [run.status.step for run in runs], "{:,}".format, "number"))
+    best = None
+    if result is not None:
+        columns.append(Column(result.label, [run.result for run in runs], number, "number"))
+        best = 0 if result.mode and runs and runs[0].result is not None else None
+
+    own = dict.fromkeys(name for run in runs for name in run.metrics.own)
+    losses = {
+        "training loss": [run.metrics.train for run in runs],
+        "held-out loss": [run.metrics.held_out for run in runs],
+        **{name: [run.metrics.own.get(name, Curve()) for run in runs] for name in own},
+    }
+    for name, curves in losses.items():
+        last = [curve.values[-1] if len(curve) else None for curve in curves]
+        columns.append(Column(name, last, number, "number"))
+
+    for unit in _units(runs):
+        hours = [run.goodput.hours if run.goodput.unit == unit else None for run in runs]
+        columns.append(Column(unit, hours, "{:,.2f}".format, "number"))
+    names = [_linked(run, is_best=at == best) for at, run in enumerate(runs)]
+    states = [Cell(run.status.state, TONES[run.status.state]) for run in runs]
+    return table(Column("Run", names), Column("State", states), *columns, best=best)
 
 
-def _row(one: Compared, cells: Sequence[tuple[str, str]], is_best: bool) -> Row:
-    folder = RunFolder(one.status.path)
+def _setting(value: Any) -> str:
+    return shorter(as_text(value))
+
+
+def _linked(run: Compared, *, is_best: bool) -> Cell:
+    folder = RunFolder(run.status.path)
     link = f"{quote(folder.name)}/{folder.report_file.name}" if folder.report_file.exists() else ""
-    return Row(folder.name, link, one.status.state, TONES[one.status.state], tuple(cells), is_best)
-
-
-def _last(curve: Curve) -> float | None:
-    return curve.values[-1] if len(curve) else None
-
-
-def _without_empty(rows: Sequence[Row]) -> list[Row]:
-    """Leave out the columns that are empty in all rows."""
-    kept = {at for row in rows for at, (_, text) in enumerate(row.cells) if text != "-"}
-    return [
-        Row(row.name, row.link, row.state, row.tone, tuple(row.cells[at] for at in sorted(kept)), row.is_best)
-        for row in rows
-    ]
+    return Cell(folder.name, link=link, mark="best" if is_best else "")
 
 
 def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -156,10 +138,10 @@ def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _charts(
+def _picture(
     runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
 ) -> dict[str, str]:
-    """Return the parallel coordinates, wide and narrow; empty if fewer than two runs have a result."""
+    """Return the parallel coordinates; empty if fewer than two runs have a result."""
     at = [number for number, one in enumerate(runs) if one.result is not None]
     if result is None or len(at) < 2 or not differ:
         return {}
@@ -170,11 +152,8 @@ def _charts(
     ]
     axes.append(parallel.number_axis(result.label, [runs[number].result or 0.0 for number in at]))
     best = 0 if result.mode else None
-    sizes = {"wide": (9.2, 3.9), "narrow": (4.0, parallel.height(len(axes)))}
-    return {
-        name: figures.figure_svg(f"parallel-{name}", partial(parallel.draw, axes, best, size=size))
-        for name, size in sizes.items()
-    }
+    draw = partial(parallel.draw, axes, best)
+    return drawing.picture("parallel", draw, narrow=(4.0, parallel.height(len(axes))))
 
 
 def _caption(runs: Sequence[Compared], differ: Mapping[str, Any], result: ComparedMetric | None) -> str:
@@ -195,8 +174,11 @@ def _states(runs: Sequence[Compared]) -> list[tuple[str, str, int]]:
 
 
 def _hours(runs: Sequence[Compared]) -> str:
-    units = {one.goodput.unit for one in runs}
     return ", ".join(
-        f"{math.fsum(one.goodput.hours for one in runs if one.goodput.unit == unit):,.2f} {unit}"
-        for unit in sorted(units)
+        f"{math.fsum(run.goodput.hours for run in runs if run.goodput.unit == unit):,.2f} {unit}"
+        for unit in _units(runs)
     )
+
+
+def _units(runs: Sequence[Compared]) -> list[str]:
+    return sorted({run.goodput.unit for run in runs})

@@ -11,12 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from slurmddp.errors import SlurmddpError
+from slurmddp.pages.page import coded
 from slurmddp.runs.failures.kinds import PHRASES
 from slurmddp.runs.folder import owner
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.report import figures
-from slurmddp.runs.report.html import _coded, _per_row, with_report, write_report
+from slurmddp.runs.report import curves
+from slurmddp.runs.report.html import _per_row, with_report, write_report
 from slurmddp.runs.status import metrics
 from slurmddp.runs.status.metrics import Curve
 from slurmddp.runs.status.run_status import status
@@ -267,7 +268,7 @@ def test_failures_before_restarts_in_place_are_listed_with_advice_whose_commands
     assert "Restarted in place" in text
     assert f"Rank 0 on node4 was killed by SIGKILL: {PHRASES['killed']}. " in text
     assert "<code>sacct</code>" in html and "`sacct`" not in html
-    assert _coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
+    assert coded("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
     assert "attempt 1, after step 40 Rank 1 on node4 was killed by SIGKILL" in text
 
 
@@ -276,7 +277,7 @@ def test_an_attempt_that_was_stopped_without_a_checkpoint_does_not_claim_one(fol
         write(folder, started(100.0, attempt), *([saved(140.0, 30, attempt)] * attempt))
         event(folder, "signalled", 150.0, attempt=attempt, signal=reason)
         end(folder, 151.0, attempt, outcome="stopped", code=75)
-    assert re.findall(r'data-label="Outcome" class="wait">([^<]*)<', html_of(folder)) == [
+    assert re.findall(r'data-label="Outcome" class="prose wait"><span>([^<]*)<', html_of(folder)) == [
         "stopped (on request)",
         "stopped at a checkpoint (time limit)",
     ]
@@ -432,7 +433,7 @@ def test_a_personal_matplotlib_style_does_not_reach_the_report(folder, monkeypat
 
 def test_long_curves_are_thinned_by_averaging():
     curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)), (0,) * 10_000)
-    xs, ys = figures.thin(curve)
+    xs, ys = curves.thin(curve)
     assert len(xs) <= 800
     assert abs(sum(ys) / len(ys) - 0.5) < 0.05
     assert xs == sorted(xs)

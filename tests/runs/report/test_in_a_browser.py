@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from slurmddp.bench.page import write_bench_page
 from slurmddp.runs.failures.kinds import PHRASES
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.html import write_report
 from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status, statuses
+from support.runs.bench_results import bench_result
 from support.runs.run_events import add, saved, started, submitted, write
 
 WIDTHS = {"screen": 1280, "phone": 390}
@@ -125,11 +127,15 @@ def sweep_runs(runs: Path) -> list[RunFolder]:
 
 
 def reports(runs: Path) -> dict[str, Path]:
-    """Write the report of a run, of a script's run and of a sweep."""
+    """Write the reports of a run, of a script's run and of a sweep, and the pages of two benchmarks."""
     run, script, points = failed_run(runs), script_run(runs), sweep_runs(runs)
     for folder in points:
         folder.report_file.touch()  # The page of the sweep links to it.
+    benches = {name: runs / f"{name}.html" for name in ("collectives", "strategies")}
+    for name, page in benches.items():
+        write_bench_page(bench_result(name), page)
     return {
+        **benches,
         "run": write_report(run, status(run, None)),
         "script": write_report(script, status(script, None)),
         "sweep": write_sweep_report(

@@ -1,0 +1,105 @@
+"""Draw the curves of a run over its steps: the loss, and the optimizer's learning rate and gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from slurmddp.pages.drawing import COLOURS, Size, add_legend, label_axes, new_figure
+from slurmddp.runs.status.metrics import Curve, Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_POINTS = 800
+"""Points of a curve, at most: a screen can't show more, and they make the page heavy."""
+
+
+def has_points(*curves: Curve) -> bool:
+    """Return whether there is a point to draw."""
+    return any(math.isfinite(value) for curve in curves for value in curve.values)
+
+
+def thin(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
+    """Return the finite points, averaged in equal groups if there are more than `most`."""
+    points = [
+        (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)
+    ]
+    group = max(1, math.ceil(len(points) / most))
+    groups = [points[at : at + group] for at in range(0, len(points), group)]
+    xs = [sum(step for step, _ in some) / len(some) for some in groups]
+    return xs, [sum(value for _, value in some) / len(some) for some in groups]
+
+
+def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: str = "") -> Figure:
+    """Draw the training loss and the held-out loss.
+
+    Args:
+        metrics: of the run.
+        starts: the step from which each later attempt resumed.
+        size: of the picture.
+        title: above the axes.
+    """
+    figure, (axes,) = new_figure(size)
+    for curve, colour, label in (
+        (metrics.train, "train", "training"),
+        (metrics.held_out, "held", "held-out"),
+    ):
+        xs, ys = thin(curve)
+        if xs:
+            # A single point has no line. Marks show where the held-out loss was measured.
+            marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
+            line = axes.plot(xs, ys, color=COLOURS[colour], label=label, linewidth=1.8)[0]
+            # A mark at step 0 reaches beyond the axes.
+            line.set(marker=marker, markersize=4.5, clip_on=not marker)
+
+    _set_axes(axes, starts, "loss", title, metrics.train, metrics.held_out)
+    add_legend(axes, loc="best")
+    return figure
+
+
+def draw_optimizer(metrics: Metrics, starts: Mapping[int, int], size: Size) -> Figure:
+    """Draw learning rate and gradient norm, each on axes of its own."""
+    curves = [(curve, label) for curve, label in optimizer_curves(metrics) if has_points(curve)]
+    figure, panels = new_figure(size, len(curves))
+    for axes, (curve, label) in zip(panels, curves, strict=True):
+        xs, ys = thin(curve)
+        axes.plot(xs, ys, color=COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
+        _set_axes(axes, starts, label, "", curve)
+    return figure
+
+
+def optimizer_curves(metrics: Metrics) -> tuple[tuple[Curve, str], ...]:
+    """Return the curves of `draw_optimizer` with their labels."""
+    return (metrics.lr, "learning rate"), (metrics.grad_norm, "gradient norm")
+
+
+def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *curves: Curve) -> None:
+    """Mark the starts of attempts; choose scales, ticks and labels."""
+    from matplotlib.ticker import MaxNLocator
+
+    for attempt, step in starts.items():
+        axes.axvline(step, color=COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)), zorder=2)
+        if label == "loss" and len(starts) <= 8:
+            axes.annotate(
+                f"attempt {attempt}",
+                (step, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -3),
+                textcoords="offset points",
+                rotation=90,
+                va="top",
+                fontsize=8,
+                color=COLOURS["muted"],
+            )
+
+    # A linear axis would flatten the end of a curve that spans decades.
+    values = [value for curve in curves for value in thin(curve)[1]]
+    axes.set_yscale("log" if min(values) > 0 and max(values) > 50 * min(values) else "linear")
+    locator = MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(locator)
+    axes.margins(x=0.015)
+    axes.set_xlim(left=0)
+    label_axes(axes, "step", label, title)
