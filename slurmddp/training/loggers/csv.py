@@ -15,9 +15,10 @@ FILE = "metrics.csv"
 
 
 class CsvLogger(Logger):
-    """Writes `metrics.csv`: the column `step`, then the names in the order of their first values.
+    """Write `metrics.csv`: the column `step`, then the names in the order of their first values.
 
-    The file is rewritten when a name appears for the first time, and at a start without the repeated steps.
+    The file is rewritten when a name appears for the first time. A start rewrites it without the steps that
+    the training repeats.
     """
 
     def start(self, run: LoggedRun) -> None:
@@ -27,14 +28,17 @@ class CsvLogger(Logger):
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8") as stream:
                 columns = next(csv.reader(stream), columns)
+
         self._rewrite(columns, run.first_step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        if new := [name for name in metrics if name not in self._columns]:
-            before = self._stream
-            before.flush()
-            self._rewrite([*self._columns, *new])
-            before.close()
+        new_names = [name for name in metrics if name not in self._columns]
+        if new_names:
+            old_stream = self._stream
+            old_stream.flush()
+            self._rewrite([*self._columns, *new_names])
+            old_stream.close()
+
         self._rows.writerow({"step": step, **metrics})
 
     def flush(self) -> None:
@@ -51,6 +55,7 @@ class CsvLogger(Logger):
         temporary = self._path.with_name(f"{FILE}.tmp")
         stream: TextIO = temporary.open("w", newline="", encoding="utf-8")
         rows = csv.DictWriter(stream, columns)
+
         try:
             rows.writeheader()
             rows.writerows(_rows_before(self._path, first_step))
@@ -60,18 +65,24 @@ class CsvLogger(Logger):
         except BaseException:
             with suppress(OSError):
                 stream.close()
+
             temporary.unlink(missing_ok=True)
             raise
+
         self._stream = stream
         self._rows = rows
         self._columns = columns
 
 
 def _rows_before(path: Path, first_step: float) -> Iterator[dict[str, str]]:
-    """Yield the whole rows of earlier steps; a kill may have cut off the last row."""
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as stream:
-            for row in csv.DictReader(stream):
-                step = row.get("step") or ""
-                if step.isdecimal() and int(step) < first_step and None not in (*row, *row.values()):
-                    yield row
+    """Yield the whole rows of steps before `first_step`."""
+    if not path.exists():
+        return
+
+    with path.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            step = row.get("step") or ""
+            # A kill may have cut off the last row: its last keys or values are None.
+            is_whole = None not in (*row, *row.values())
+            if step.isdecimal() and int(step) < first_step and is_whole:
+                yield row

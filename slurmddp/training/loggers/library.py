@@ -1,4 +1,4 @@
-"""Import a logger's library in a thread, while no process is forked."""
+"""Import a logger's library in a thread while no process is forked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 from typing import Any
 
 _FORK_WAITS_S = 5.0
-"""Seconds that a fork waits at most; imports of loggers take one or two."""
+"""The longest time in seconds that a fork waits; imports of loggers take one or two."""
 _importing = threading.RLock()
 
 
 def imported(name: str) -> Any:
-    """Import a module and return it; forks of this process wait meanwhile.
+    """Import a module and return it; forks of this process, such as loader workers, wait meanwhile.
 
-    A process that is forked during an import inherits its locks and waits forever if it imports the same
-    module. Loader workers are forked so.
+    A process that is forked during an import inherits the import's locks. It would wait forever if it
+    imported the same module.
     """
     _hold_forks()
     with _importing:
@@ -26,14 +26,16 @@ def imported(name: str) -> Any:
 
 @functools.cache
 def _hold_forks() -> None:
-    held: list[bool] = []
+    """Let each fork of this process wait until no import is running."""
+    acquired: list[bool] = []
 
     def release() -> None:
-        if held.pop():
+        # A fork that has waited too long goes on without the lock.
+        if acquired.pop():
             _importing.release()
 
     os.register_at_fork(
-        before=lambda: held.append(_importing.acquire(timeout=_FORK_WAITS_S)),
+        before=lambda: acquired.append(_importing.acquire(timeout=_FORK_WAITS_S)),
         after_in_parent=release,
         after_in_child=release,
     )

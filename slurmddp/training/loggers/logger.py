@@ -1,4 +1,4 @@
-"""The contract of a logger, and the facts about the run that it gets."""
+"""Define the interface of a logger, and the facts about the run that a logger gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 CLOSE_S = 10.0
-"""Seconds that all loggers of a training have for their end, together."""
+"""Seconds that all loggers of a training together have for their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class LoggedRun:
     folder: Path
     """The folder for files of loggers: `loggers` in the run folder, else in the working directory."""
     first_step: int = 0
-    """Earlier starts may have logged this step and later ones; their values are replaced by those to come."""
+    """The first step whose values follow; they replace values of this and later steps from earlier starts."""
     is_continued: bool = False
-    """Whether to continue the experiment that an earlier start has left in `folder`, if there is one."""
+    """Whether to continue the experiment of an earlier start, if `folder` contains one."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration; values from the environment are shown as expressions."""
 
@@ -30,8 +30,8 @@ class LoggedRun:
 class Logger(Protocol):
     """A receiver of metrics. A subclass inherits empty methods, and so needs only `log`.
 
-    Only rank 0 has loggers. Each one runs in a thread of its own, so a call may take long. A call that raises
-    is reported once, and the training continues. The constructor should only keep its arguments: it runs
+    Only rank 0 has loggers. Each logger runs in its own thread, so a call may take long. The first call that
+    raises is reported, and the training continues. The constructor should only keep its arguments: it runs
     before the training.
 
     Example:
@@ -43,14 +43,14 @@ class Logger(Protocol):
     def start(self, run: LoggedRun) -> None:
         """Open the experiment, before the first metrics.
 
-        The call comes again, after `close`, if the training goes back to an older step.
+        If the training goes back to an older step, `close` is called, and then `start` again.
         """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the values after `step` optimizer steps, each under its name."""
+        """Take the values after `step` optimizer steps, by name."""
 
     def flush(self) -> None:
-        """Write what was taken; called whenever no further metrics wait."""
+        """Write all values that were taken; called whenever no further metrics wait."""
 
     def close(self, finished: bool) -> None:
         """End the experiment within `CLOSE_S`; `finished` is False if the training ended early."""

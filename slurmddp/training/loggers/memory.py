@@ -1,4 +1,4 @@
-"""A logger that keeps all values in memory, for tests and notebooks."""
+"""Keep all metrics in memory, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurmddp.training.loggers.logger import LoggedRun, Logger
 
 
 class MemoryLogger(Logger):
-    """Keeps the values of each name by their steps.
+    """Keep the values of each name by their steps.
 
     Example:
         logger = MemoryLogger()
@@ -21,10 +21,12 @@ class MemoryLogger(Logger):
         self.run: LoggedRun | None = None
         self.values: dict[str, dict[int, float]] = {}
         self.finished: bool | None = None
-        """The argument of `close`; None before it."""
+        """The argument of `close`; None before the call."""
 
     def start(self, run: LoggedRun) -> None:
-        self.run, self.finished = run, None
+        self.run = run
+        self.finished = None
+        # The training repeats the steps from `first_step` on.
         for name, values in self.values.items():
             self.values[name] = {step: value for step, value in values.items() if step < run.first_step}
 

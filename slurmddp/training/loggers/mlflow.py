@@ -15,19 +15,20 @@ from slurmddp.training.loggers.logger import LoggedRun, Logger
 
 ID_FILE = "mlflow-run-id"
 _REFUSED = re.compile(r"[^\w\-. :/]")
-"""Characters that MLflow takes in no name."""
+"""Characters that MLflow refuses in names."""
 _PARAMS = 100
-"""Parameters of one request; MLflow takes no more."""
+"""The largest number of parameters in a request."""
 _VALUE_CHARS = 500
-"""Length of a parameter; older servers take no longer one."""
+"""The largest length of a parameter's value on older servers."""
 
 
 class MlflowLogger(Logger):
-    """Logs into one run of MLflow for all starts; its id is kept in `loggers/mlflow-run-id`.
+    """Log all starts of a run into one run of MLflow; its id is kept in `loggers/mlflow-run-id`.
 
     Args:
-        experiment: its name; None: as MLFLOW_EXPERIMENT_NAME says, else "Default".
-        tracking_uri: the server, such as "http://host:5000"; None: as MLFLOW_TRACKING_URI or MLflow says.
+        experiment: the name of the experiment; by default MLFLOW_EXPERIMENT_NAME, or else "Default".
+        tracking_uri: the server, such as "http://host:5000"; by default MLFLOW_TRACKING_URI, or else MLflow's
+            default.
         tags: texts by name, for a new run.
     """
 
@@ -37,36 +38,49 @@ class MlflowLogger(Logger):
         tracking_uri: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        self._experiment, self._uri, self._tags = experiment, tracking_uri, dict(tags or {})
+        self._experiment = experiment
+        self._uri = tracking_uri
+        self._tags = dict(tags or {})
 
     def start(self, run: LoggedRun) -> None:
         self._mlflow = imported("mlflow")
         self._client = self._mlflow.MlflowClient(tracking_uri=self._server())
+
         run.folder.mkdir(parents=True, exist_ok=True)
-        file = run.folder / ID_FILE
-        known = file.read_text(encoding="utf-8").strip() if run.is_continued and file.exists() else ""
-        self._run_id = os.environ.get("MLFLOW_RUN_ID") or known
+        path = run.folder / ID_FILE
+        self._run_id = os.environ.get("MLFLOW_RUN_ID", "")
+        if not self._run_id and run.is_continued and path.exists():
+            self._run_id = path.read_text(encoding="utf-8").strip()
+
         if self._run_id:
             self._client.update_run(self._run_id, status="RUNNING")
-            return
-        made = self._client.create_run(self._experiment_id(), run_name=run.name, tags=self._tags)
-        self._run_id = made.info.run_id
-        file.write_text(f"{self._run_id}\n", encoding="utf-8")
+        else:
+            self._run_id = self._create_run(run)
+            path.write_text(f"{self._run_id}\n", encoding="utf-8")
+            self._log_config(run.config)
+
+    def _create_run(self, run: LoggedRun) -> str:
+        """Create a run of MLflow and return its id."""
+        created = self._client.create_run(self._experiment_id(), run_name=run.name, tags=self._tags)
+        return str(created.info.run_id)
+
+    def _log_config(self, config: Mapping[str, Any]) -> None:
         params = [
             self._mlflow.entities.Param(_REFUSED.sub("_", name), str(value)[:_VALUE_CHARS])
-            for name, value in _leaves(run.config)
+            for name, value in _leaves(config)
         ]
-        for begin in range(0, len(params), _PARAMS):
-            self._client.log_batch(self._run_id, params=params[begin : begin + _PARAMS])
+        for start in range(0, len(params), _PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + _PARAMS])
 
     def _server(self) -> str | None:
-        """Return the named server, or None for MLflow's default; raises ConfigError if it can't be used."""
-        named = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or self._mlflow.get_tracking_uri()
-        if named.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
+        """Return the named server, or None for MLflow's default; raise ConfigError if it can't be used."""
+        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or self._mlflow.get_tracking_uri()
+        if uri.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
             raise ConfigError(
-                f"mlflow-skinny can't write to {named}, because sqlalchemy is missing.",
+                f"mlflow-skinny can't write to {uri}, because sqlalchemy is missing.",
                 hint="Name a server by `tracking_uri` or MLFLOW_TRACKING_URI, or install mlflow.",
             )
+
         return self._uri
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -83,12 +97,15 @@ class MlflowLogger(Logger):
         if finished:
             self._client.set_terminated(self._run_id)
         else:
+            # The run continues with the next start.
             self._client.update_run(self._run_id, status="SCHEDULED")
 
     def _experiment_id(self) -> str:
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            return str(self._client.create_experiment(name))
+        return str(experiment.experiment_id)
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

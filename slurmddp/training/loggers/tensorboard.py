@@ -12,7 +12,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardLogger(Logger):
-    """Writes scalars, and the configuration as text, into one folder for all starts.
+    """Write scalars, and the configuration as text, into one folder for all starts.
 
     Each start writes a file with `purge_step`, so that TensorBoard shows repeated steps once.
     """
@@ -22,7 +22,8 @@ class TensorBoardLogger(Logger):
         self._writer = tensorboard.SummaryWriter(str(run.folder / FOLDER), purge_step=run.first_step)
         if run.config:
             text = json.dumps(run.config, indent=2, default=str, ensure_ascii=False)
-            indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown shows it as code.
+            # TensorBoard shows texts as Markdown, and indented lines as code.
+            indented = "".join(f"    {line}\n" for line in text.splitlines())
             self._writer.add_text("config", indented, run.first_step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class WandbLogger(Logger):
-    """Logs into one run of Weights & Biases for all starts.
+    """Log all starts of a run into one run of Weights & Biases.
 
     A job of slurmddp gives its ranks WANDB_RUN_ID and WANDB_RESUME=allow. All variables of wandb apply.
     Without an API key or a network, the run is written offline, unless `mode` or WANDB_MODE says otherwise.
@@ -40,27 +40,33 @@ class WandbLogger(Logger):
     def start(self, run: LoggedRun) -> None:
         wandb = imported("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)
+
         settings = {"console": "off", "quiet": True, "finish_timeout": CLOSE_S / 2}
-        known = getattr(wandb.Settings, "model_fields", {})  # Older versions have no `finish_timeout`.
+        # Older versions have no `finish_timeout`.
+        known = getattr(wandb.Settings, "model_fields", {})
         options: dict[str, Any] = {
             **self._options,
             "dir": str(run.folder),
             "config": dict(run.config),
-            "settings": wandb.Settings(**{name: one for name, one in settings.items() if name in known}),
+            "settings": wandb.Settings(**{name: value for name, value in settings.items() if name in known}),
         }
         if "WANDB_NAME" not in os.environ:
             options["name"] = run.name
+
         try:
             self._run = wandb.init(**options)
         except wandb.errors.Error as error:
             if self._options["mode"] or "WANDB_MODE" in os.environ:
                 raise
+
             log.warning("wandb can't be reached: %s", error)
             self._run = wandb.init(**{**options, "mode": "offline"})
+
         if getattr(self._run, "offline", False):
-            place = shlex.quote(str(run.folder / "wandb"))
-            log.warning("wandb writes offline. To upload the run: wandb sync %s/offline-run-*", place)
-        # wandb's own step can't go back, and steps are repeated after a restart.
+            folder = shlex.quote(str(run.folder / "wandb"))
+            log.warning("wandb writes offline. To upload the run: wandb sync %s/offline-run-*", folder)
+
+        # The step of wandb itself can't go back, and steps are repeated after a restart.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
