@@ -1,1 +1,1 @@
-"""The default model, data set and learning rates."""
+"""Provide the default model, data set and learning rate schedules."""

@@ -1,4 +1,4 @@
-"""A small GPT, the default model, small enough to train on two CPU cores.
+"""Define a small GPT, the default model, which trains on two CPU cores.
 
 Decoder-only transformer with pre-norm blocks (Radford et al. 2019), learned positions, GELU, and the scaled
 initialisation of the layers that write into the residual stream.
@@ -18,7 +18,8 @@ from slurmddp.errors import ConfigError
 class _Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self.read = nn.Linear(width, 3 * width, bias=False)
         self.write = nn.Linear(width, width, bias=False)
 
@@ -28,6 +29,7 @@ class _Attention(nn.Module):
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.read(x).split(width, dim=2)
         )
+
         dropout = self.dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         written: torch.Tensor = self.write(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -52,17 +54,17 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next token at each of up to `context` positions.
+    """Predict the next token at each of up to `context` positions.
 
     Maps token ids, shape (batch, length), int64, to logits, shape (batch, length, vocab_size).
 
     Args:
-        vocab_size: number of different tokens.
-        context: longest sequence, in tokens.
-        width: size of the residual stream; a multiple of `heads`.
-        layers: number of transformer blocks.
-        heads: attention heads per block.
-        dropout: probability, from 0 to below 1.
+        vocab_size: the number of different tokens.
+        context: the length of the longest sequence, in tokens.
+        width: the size of the residual stream; a multiple of `heads`.
+        layers: the number of transformer blocks.
+        heads: the number of attention heads per block.
+        dropout: the probability of dropout, from 0 to below 1.
         tie_embeddings: whether input and output embedding share their weights.
     """
 
@@ -79,6 +81,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(vocab_size, context, width, layers, heads, dropout)
+
         self.context = context
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width)
@@ -86,10 +89,13 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList([_Block(width, heads, dropout) for _ in range(layers)])
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, vocab_size, bias=False)
+
         self.apply(_initialise)
+        # Each block adds to the residual stream twice, so its variance grows with the number of layers.
         for name, parameter in self.named_parameters():
             if name.endswith("write.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
+
         if tie_embeddings:
             self.head.weight = self.tokens.weight
 
@@ -100,9 +106,11 @@ class GPT(nn.Module):
                 f"The data gives sequences of {length} tokens, and model.context is {self.context}.",
                 hint=f"Set model.context={length}, or let the data give shorter sequences.",
             )
+
         x = self.dropout(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
         for block in self.blocks:
             x = block(x)
+
         logits: torch.Tensor = self.head(self.norm(x))
         return logits
 
@@ -114,17 +122,18 @@ class GPT(nn.Module):
 
         Args:
             ids: shape (1, length), int64.
-            count: number of tokens to draw.
-            generator: CPU generator, the only source of randomness.
-            temperature: divisor of the logits.
+            count: the number of tokens to draw.
+            generator: a CPU generator, the only source of randomness.
+            temperature: the divisor of the logits.
 
         Returns:
-            Shape (1, length + count), int64.
+            The given and the drawn tokens, shape (1, length + count), int64.
         """
         for _ in range(count):
             logits = self(ids[:, -self.context :])[:, -1].float().cpu() / temperature
             drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
             ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
+
         return ids
 
 
@@ -138,10 +147,12 @@ def _check_sizes(vocab_size: int, context: int, width: int, layers: int, heads: 
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"model.{name} is {size}.", hint="Give a number above 0.")
+
     if width % heads:
         raise ConfigError(
             f"model.width is {width}, which {heads} heads can't share.",
             hint="Make model.width a multiple of model.heads.",
         )
+
     if not 0 <= dropout < 1:
         raise ConfigError(f"model.dropout is {dropout}.", hint="Give a probability from 0 to below 1.")

@@ -1,4 +1,4 @@
-"""Learning rate schedules for `scheduler._target_`, which also accepts those of torch."""
+"""Provide learning rate schedules for `scheduler._target_`, which also accepts the schedules of torch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ def cosine(
     """Rise linearly over `warmup_steps`, then fall along half a cosine (Loshchilov & Hutter 2017).
 
     Args:
-        optimizer: its learning rates are the top rates.
-        steps: number of steps of the training.
-        warmup_steps: None is a twentieth of `steps`.
-        final_fraction: part of the top rate at `steps`, from 0 to 1.
+        optimizer: the optimizer, whose learning rates are the top rates.
+        steps: the number of steps of the training.
+        warmup_steps: the number of steps of the rise; None: a twentieth of `steps`.
+        final_fraction: the part of the top rate that is left at `steps`, from 0 to 1.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     if warmup_steps is None:
         warmup_steps = steps // 20
+
     if not 0 <= warmup_steps <= steps or steps < 1:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps} with {steps} steps in all.",
             hint="Give a number of steps from 0 to the length of the training.",
         )
+
     if not 0 <= final_fraction <= 1:
         raise ConfigError(
             f"scheduler.final_fraction is {final_fraction}.", hint="Give a part of the top rate, from 0 to 1."
@@ -36,6 +41,7 @@ def cosine(
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
+
         progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
         return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -48,4 +54,5 @@ def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LambdaLR:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps}.", hint="Give a number of steps, 0 or more."
         )
+
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup_steps + 1)))

@@ -1,8 +1,8 @@
-"""Text files as training data, one token per character; by default the source of Python's standard library.
+"""Read text files as training data, a token per character; by default Python's standard library.
 
-The library is about 12 MB of text on each machine, so the first training needs no download. A checksum of its
-name assigns each file to training or to the held-out part. So the split stays the same when files come or go,
-and training sees no held-out file. Of a single file, the end is held out.
+The library is about 12 MB of text on each machine, so the first training needs no download. A checksum of a
+file's name assigns the file to training or to the held-out part. So the split stays the same when files are
+added or removed, and training reads no held-out file. Of a single file, the end is held out.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ Tokens = NDArray[np.uint8]
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Consecutive windows of one text: sample i is (inputs, targets), each of shape (context,), int64.
+    """Consecutive windows of a text: sample i is (inputs, targets), each of shape (context,), int64.
 
     The targets are the inputs shifted by one token.
     """
 
     deterministic = True
+    """Reading a sample draws no random numbers."""
 
     def __init__(self, tokens: Tokens, context: int) -> None:
-        self._tokens, self._context = tokens, context
+        self._tokens = tokens
+        self._context = context
 
     def __len__(self) -> int:
         return max(0, (len(self._tokens) - 1) // self._context)
@@ -48,6 +50,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
+
         start = index * self._context
         window = torch.from_numpy(self._tokens[start : start + self._context + 1].astype(np.int64))
         return window[:-1], window[1:]
@@ -57,13 +60,13 @@ class SourceText(Windows):
     """The training part of all text files below `path`; `heldout()` returns the rest.
 
     Args:
-        context: length of a sample, in characters.
+        context: the length of a sample, in characters.
         path: a file or folder; None: Python's standard library.
-        pattern: which files of the folder to read.
-        heldout_percent: part of the text to hold out, from 0 to below 100.
+        pattern: a file name pattern, which selects the files of the folder.
+        heldout_percent: the part of the text to hold out, from 0 to below 100.
 
     Raises:
-        ConfigError: the files can't be read, or hold less than one sample.
+        ConfigError: the files can't be read, or contain less than one sample.
     """
 
     vocab_size = VOCAB_SIZE
@@ -78,10 +81,12 @@ class SourceText(Windows):
     ) -> None:
         if context < 1:
             raise ConfigError(f"data.context is {context}.", hint="Give a number of characters above 0.")
+
         if not 0 <= heldout_percent < 100:
             raise ConfigError(
                 f"data.heldout_percent is {heldout_percent}.", hint="Give a part from 0 to below 100."
             )
+
         self.tokens_per_sample = context
         root = Path(path).expanduser() if path is not None else Path(sysconfig.get_path("stdlib"))
         training, heldout = _read(root, pattern, heldout_percent)
@@ -111,40 +116,49 @@ class SourceText(Windows):
 
 def _read(root: Path, pattern: str, heldout_percent: float) -> tuple[Tokens, Tokens]:
     """Return the encoded text for training and the held-out text, each in the order of file names."""
-    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    training_parts: list[bytes] = []
+    heldout_parts: list[bytes] = []
     for file in _files(root, pattern):
         name = file.relative_to(root).as_posix() if file != root else file.name
         is_heldout = zlib.crc32(name.encode("utf-8", "surrogateescape")) % 10_000 < heldout_percent * 100
+        parts = heldout_parts if is_heldout else training_parts
         try:
-            parts[is_heldout].append(file.read_bytes().translate(_TABLE))
+            parts.append(file.read_bytes().translate(_TABLE))
         except OSError as error:
             raise ConfigError(
                 f"data: {file} can't be read: {error.strerror}.",
                 hint="Check its permissions, or data.pattern.",
             ) from error
-    training, heldout = (np.frombuffer(b"".join(part), dtype=np.uint8) for part in parts)
-    if len(parts[0]) + len(parts[1]) > 1:
+
+    training = np.frombuffer(b"".join(training_parts), dtype=np.uint8)
+    heldout = np.frombuffer(b"".join(heldout_parts), dtype=np.uint8)
+    if len(training_parts) + len(heldout_parts) > 1:
         return training, heldout
+
     text = np.concatenate([training, heldout])
     end = len(text) - int(len(text) * heldout_percent / 100)
     return text[:end], text[end:]
 
 
 def _files(root: Path, pattern: str) -> Iterator[Path]:
+    """Yield `root` if it is a file, else the files below it that match the pattern, in order."""
     if root.is_file():
         yield root
         return
+
     if not root.is_dir():
         raise ConfigError(
             f"data.path is {str(root)!r}, and nothing is there.",
             hint="Give a file or a folder of text files that every node can read.",
         )
+
     try:
-        found = sorted(root.rglob(pattern))
+        files = sorted(root.rglob(pattern))
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"data.pattern is {pattern!r}: {error}.", hint="Give a file pattern such as `*.txt`."
         ) from error
-    for file in found:
+
+    for file in files:
         if file.is_file() and not _LEFT_OUT & set(file.relative_to(root).parts):
             yield file
