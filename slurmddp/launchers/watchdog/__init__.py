@@ -1,1 +1,1 @@
-"""Finds ranks that hang or lag, and says which and where."""
+"""Find ranks that hang or are slower than the others, and where they are in the code."""

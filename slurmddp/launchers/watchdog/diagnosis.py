@@ -1,7 +1,7 @@
 """Find the rank that holds up or slows the others, from the reports of all agents.
 
 An agent whose ranks hang sends `HangSuspected`. The coordinator then asks all agents for the stacks of their
-ranks. The reports tell which rank is stuck, or that no rank is. The agents also send the paces of their ranks
+ranks. The reports show which rank is stuck, or that no rank is. The agents also send the paces of their ranks
 twice a minute.
 """
 
@@ -24,7 +24,7 @@ from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.kinds import Cause
 
 _REPORTS_S = 15.0
-"""Seconds for the agents to report. Each agent waits eight seconds at most for its ranks' stacks."""
+"""Seconds for the agents to report. Each agent waits at most eight seconds for the stacks of its ranks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,12 @@ class Verdict:
     """Why it fails."""
 
     def failure(self, agents: Sequence[int], ranks_per_node: int) -> Failure:
-        """Return the failure of the stuck rank; `agents` run the ranks, in the order of the ranks."""
+        """Return the failure of the stuck rank.
+
+        Args:
+            agents: the node ranks of the agents that run the ranks, in the order of the ranks.
+            ranks_per_node: the number of ranks of each agent.
+        """
         rank = self.report.rank
         return Failure(
             rank=rank,
@@ -63,31 +68,37 @@ class StallDiagnosis:
 
     def take(self, agent: int, reports: Sequence[RankReport]) -> None:
         """Add the reports of an agent's ranks."""
+        # Reports of a later request of the same agent would count its ranks twice.
         if agent in self._awaited:
             self._awaited.discard(agent)
             self._reports += reports
 
     def is_complete(self, now: float) -> bool:
-        """Return whether no report is awaited any more."""
+        """Decide whether to wait for no further report: all have come, or the time is over."""
         return not self._awaited or now >= self.deadline
 
     def verdict(self) -> Verdict | None:
         """Return the stuck rank; None if no rank is stuck."""
         first = first_stopped(self._reports)
-        return None if first is None else Verdict(first, why(self._reports, first))
+        if first is None:
+            return None
+        return Verdict(first, why(self._reports, first))
 
 
 class PaceComparison:
-    """The paces of all ranks of a worker group, compared when the paces of all ranks have arrived."""
+    """Compare the paces of the ranks of a worker group, whenever the paces of all ranks have arrived."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._new: dict[int, Pace] = {}
         self._before: dict[int, Pace] = {}
+        """The paces of the last comparison."""
+        self._slowest_before: int | None = None
+        """The rank that was slow at the last comparison."""
         self._next_lines: dict[int, float] = {}
         """When each straggler may be reported again, by rank."""
-        self._seen: int | None = None
         self._next_pace = 0.0
+        """When the pace of all ranks is reported again."""
 
     def take(self, paces: Mapping[int, Pace], now: float) -> tuple[str | None, Straggler | None]:
         """Add the paces of an agent's ranks; return a line for the log, and a straggler if it is a new one.
@@ -97,19 +108,34 @@ class PaceComparison:
         self._new |= paces
         if len(self._new) < self._ranks:
             return None, None
+
+        # Ranks that have taken too few steps since the last comparison get more time.
         means = per_step(self._new, self._before)
         if self._before and not means:
             return None, None
-        self._before, self._new = self._new, {}
-        found = straggler(means)
-        again = found is not None and found.rank == self._seen
-        self._seen = None if found is None else found.rank
-        if found is not None and again and now >= self._next_lines.get(found.rank, 0.0):
-            is_new = found.rank not in self._next_lines
-            self._next_lines[found.rank] = now + PACE_EVERY_S
-            return found.line, found if is_new else None
-        if now >= self._next_pace:
-            line = pace_line(means)
-            self._next_pace = now + PACE_EVERY_S if line else self._next_pace
-            return line, None
-        return None, None
+
+        self._before = self._new
+        self._new = {}
+        slowest = straggler(means)
+        if slowest is None:
+            self._slowest_before = None
+            return self._pace_line(means, now), None
+
+        is_again = slowest.rank == self._slowest_before
+        self._slowest_before = slowest.rank
+        if not is_again or now < self._next_lines.get(slowest.rank, 0.0):
+            return self._pace_line(means, now), None
+
+        is_new = slowest.rank not in self._next_lines
+        self._next_lines[slowest.rank] = now + PACE_EVERY_S
+        return slowest.line, slowest if is_new else None
+
+    def _pace_line(self, means: Mapping[int, Pace], now: float) -> str | None:
+        """Return the line about the pace of all ranks if it is due, else None."""
+        if now < self._next_pace:
+            return None
+
+        line = pace_line(means)
+        if line is not None:
+            self._next_pace = now + PACE_EVERY_S
+        return line

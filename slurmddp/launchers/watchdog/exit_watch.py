@@ -19,7 +19,7 @@ from slurmddp.launchers.watchdog.hang import LONGEST_POLL_S
 EXIT_LIMIT_S = 30.0
 """Seconds without activity after which a rank hangs, where policy.stall_timeout_s is null."""
 _BUSY_SHARE = 0.1
-"""Part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
+"""The part of one CPU that counts as work. Twenty threads that wait for Python's lock use 0.07."""
 _TICKS = 100
 """Clock ticks per second in /proc/PID/stat (USER_HZ)."""
 
@@ -36,10 +36,10 @@ class Activity:
 
 
 class ExitWatch:
-    """Counts the seconds without activity of one node's ranks; times are of one monotonic clock."""
+    """Count the seconds without activity of a node's ranks; all times are of one monotonic clock."""
 
     def __init__(self, timeout_s: float | None, activity: Callable[[int], Activity] | None = None) -> None:
-        """`timeout_s` is policy.stall_timeout_s; 0 never finds anything."""
+        """Watch with `timeout_s`, the value of policy.stall_timeout_s; with 0, no rank ever hangs."""
         self._limit_s = EXIT_LIMIT_S if timeout_s is None else timeout_s
         self._activity = activity or read_activity
         self.forget()
@@ -47,69 +47,92 @@ class ExitWatch:
     def forget(self) -> None:
         """Start to count again, with other ranks."""
         self.silent_s = 0.0
+        """Seconds for which no rank has shown activity."""
         self._polled_at: float | None = None
-        self._seen: dict[int, tuple[Activity, RankHeartbeat]] = {}
+        self._last: dict[int, tuple[Activity, RankHeartbeat]] = {}
+        """Activity and heartbeat of each rank at the last poll."""
 
     def rebase(self) -> None:
         """Ignore the activity of the ranks since the last poll: they have answered a request."""
-        self._seen = {}
+        self._last = {}
 
     def poll(self, ranks: Mapping[int, tuple[int, RankHeartbeat]], now: float) -> bool:
-        """Return whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
-        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, LONGEST_POLL_S)
+        """Decide whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
+        passed_s = 0.0
+        if self._polled_at is not None:
+            # A job that SLURM suspends, agent included, has not hung when it wakes.
+            passed_s = min(now - self._polled_at, LONGEST_POLL_S)
         self._polled_at = now
-        seen = {rank: (self._activity(pid), beat) for rank, (pid, beat) in ranks.items()}
-        if any(_is_active(self._seen.get(rank), one, passed) for rank, one in seen.items()):
+
+        current = {rank: (self._activity(pid), beat) for rank, (pid, beat) in ranks.items()}
+        if any(_is_active(self._last.get(rank), state, passed_s) for rank, state in current.items()):
             self.silent_s = 0.0
         else:
-            self.silent_s += passed
-        self._seen = seen
+            self.silent_s += passed_s
+
+        self._last = current
         return bool(ranks and self._limit_s) and self.silent_s >= self._limit_s
 
 
 def _is_active(
-    before: tuple[Activity, RankHeartbeat] | None, now: tuple[Activity, RankHeartbeat], passed: float
+    last: tuple[Activity, RankHeartbeat] | None, current: tuple[Activity, RankHeartbeat], passed_s: float
 ) -> bool:
-    activity, beat = now
-    if activity.held or (beat.watched and beat.phase != "ending"):  # The watchdog judges these phases.
+    """Decide whether a rank has done anything in the `passed_s` seconds since its last state."""
+    activity, beat = current
+    if activity.held:
         return True
-    if before is None:
+    # The watchdog judges the other phases.
+    if beat.watched and beat.phase != "ending":
+        return True
+    if last is None:
         return False
-    old, old_beat = before
-    return (
-        abs(activity.cpu_s - old.cpu_s) >= _BUSY_SHARE * passed  # Less than before: a child has ended.
-        or (activity.io_bytes, activity.pids) != (old.io_bytes, old.pids)
-        or (beat.since, beat.steps) != (old_beat.since, old_beat.steps)
-    )
+
+    last_activity, last_beat = last
+    # The sum over all processes falls when a child ends.
+    cpu_s = abs(activity.cpu_s - last_activity.cpu_s)
+    if cpu_s >= _BUSY_SHARE * passed_s:
+        return True
+    if (activity.io_bytes, activity.pids) != (last_activity.io_bytes, last_activity.pids):
+        return True
+    return (beat.since, beat.steps) != (last_beat.since, last_beat.steps)
 
 
 def read_activity(pid: int) -> Activity:
     """Return what the kernel has counted for `pid` and all its descendants."""
-    stats, found, below = process.all_stats(), {pid}, {pid}
-    while below:
-        below = {child for child, fields in stats.items() if int(fields[1]) in below} - found
-        found |= below
-    folders = [process.PROC / str(one) for one in found]
+    stats = process.all_stats()
+    pids = {pid}
+    children = {pid}
+    while children:
+        children = {child for child, fields in stats.items() if int(fields[1]) in children} - pids
+        pids |= children
+
+    # Times in user mode and in the kernel, of the process and of its children that have ended.
+    ticks = sum(int(field) for member in pids & stats.keys() for field in stats[member][11:15])
+    folders = [process.PROC / str(member) for member in pids]
     return Activity(
-        cpu_s=sum(int(ticks) for one in found & stats.keys() for ticks in stats[one][11:15]) / _TICKS,
+        cpu_s=ticks / _TICKS,
         io_bytes=sum(map(_io_bytes, folders)),
-        pids=frozenset(found),
+        pids=frozenset(pids),
         held=any(map(_is_held, folders)),
     )
 
 
 def _io_bytes(folder: Path) -> int:
     """Return the bytes that a process has passed through read and write calls, sockets included."""
+    # The process may have ended meanwhile.
     with suppress(OSError, ValueError):
         counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
         return int(counts["rchar"]) + int(counts["wchar"])
+
     return 0
 
 
 def _is_held(folder: Path) -> bool:
+    """Decide whether a thread of a process waits for a disk (state D), or a debugger traces it."""
     with suppress(OSError):
         for status in folder.glob("task/*/status"):
             text = status.read_text(errors="replace")
             if "\nState:\tD" in text or "\nTracerPid:\t0\n" not in text:
                 return True
+
     return False

@@ -2,18 +2,18 @@
 
 Ranks in a collective wait for each other, so one rank that hangs holds up all others. The time-out of the
 collective comes half an hour later and names the ranks that wait. Most such time-outs have their cause on the
-CPU's side (over 60 % in Meta's fleet, PyTorch blog of 2026-03-25), in a rank that never came to the
-collective. `stuck_rank.py` finds that rank.
+CPU's side (over 60 % in Meta's fleet, PyTorch blog of 2026-03-25), in a rank that never reached the
+collective. `stuck_rank.py` finds this rank.
 
 The watchdog must never end a training that makes progress. Therefore:
 
 - Ranks hang only if all watched ranks of the node are without a heartbeat for too long.
 - A rank in code that shows no heartbeat (`RankHeartbeat.watched`) never counts as hung, nor do the ranks that
   wait for it.
-- The limits are far above usual times, and below the half hour of the collectives. A compiled or autotuned
-  first step may take long, and a file server may be away for minutes. The limits grow to ten times the
-  longest stretch of a phase that went well, at most 25 minutes above it. After a hang, the phase gets twice
-  the time in the next worker group, in case the limit is wrong.
+- The limits are far above usual durations, and below the half hour of the collectives. A compiled or
+  autotuned first step may take long, and a file server may be away for minutes. A limit grows to ten times
+  the longest healthy duration of its phase, but exceeds it by at most 25 minutes. After a hang, the phase
+  gets twice the time in the next worker group, in case the limit is wrong.
 - Time counts only while the agent polls: neither a laptop that sleeps (CLOCK_MONOTONIC stands still) nor a
   job that SLURM suspends, agent included, has hung when it wakes.
 """
@@ -35,104 +35,135 @@ LIMITS_S = {
     "saving": 1500.0,
     "ending": 1500.0,
 }
-"""Seconds without a heartbeat before anything is measured; other phases have no limit."""
+"""The limits in seconds without a heartbeat, before durations are measured; other phases have no limit."""
 START_UP = frozenset({"meeting", "loading", "first_step"})
 """Phases for which policy.stall_timeout_s never shortens the usual limit.
 
 The same holds for everything before a rank's first step, such as its first batch.
 """
 _TIMES_THE_LONGEST = 10.0
+"""A limit grows to this multiple of the longest healthy duration of its phase."""
 _ABOVE_THE_LONGEST_S = 1500.0
+"""A limit exceeds the longest healthy duration by at most this many seconds."""
 _TIMES_THE_FIRST = 2.0
+"""The limit of a step grows at least to this multiple of the first step."""
 LONGEST_POLL_S = 5.0
-"""The most seconds that one poll adds; the agent polls once a second."""
+"""The largest number of seconds that a poll adds; the agent polls once a second."""
 _AGAIN = 0.25
 """The part of its limit after which a hang is reported again."""
 
 
 @dataclass
 class _Silence:
-    """The seconds that a rank's heartbeat has not changed."""
+    """A rank's heartbeat, and for how many seconds it has not changed."""
 
     beat: RankHeartbeat
     seconds: float = 0.0
 
 
 class Watchdog:
-    """Follows the ranks of one node through the worker groups of an attempt; call `poll` every second."""
+    """Watch the ranks of a node through the worker groups of an attempt; call `poll` every second.
+
+    Args:
+        timeout_s: the limit in seconds of every phase after the first step; None: learnt limits; 0: no limit.
+    """
 
     def __init__(self, timeout_s: float | None) -> None:
-        """`timeout_s` is the limit of every phase after the first step; None: learnt limits; 0: no limit."""
         self._timeout_s = timeout_s
         self._silences: dict[int, _Silence] = {}
         self._longest: dict[str, float] = {}
+        """The longest healthy duration of each phase, in seconds."""
         self._patience: dict[str, float] = {}
+        """The factors of the limits of phases in which ranks have hung."""
         self._polled_at: float | None = None
         self._reported: str | None = None
         """The phase of a hang that was reported and has not ended since."""
         self._since_report_s = 0.0
 
     def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> bool:
-        """Return whether all ranks of this node hang; False if this was just reported.
+        """Decide whether all ranks of this node hang; False if this hang was just reported.
 
         Args:
             beats: the heartbeats by global rank.
             now: the time, on the monotonic clock.
         """
-        passed = 0.0 if self._polled_at is None else min(now - self._polled_at, LONGEST_POLL_S)
+        passed_s = 0.0
+        if self._polled_at is not None:
+            passed_s = min(now - self._polled_at, LONGEST_POLL_S)
         self._polled_at = now
-        self._since_report_s += passed
+        self._since_report_s += passed_s
+
+        # A rank that has ended holds up no other rank.
         for rank in self._silences.keys() - beats.keys():
             del self._silences[rank]
         for rank, beat in beats.items():
-            self._follow(rank, beat, now, passed)
+            self._follow(rank, beat, now, passed_s)
+
         if not beats or not all(self._is_overdue(silence) for silence in self._silences.values()):
             return False
+
+        # A hang that goes on is reported again, but not at each poll.
         beat = max(self._silences.values(), key=lambda silence: silence.seconds).beat
-        if self._reported and self._since_report_s < max(1.0, _AGAIN * (self.limit_s(beat) or 0.0)):
+        limit_s = self.limit_s(beat) or 0.0
+        if self._reported and self._since_report_s < max(1.0, _AGAIN * limit_s):
             return False
-        self._reported, self._since_report_s = beat.phase, 0.0
+
+        self._reported = beat.phase
+        self._since_report_s = 0.0
         return True
 
     def silent_s(self, rank: int, beat: RankHeartbeat) -> float:
         """Return the seconds that a rank has shown no heartbeat, by its newest `beat`."""
         silence = self._silences.get(rank)
-        return silence.seconds if silence is not None and silence.beat.since == beat.since else 0.0
+        if silence is None or silence.beat.since != beat.since:
+            return 0.0
+        return silence.seconds
 
     def limit_s(self, beat: RankHeartbeat) -> float | None:
-        """Return the seconds that a rank may go without a heartbeat like this one; None: no limit."""
+        """Return the seconds that a rank may go without a new heartbeat after this one; None: no limit."""
         if not beat.watched or self._timeout_s == 0 or beat.phase not in LIMITS_S:
             return None
+
         usual = LIMITS_S[beat.phase]
         if self._timeout_s is not None:
-            starts = beat.phase in START_UP or beat.steps == 0
-            return max(usual, self._timeout_s) if starts else self._timeout_s
+            # A setting for the steps of a training may be too short for imports, loading and compilation.
+            if beat.phase in START_UP or beat.steps == 0:
+                return max(usual, self._timeout_s)
+            return self._timeout_s
+
         longest = self._longest.get(beat.phase, 0.0)
         learnt = min(_TIMES_THE_LONGEST * longest, longest + _ABOVE_THE_LONGEST_S)
-        if beat.phase == "step":  # The first step is usually the longest.
+        # The first step is usually the longest.
+        if beat.phase == "step":
             learnt = max(learnt, _TIMES_THE_FIRST * self._longest.get("first_step", 0.0))
+
         return max(usual, learnt) * self._patience.get(beat.phase, 1.0)
 
     def _is_overdue(self, silence: _Silence) -> bool:
         limit = self.limit_s(silence.beat)
         return limit is not None and silence.seconds >= limit
 
-    def _follow(self, rank: int, beat: RankHeartbeat, now: float, passed: float) -> None:
+    def _follow(self, rank: int, beat: RankHeartbeat, now: float, passed_s: float) -> None:
+        """Add the time since the last poll to a rank's silence, or note its new heartbeat."""
         silence = self._silences.get(rank)
         if silence is not None and silence.beat.since == beat.since:
             silence.beat = beat
-            silence.seconds += passed
+            silence.seconds += passed_s
             return
+
+        # The number of steps of a restarted rank begins at 0 again.
         if beat.phase == "starting" or (silence is not None and beat.steps < silence.beat.steps):
             self._begin_group()
         elif silence is not None:
-            before = silence.beat.phase
-            self._longest[before] = max(self._longest.get(before, 0.0), silence.seconds)
+            phase = silence.beat.phase
+            self._longest[phase] = max(self._longest.get(phase, 0.0), silence.seconds)
             self._reported = None
-        self._silences[rank] = _Silence(beat, max(0.0, min(now - beat.since, passed)))
+
+        # The heartbeat has come at some moment since the last poll.
+        self._silences[rank] = _Silence(beat, max(0.0, min(now - beat.since, passed_s)))
 
     def _begin_group(self) -> None:
-        """Give the phase of a reported hang more time: other ranks have taken the places of the hung ones."""
+        """Give the phase of a reported hang more time: its ranks have been replaced by a new worker group."""
         if self._reported is not None:
             self._patience[self._reported] = 2.0 * self._patience.get(self._reported, 1.0)
             self._reported = None

@@ -1,9 +1,9 @@
-"""The Python stacks of ranks that hang, and of their loader workers, requested by a signal.
+"""Ask ranks that hang, and their loader workers, for their Python stacks, by a signal.
 
 Each rank arms faulthandler at its start (`arm_stacks`). The handler runs in C at once, whatever thread holds
-the interpreter. Loader workers that a rank forks inherit it. It writes behind the rank's heartbeat page
-(`host/heartbeat_page.py`). Because all processes of a rank share that place, the agent asks one after the
-other. It never waits: its loop calls `poll`.
+the interpreter. Loader workers that a rank forks inherit the handler. It writes behind the rank's heartbeat
+page (`host/heartbeat_page.py`). All processes of a rank share this memory, so the agent asks them one after
+the other. The agent never waits: its loop calls `poll`.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ _REST_S = 0.05
 """Seconds without another byte after which a stack is complete."""
 _TOGETHER_S = 8.0
 """Seconds for all processes of a node."""
-_MOST_PROCESSES = 17
-"""A rank and sixteen of its workers."""
-_MOST_FRAMES = 30
+_MAX_PROCESSES = 17
+"""The largest number of processes of a rank that are asked: the rank and sixteen of its workers."""
+_MAX_FRAMES = 30
 _FRAME_CHARS = 240
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _FETCHING = "/torch/utils/data/_utils/fetch.py"
 _BEGUN_BY = "/slurmddp/launchers/agent/worker.py:"
-"""Frames below this one are the agent's, which the rank has inherited by its fork."""
+"""Frames below this frame belong to the agent; the rank has inherited them by its fork."""
 
 
 @dataclass(frozen=True)
 class RankStacks:
-    """The answer of one rank."""
+    """The answer of a rank."""
 
     state: str = ""
-    """The kernel's letter for it; `t` while a debugger holds it."""
+    """The kernel's letter for the rank's state; `t` while a debugger holds the rank."""
     stack: tuple[str, ...] = ()
-    """The main thread, innermost first, as `path:line in function`; empty without an answer."""
+    """The frames of the main thread, innermost first, as `path:line in function`; empty without an answer."""
     worker: tuple[str, ...] = ()
-    """The main thread of a loader worker that was fetching data."""
+    """The frames of the main thread of a loader worker that was fetching data."""
     text: str = ""
-    """All threads of all its processes."""
+    """The stacks of all threads of all processes of the rank."""
 
 
 class StackRequest:
-    """Asks ranks for their stacks. Call `poll` every few hundredths of a second until it returns True."""
+    """Ask ranks for their stacks. Call `poll` every few hundredths of a second until it returns True.
+
+    Args:
+        ranks: pid and heartbeat page of each rank, by rank.
+    """
 
     def __init__(self, ranks: Mapping[int, tuple[int, HeartbeatPage]]) -> None:
-        """`ranks` holds pid and page of each rank by its number."""
         self._until = time.monotonic() + _TOGETHER_S
         groups = _groups({pid for pid, _ in ranks.values()})
         self._asked = {rank: _Rank(pid, page, groups[pid]) for rank, (pid, page) in ranks.items()}
@@ -71,73 +74,95 @@ class StackRequest:
 
 @dataclass
 class _Rank:
-    """The processes of one rank, asked in turn."""
+    """The processes of a rank, asked in turn."""
 
     pid: int
     page: HeartbeatPage
     left: list[int]
+    """The processes that are not asked yet."""
     state: str = ""
     texts: dict[int, str] = field(default_factory=dict)
+    """The answers by pid."""
     _now_asked: int | None = None
     _begin: int = 0
+    """Where the answer of the asked process begins, in bytes."""
     _seen: int = 0
+    """How many bytes of all answers have been seen."""
     _changed: float = 0.0
+    """When the last byte was seen."""
 
     def __post_init__(self) -> None:
         self.state = _read_status(self.pid).state
+        # The answers to an earlier request may still be there.
         self.page.forget_stacks()
 
     def advance(self, now: float) -> bool:
+        """Take an answer and ask the next process; return whether all have been asked."""
         if self._now_asked is not None and not self._has_answered(now):
             return False
+
         while self.left:
             pid = self.left.pop(0)
+            # Without a handler the signal would end the process.
             if _read_status(pid).answers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, STACKS_SIGNAL)
-                    self._now_asked, self._begin, self._changed = pid, self._seen, now
+                    self._now_asked = pid
+                    self._begin = self._seen
+                    self._changed = now
                     return False
+
         return True
 
     def _has_answered(self, now: float) -> bool:
         size = self.page.stacks_bytes()
         if size != self._seen:
-            self._seen, self._changed = size, now
+            self._seen = size
+            self._changed = now
+
+        # Nothing marks the end of an answer, so it ends when no further byte comes.
         wait_s = _REST_S if self._seen > self._begin else _ANSWER_S
         if now - self._changed < wait_s:
             return False
+
         if self._now_asked is not None:
             self.texts[self._now_asked] = self.page.stacks(self._begin, self._seen)
+
         self._now_asked = None
         return True
 
     def result(self) -> RankStacks:
         workers = [main_thread(text) for pid, text in self.texts.items() if pid != self.pid]
         fetching = [stack for stack in workers if any(_FETCHING in frame for frame in stack)]
+
+        texts = []
+        for pid, text in self.texts.items():
+            title = "rank" if pid == self.pid else "process of the rank"
+            texts.append(f"{title}, pid {pid}\n{text or 'no answer'}")
+
         return RankStacks(
             state=self.state,
             stack=main_thread(self.texts.get(self.pid, "")),
             worker=fetching[0] if fetching else (),
-            text="\n".join(
-                f"{'rank' if pid == self.pid else 'process of the rank'}, pid {pid}\n{text or 'no answer'}"
-                for pid, text in self.texts.items()
-            ),
+            text="\n".join(texts),
         )
 
 
 def main_thread(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread in what faulthandler wrote: the thread that it names last.
+    """Return the frames of the main thread in the output of faulthandler, which prints this thread last.
 
     The frames end where the rank was started.
     """
     frames: list[str] = []
     for line in text.splitlines():
-        if found := _FRAME.match(line):
-            frames.append(f"{found['path']}:{found['line']} in {found['name']}"[-_FRAME_CHARS:])
+        match = _FRAME.match(line)
+        if match:
+            frames.append(f"{match['path']}:{match['line']} in {match['name']}"[-_FRAME_CHARS:])
         elif "(most recent call first)" in line:
             frames = []
+
     begun = next((number for number, frame in enumerate(frames) if _BEGUN_BY in frame), len(frames))
-    return tuple(frames[: min(begun, _MOST_FRAMES)])
+    return tuple(frames[: min(begun, _MAX_FRAMES)])
 
 
 @dataclass(frozen=True)
@@ -146,33 +171,41 @@ class _Status:
 
     state: str = ""
     answers: bool = False
+    """Whether the process has a handler for the signal and can run it."""
 
 
 def _read_status(pid: int) -> _Status:
-    """Return the state, and whether the process has a handler: without one the signal would end it."""
+    """Return the kernel's status of a process; empty if it has ended."""
     try:
         text = (process.PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
         return _Status()
+
     facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     state = facts.get("State", "?")[:1]
-    caught = int(facts.get("SigCgt", "0"), 16) >> (STACKS_SIGNAL - 1) & 1
-    traced = facts.get("TracerPid", "0").strip() != "0"
-    return _Status("t" if traced else state, bool(caught) and state not in "TtZ")
+    has_handler = bool(int(facts.get("SigCgt", "0"), 16) >> (STACKS_SIGNAL - 1) & 1)
+    answers = has_handler and state not in "TtZ"
+
+    is_traced = facts.get("TracerPid", "0").strip() != "0"
+    return _Status("t" if is_traced else state, answers)
 
 
 def _groups(leaders: set[int]) -> dict[int, list[int]]:
     """Return the processes of each process group, its leader first."""
     groups = {leader: [leader] for leader in leaders}
+    # The loader workers of a rank belong to its process group.
     for pid, fields in process.all_stats().items():
-        if pid not in leaders and (group := int(fields[2])) in groups:
+        group = int(fields[2])
+        if pid not in leaders and group in groups:
             groups[group].append(pid)
-    return {leader: [leader, *sorted(pids[1:])][:_MOST_PROCESSES] for leader, pids in groups.items()}
+
+    return {leader: [leader, *sorted(pids[1:])][:_MAX_PROCESSES] for leader, pids in groups.items()}
 
 
 def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int) -> None:
     """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
-    for rank, one in sorted(stacks.items()):
-        head = f"== restart count {generation}, rank {rank}, state {one.state or 'unknown'}"
-        with suppress(OSError), (log_dir / f"stacks-rank-{rank}.txt").open("a", encoding="utf-8") as stream:
-            stream.write("\n".join([head, one.text or "It did not answer.", ""]))
+    for rank, answer in sorted(stacks.items()):
+        head = f"== restart count {generation}, rank {rank}, state {answer.state or 'unknown'}"
+        path = log_dir / f"stacks-rank-{rank}.txt"
+        with suppress(OSError), path.open("a", encoding="utf-8") as stream:
+            stream.write("\n".join([head, answer.text or "It did not answer.", ""]))

@@ -8,8 +8,8 @@ It does not show a slow backward pass or optimizer. If the forward pass waits fo
 batch norm's buffers, only the waits for data can be measured. The same holds for a loop that does not call
 `Distributon.backward`.
 
-A rank is slow if its time is above the median of all ranks by a fifth, and by a twentieth of the step. The
-line about it comes at most every half minute; a line about the pace comes every ten minutes.
+A rank is slow if its time exceeds the median of all ranks by a fifth, and by a twentieth of the step. A
+comparison takes place at most every half minute. A line about the pace of all ranks comes every ten minutes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from dataclasses import dataclass, replace
 from slurmddp.host.heartbeat_page import RankHeartbeat
 
 LINE_EVERY_S = 30.0
+"""Seconds between two reports of an agent about the paces of its ranks."""
 PACE_EVERY_S = 600.0
-_ABOVE_MEDIAN, _OF_THE_STEP = 1.2, 0.05
+"""Seconds between two lines about the same subject: the pace of all ranks, or a straggler."""
+_ABOVE_MEDIAN = 1.2
+"""A slow rank takes more than this multiple of the median."""
+_OF_THE_STEP = 0.05
+"""A slow rank exceeds the median by more than this part of a step."""
 _FEWEST_STEPS = 5
+"""The smallest number of steps whose mean is compared."""
 _TIMES = ("step_s", "wait_s", "forward_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The last step of a rank, and its seconds and number of steps summed up since its start."""
+    """The last step of a rank, and the sums of its steps and their seconds since its start."""
 
     host: str
     step: int
@@ -61,56 +67,70 @@ class Straggler:
 
 
 def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, Pace]:
-    """Return the mean times of one step since `before`, by rank; empty if a rank has taken too few steps.
-
-    A restarted rank counts from its restart.
-    """
+    """Return the mean times of one step since `before`, by rank; empty if a rank has taken too few steps."""
     means = {}
     for rank, pace in now.items():
         old = before.get(rank, _BEGIN)
-        old = _BEGIN if old.steps > pace.steps else old
+        # A restarted rank counts from its restart.
+        if old.steps > pace.steps:
+            old = _BEGIN
+
         steps = pace.steps - old.steps
         if steps < _FEWEST_STEPS:
             return {}
+
         times = {name: (getattr(pace, name) - getattr(old, name)) / steps for name in _TIMES}
         means[rank] = replace(pace, **times)
+
     return means
 
 
 def straggler(means: Mapping[int, Pace]) -> Straggler | None:
-    """Return the rank that holds up the others by the `means` of `per_step`, or None."""
+    """Return the rank that holds up the others, by the `means` of `per_step`; None if no rank does."""
     if len(means) < 2:
         return None
-    step = _median(mean.step_s for mean in means.values())
-    for part, what in (("own_s", "until its backward pass"), ("wait_s", "waiting for data")):
+
+    step_s = _median(mean.step_s for mean in means.values())
+    for part, activity in (("own_s", "until its backward pass"), ("wait_s", "waiting for data")):
         times = {rank: getattr(mean, part) for rank, mean in sorted(means.items())}
         rank = max(times, key=times.__getitem__)
-        most, usual, host = times[rank], _median(times.values()), means[rank].host
-        if most > _ABOVE_MEDIAN * usual and most - usual > _OF_THE_STEP * step:
-            line = f"slowest: rank {rank} on {host}, {_s(most)} a step {what}"
-            if part == "own_s":
-                line += f" ({_s(means[rank].wait_s)} of it waiting for data)"
-            return Straggler(rank, host, f"{line}; median {_s(usual)}, a step takes {_s(step)}")
+        # A forward pass that waits for other ranks takes alike on all of them, unlike the waits for data.
+        longest_s = times[rank]
+        median_s = _median(times.values())
+        if longest_s <= _ABOVE_MEDIAN * median_s or longest_s - median_s <= _OF_THE_STEP * step_s:
+            continue
+
+        host = means[rank].host
+        line = f"slowest: rank {rank} on {host}, {_s(longest_s)} a step {activity}"
+        if part == "own_s":
+            line += f" ({_s(means[rank].wait_s)} of it waiting for data)"
+        return Straggler(rank, host, f"{line}; median {_s(median_s)}, a step takes {_s(step_s)}")
+
     return None
 
 
 def pace_line(means: Mapping[int, Pace]) -> str | None:
-    """Return how long steps take and which rank waits the longest for data; None without enough steps."""
+    """Return a line about a step's duration and the rank that waits longest for data; None without means."""
     if not means:
         return None
+
+    step = max(mean.step for mean in means.values())
+    step_s = _median(mean.step_s for mean in means.values())
+    wait_s = _median(mean.wait_s for mean in means.values())
     rank = max(sorted(means), key=lambda rank: means[rank].wait_s)
-    step, wait = (_median(getattr(mean, name) for mean in means.values()) for name in ("step_s", "wait_s"))
     return (
-        f"step {max(mean.step for mean in means.values())}: {_s(step)} a step, {_s(wait)} of it waiting for "
+        f"step {step}: {_s(step_s)} a step, {_s(wait_s)} of it waiting for "
         f"data (the most: rank {rank} on {means[rank].host}, {_s(means[rank].wait_s)})"
     )
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the lower median. The import of `statistics` would delay each start."""
-    found = sorted(values)
-    return found[(len(found) - 1) // 2]
+    """Return the lower median. (The import of `statistics` would delay each start.)"""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def _s(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+    if seconds >= 0.1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.1f} ms"

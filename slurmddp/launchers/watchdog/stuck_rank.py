@@ -18,6 +18,7 @@ from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
 from slurmddp.runs.failures.kinds import PHRASES, Cause, FailureKind
 
+# Parts of the frames of ranks that wait for other ranks, that end, and that run the backward pass.
 _WAITS_IN = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
@@ -26,7 +27,7 @@ _WAITS_IN = (
 _STOP = "/slurmddp/training/stopping/agreement.py"
 _END_OF_GROUP = (" in destroy_process_group", " in _shutdown_backend")
 _BACKWARD = "_engine_run_backward"
-_OWN = f"{Path(slurmddp.__file__).parent}/"
+_SLURMDDP = f"{Path(slurmddp.__file__).parent}/"
 _LIBRARIES = ("/torch/", "/lib/python3", "<frozen ")
 _AT_WORK = 0.5
 """A rank with a heartbeat within this part of the stuck rank's limit makes progress."""
@@ -41,12 +42,12 @@ _DOING = {
     "step": "in its step",
     "ending": "ending",
 }
-"""Phases in the order in which a loop goes through them after the same completed step, each in words."""
+"""Phases in the order in which a loop goes through them after a completed step, with phrases for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """The state of one rank of a job that may hang."""
+    """The state of a rank of a job that may hang."""
 
     rank: int
     host: str
@@ -56,7 +57,7 @@ class RankReport:
     seconds: float
     """Seconds without a heartbeat."""
     limit_s: float | None
-    """Seconds that it may go without a heartbeat; None: no limit."""
+    """Seconds that the rank may go without a heartbeat; None: no limit."""
     state: str = ""
     """The kernel's letter: R runs, S sleeps, D hangs in the kernel, T is stopped, t is being debugged."""
     stack: tuple[str, ...] = ()
@@ -73,11 +74,11 @@ class RankReport:
 def reports(
     watchdog: Watchdog, beats: Mapping[int, RankHeartbeat], stacks: Mapping[int, RankStacks], host: str
 ) -> list[RankReport]:
-    """Return the reports of this node's ranks, in order; `stacks` as a finished `StackRequest` gives them."""
-    found = []
+    """Return the reports of this node's ranks, in order; `stacks` is the result of a `StackRequest`."""
+    of_node = []
     for rank, beat in sorted(beats.items()):
-        own = stacks.get(rank, RankStacks())
-        found.append(
+        answer = stacks.get(rank, RankStacks())
+        of_node.append(
             RankReport(
                 rank=rank,
                 host=host,
@@ -85,119 +86,147 @@ def reports(
                 step=beat.step,
                 seconds=round(watchdog.silent_s(rank, beat), 1),
                 limit_s=watchdog.limit_s(beat),
-                state=own.state,
-                stack=own.stack,
-                worker=own.worker,
+                state=answer.state,
+                stack=answer.stack,
+                worker=answer.worker,
             )
         )
-    return found
+
+    return of_node
 
 
-def first_stopped(found: Sequence[RankReport]) -> RankReport | None:
+def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
     """Return the rank that holds up all ranks of the job, or None if the job makes progress after all.
 
-    It makes progress as long as the rank that the others wait for shows heartbeats, need not show any, or is
+    The job makes progress if the rank for which the others wait shows heartbeats, need not show any, or is
     held by a debugger.
     """
-    if not found:
+    if not all_reports:
         return None
-    first = min(found, key=_order_among(found))
+
+    first = min(all_reports, key=_order_among(all_reports))
     if first.limit_s is None or first.seconds < first.limit_s:
         return None
-    at_work = [
-        one
-        for one in found
-        if one.limit_s is None or one.seconds < min(one.limit_s, _AT_WORK * first.limit_s) or one.state == "t"
-    ]
-    return None if at_work else first
+    if any(_makes_progress(report, _AT_WORK * first.limit_s) for report in all_reports):
+        return None
+    return first
 
 
-def _order_among(found: Sequence[RankReport]) -> Any:
+def _makes_progress(report: RankReport, longest_s: float) -> bool:
+    """Decide whether a rank may still work: a heartbeat within `longest_s`, no limit, or a debugger."""
+    if report.limit_s is None or report.state == "t":
+        return True
+    return report.seconds < min(report.limit_s, longest_s)
+
+
+def _order_among(all_reports: Sequence[RankReport]) -> Any:
     """Return a sort key by which the rank that stopped first comes first."""
-    places = Counter(place(one) for one in found)
+    places = Counter(place(report) for report in all_reports)
 
-    def order(one: RankReport) -> tuple[Any, ...]:
+    def order(report: RankReport) -> tuple[Any, ...]:
         return (
-            one.state != "T",
-            waits(one),
-            one.step,
-            list(_DOING).index(one.phase),
-            one.state != "R",
-            places[place(one)],
-            _lines_in_common(one, found),
-            one.rank,
+            # A signal has stopped the rank: it can't continue by itself.
+            report.state != "T",
+            # A rank that waits for others is held up itself.
+            waits(report),
+            # The others wait for the rank that is furthest behind.
+            report.step,
+            list(_DOING).index(report.phase),
+            # A rank that computes holds up ranks that sleep.
+            report.state != "R",
+            # Nearly all ranks wait at the same place.
+            places[place(report)],
+            _lines_in_common(report, all_reports),
+            report.rank,
         )
 
     return order
 
 
-def waits(one: RankReport) -> bool:
-    """Return whether a rank stands where it waits for other ranks."""
-    if not one.stack:
+def waits(report: RankReport) -> bool:
+    """Decide whether a rank is in code that waits for other ranks."""
+    if not report.stack:
         return False
-    if one.stack[0].endswith(_BACKWARD) or any(part in one.stack[0] for part in _WAITS_IN):
+    if report.stack[0].endswith(_BACKWARD) or any(part in report.stack[0] for part in _WAITS_IN):
         return True
-    return any(_STOP in frame for frame in one.stack[:4])
+
+    return any(_STOP in frame for frame in report.stack[:4])
 
 
-def at_exit(one: RankReport) -> bool:
-    """Return whether a rank without a heartbeat stands at its exit, not in a collective.
+def at_exit(report: RankReport) -> bool:
+    """Decide whether a rank without a heartbeat is at its exit, not in a collective.
 
     The end of the process group counts as the exit: torch waits there for its own threads.
     """
-    return not waits(one) or any(frame.endswith(_END_OF_GROUP) for frame in one.stack)
+    return not waits(report) or any(frame.endswith(_END_OF_GROUP) for frame in report.stack)
 
 
-def place(one: RankReport) -> str:
-    """Return the innermost frame of the person's code, shortened; else slurmddp's, else the innermost."""
-    others = [frame for frame in one.stack if not any(part in frame for part in _LIBRARIES)]
-    persons = [frame for frame in others if not frame.startswith(_OWN)]
-    return _short((persons or others or one.stack or ("",))[0])
+def place(report: RankReport) -> str:
+    """Return the innermost frame of the user's code, shortened; else of slurmddp, else of a library."""
+    frames: Sequence[str] = [frame for frame in report.stack if not any(part in frame for part in _LIBRARIES)]
+    users = [frame for frame in frames if not frame.startswith(_SLURMDDP)]
+    if users:
+        frames = users
+    if not frames:
+        frames = report.stack
+    return _short(frames[0]) if frames else ""
 
 
-def _lines_in_common(one: RankReport, found: Sequence[RankReport]) -> tuple[int, ...]:
-    """Return the lines, outermost first, in the functions that all ranks are in; a lower line is behind."""
-    stacks = [[_split(frame) for frame in reversed(other.stack)] for other in found if other.stack]
+def _lines_in_common(report: RankReport, all_reports: Sequence[RankReport]) -> tuple[int, ...]:
+    """Return the lines of a rank in the functions that all ranks are in, outermost first.
+
+    A rank at a lower line of the same function is behind the others.
+    """
+    stacks = [[_split(frame) for frame in reversed(other.stack)] for other in all_reports if other.stack]
     lines = []
-    for depth, (function, line) in enumerate(_split(frame) for frame in reversed(one.stack)):
+    for depth, (function, line) in enumerate(_split(frame) for frame in reversed(report.stack)):
         if any(len(stack) <= depth or stack[depth][0] != function for stack in stacks):
             break
+
         lines.append(line)
         if any(stack[depth][1] != line for stack in stacks):
             break
+
     return tuple(lines)
 
 
 def _split(frame: str) -> tuple[str, int]:
-    """Take `path:line in function` apart into function and line."""
-    where, _, function = frame.rpartition(" in ")
-    path, _, line = where.rpartition(":")
+    """Split `path:line in function` into function (with its path) and line."""
+    location, _, function = frame.rpartition(" in ")
+    path, _, line = location.rpartition(":")
     return f"{path} {function}", int(line) if line.isdecimal() else 0
 
 
 def _short(frame: str) -> str:
-    where, separator, function = frame.rpartition(" in ")
-    return f"{PurePath(where).name}{separator}{function}"
+    location, separator, function = frame.rpartition(" in ")
+    return f"{PurePath(location).name}{separator}{function}"
 
 
-def why(found: Iterable[RankReport], first: RankReport) -> Cause:
-    """Return the cause of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
-    others = sorted((one for one in found if one.rank != first.rank), key=lambda one: one.rank)
+def why(all_reports: Iterable[RankReport], first: RankReport) -> Cause:
+    """Return the cause of a failure by `first`: its activity and since when, the waiting ranks, its stack."""
+    others = sorted(
+        (report for report in all_reports if report.rank != first.rank), key=lambda report: report.rank
+    )
     kind, text = _does(first)
     text += f" for {first.seconds:.0f} s"
-    text += f" (step {first.step + 1})" if first.step >= 0 else ""
+    if first.step >= 0:
+        text += f" (step {first.step + 1})"
     if others:
-        text += f", while {_who(others)} {_where(others)}"
-    return Cause(kind, text + _stands_at(first))
+        text += f", while {_subject(others)} {_activity(others)}"
+
+    return Cause(kind, text + _position(first))
 
 
-def hung_at_exit(found: RankReport) -> str:
+def hung_at_exit(report: RankReport) -> str:
     """Return the warning that a rank hung at its exit and was ended, and that the others' result stands."""
-    stood = f" It stood at {place(found)} (stacks-rank-{found.rank}.txt)." if found.stack else ""
+    stood = ""
+    if report.stack:
+        stood = f" It stood at {place(report)} (stacks-rank-{report.rank}.txt)."
+
     return (
-        f"rank {found.rank} on {found.host} hung at its exit: all other ranks had left, and for "
-        f"{found.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result of "
-        f"the other ranks stands.{stood}"
+        f"rank {report.rank} on {report.host} hung at its exit: all other ranks had left, and for "
+        f"{report.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result "
+        f"of the other ranks stands.{stood}"
     )
 
 
@@ -207,45 +236,59 @@ def _does(first: RankReport) -> tuple[FailureKind, str]:
         return "stalled", f"{PHRASES['stalled']}: stopped by a signal (SIGSTOP)"
     if waits(first):
         return "stalled_together", f"{PHRASES['stalled_together']}, at {place(first)},"
+
     return "stalled", f"{PHRASES['stalled']}: {_DOING[first.phase]}"
 
 
-def _who(others: Sequence[RankReport]) -> str:
-    return f"{'rank' if len(others) == 1 else 'ranks'} {_ranges([one.rank for one in others])}"
+def _subject(others: Sequence[RankReport]) -> str:
+    noun = "rank" if len(others) == 1 else "ranks"
+    return f"{noun} {_ranges([report.rank for report in others])}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Return `0-2, 5` for 0, 1, 2 and 5."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1][-1] = rank
         else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            ranges.append([rank, rank])
+
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-def _where(others: Sequence[RankReport]) -> str:
-    """Return the activity of most of the others, as a verb."""
-    verb = "waits" if len(others) == 1 else "wait"
-    if all(waits(one) for one in others):
-        (where, count), *_ = Counter(place(one) for one in others).most_common()
-        return f"{verb} at {where}" if count == len(others) else f"{verb}, most of them at {where}"
-    (phase, count), *_ = Counter(one.phase for one in others).most_common()
-    doing = f"{'is' if len(others) == 1 else 'are'} {_DOING[phase]}"
-    return doing if count == len(others) else f"{doing} (most of them)"
+def _activity(others: Sequence[RankReport]) -> str:
+    """Return the activity of most of the other ranks, as the verb of a sentence."""
+    is_single = len(others) == 1
+    if all(waits(report) for report in others):
+        verb = "waits" if is_single else "wait"
+        (position, count), *_ = Counter(place(report) for report in others).most_common()
+        if count < len(others):
+            return f"{verb}, most of them at {position}"
+        return f"{verb} at {position}"
+
+    verb = "is" if is_single else "are"
+    (phase, count), *_ = Counter(report.phase for report in others).most_common()
+    if count < len(others):
+        return f"{verb} {_DOING[phase]} (most of them)"
+    return f"{verb} {_DOING[phase]}"
 
 
-def _stands_at(first: RankReport) -> str:
+def _position(first: RankReport) -> str:
+    """Return the part of a sentence that says where in the code a stuck rank is."""
     text = ""
     if first.worker:
         text += f"; its loader worker stands at {_short(first.worker[0])}"
     elif first.stack and not waits(first):
-        text += f"; it stands at {_short(first.stack[0])}"
-        own = place(first)
-        text += f", called from {own}" if own != _short(first.stack[0]) else ""
+        innermost = _short(first.stack[0])
+        text += f"; it stands at {innermost}"
+        caller = place(first)
+        if caller != innermost:
+            text += f", called from {caller}"
     elif not first.stack and first.state != "T":
         text += "; it did not answer when it was asked for its stack"
+
     if first.state == "D":
         text += "; the kernel holds it (state D), as a rule for a file system that does not answer"
+
     return text
