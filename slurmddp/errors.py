@@ -1,24 +1,9 @@
-"""Errors that a person reads, each with its exit code and a hint.
-
-SlurmddpError             1   the job failed
-+-- ConfigError          78   a wrong value; the batch step does not run the job again
-|   +-- MismatchError    78   the job asks for other tasks, GPUs or hosts than this process finds
-+-- UsageError            2   an unknown command or flag, or a missing or wrong argument
-+-- RunNotFoundError     66   no run of that name
-+-- RunStateError        73   the run has finished, is ending, or is active: nothing was changed
-+-- LoginNodeError       68   the login node can't be reached by ssh, or can't run slurmddp
-+-- SlurmError           69   SLURM is missing, does not answer, or refused
-+-- CheckpointError       1   a checkpoint can't be written or read
-+-- RankFailure           1   a rank failed
-+-- UnhealthyNodeError   76   a node failed the preflight, or its agent did not start; the job runs again
-+-- StoppedAtCheckpoint  75   stopped on request; the same command resumes
-+-- NoProgressError      79   two attempts made no progress; the job does not run again
-+-- SupersededError      79   a later attempt owns the run; this attempt does not run again
-"""
+"""Errors that a person reads, each with its exit code and a hint; and the table of all exit codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -32,6 +17,66 @@ EXIT_UNHEALTHY_NODE = 76
 EXIT_CONFIG = 78
 EXIT_NO_PROGRESS = 79
 EXIT_INTERRUPTED = 130
+
+
+class ExitCode(NamedTuple):
+    """The meaning of an exit code, a row of the tables in `slurmddp --help`, README and docs/requeue.md."""
+
+    meaning: str
+    detail: str = ""
+    follows: str = ""
+    """What follows after a batch job that ends so; empty: no batch job does."""
+
+    @property
+    def text(self) -> str:
+        """The meaning with its details, for a person who has typed a command."""
+        return "; ".join(filter(None, (self.meaning, self.detail)))
+
+
+EXIT_CODES = {
+    EXIT_FINISHED: ExitCode(
+        "finished, or submitted",
+        "with `train` and `resume` also: the run is active already",
+        "nothing; a job that finds its run ended, stopped, cancelled, or run by another job ends so too",
+    ),
+    EXIT_FAILED: ExitCode(
+        "the training failed, or a checkpoint is bad, missing or not written",
+        "rank, host and last lines of a failure are shown",
+        "tried again within `policy.max_restarts`, after progress; without progress once more, if an earlier "
+        "attempt had progressed; the same after any code that is not in this table",
+    ),
+    EXIT_USAGE: ExitCode("unknown command or flag, or a missing or wrong argument"),
+    EXIT_NO_RUN: ExitCode("no run of that name, or several"),
+    EXIT_LOGIN_NODE: ExitCode("the login node (`ssh=`) can't be reached, or can't run this slurmddp"),
+    EXIT_SLURM: ExitCode("SLURM is missing, does not answer, or refused"),
+    EXIT_RUN_STATE: ExitCode(
+        "the run has finished, is ending, or is active, so it can't be changed or put aside",
+        "nothing was done",
+    ),
+    EXIT_STOPPED: ExitCode(
+        "stopped before its end",
+        "the same command resumes, from a checkpoint if the program has saved one",
+        "the run resumes by itself, unless a person stopped it or `policy.requeue=false`",
+    ),
+    EXIT_UNHEALTHY_NODE: ExitCode(
+        "a node failed the preflight, or SLURM could not start its agent",
+        "the job runs again",
+        "tried again within `policy.max_restarts`; after the preflight on other nodes",
+    ),
+    EXIT_CONFIG: ExitCode(
+        "a wrong value of a setting or flag",
+        "if it was found at once, nothing was started, queued or written",
+        "nothing: correct it, then `slurmddp train` again; an array submitted by hand ends so too",
+    ),
+    EXIT_NO_PROGRESS: ExitCode(
+        "no progress since the last attempt, or a later attempt has taken over",
+        "the job does not run again",
+        "nothing from this job; the log says which",
+    ),
+    EXIT_INTERRUPTED: ExitCode(
+        "interrupted", "a killed local run resumes from its last checkpoint, if its program has saved one"
+    ),
+}
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 """Codes of a rank that has not failed."""
 

@@ -11,11 +11,20 @@ from slurmddp.batch.exclusions import Exclusions
 from slurmddp.batch.launch_failure import launch_failure, record
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
-from slurmddp.errors import EXIT_FAILED, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE
+from slurmddp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_NO_PROGRESS,
+    EXIT_STOPPED,
+    EXIT_UNHEALTHY_NODE,
+)
 from slurmddp.runs.folder.late_files import is_there
 
 _BOUNDED_WAIT_S = 600.0
-_CODES_OF_RANKS = {0, 75, 76, 78, 79, *range(128, 256)}
+_CODES_OF_RANKS = {
+    EXIT_FINISHED, EXIT_STOPPED, EXIT_UNHEALTHY_NODE, EXIT_CONFIG, EXIT_NO_PROGRESS, *range(128, 256)
+}  # fmt: skip
 """Exit codes with a meaning of their own, which a setup line must not lend to the attempt."""
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from slurmddp import __version__
 from slurmddp.cli.messages import (
     EXIT_BROKEN_PIPE,
-    EXIT_CODES,
+    EXIT_CODES_HELP,
     OF_THE_MACHINE,
     print_event,
     report,
@@ -287,4 +287,4 @@ flags:
   --version  show the version
   --debug    show where an error came from (also: {DEBUG_VARIABLE}=1)
 
-{EXIT_CODES}"""
+{EXIT_CODES_HELP}"""

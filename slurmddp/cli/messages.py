@@ -6,27 +6,14 @@ import errno
 import sys
 import traceback
 
-from slurmddp.errors import SlurmddpError, plain
+from slurmddp.errors import EXIT_CODES, SlurmddpError, plain
 from slurmddp.short_text import first_items
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 EXIT_BROKEN_PIPE = 141
 _MOST_NAMED = 5
 """Files that a note names."""
-EXIT_CODES = """exit codes:
-  0   finished, or submitted; with `train` and `resume` also: the run is active already
-  1   the training failed: rank, host and last lines are shown; or a checkpoint is bad, missing or not written
-  2   unknown command or flag, or a missing or wrong argument
-  66  no run of that name, or several
-  68  the login node (ssh=) can't be reached, or can't run this slurmddp
-  69  SLURM is missing, does not answer, or refused
-  73  the run has finished, is ending, or is active, so it can't be changed or put aside; nothing was done
-  75  stopped before its end; the same command resumes, from a checkpoint if the program has saved one
-  76  a node failed the preflight, or SLURM could not start its agent; the job runs again
-  78  a wrong value of a setting or flag; if it was found at once, nothing was started, queued or written
-  79  no progress since the last attempt, so the job does not run again
-  130 interrupted; a killed local run resumes from its last checkpoint, if its program has saved one
-"""
+EXIT_CODES_HELP = "exit codes:\n" + "".join(f"  {code:<3} {row.text}\n" for code, row in EXIT_CODES.items())
 
 
 def print_event(event: object) -> None:

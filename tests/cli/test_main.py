@@ -16,8 +16,12 @@ import pytest
 
 from slurmddp import __version__, errors
 from slurmddp.cli import main as cli
-from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES_HELP
+from slurmddp.errors import EXIT_CODES
+from support import ROOT
 from support.runs.cli_runs import end, start
+
+TABLE = re.compile(r"(?<=<!-- exit codes -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def run(*arguments: str) -> int:
@@ -52,13 +56,36 @@ def test_help_lists_commands_and_exit_codes(arguments, capsys):
     shown = capsys.readouterr().out
     for name in cli.COMMANDS:
         assert re.search(rf"^  {name} ", shown, re.MULTILINE)
-    assert EXIT_CODES in shown
+    assert EXIT_CODES_HELP in shown
 
 
 def test_every_exit_code_is_documented():
-    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    documented = {int(code) for code in re.findall(r"^  (\d+)", EXIT_CODES, re.MULTILINE)}
-    assert codes <= documented
+    constants = [name for name in vars(errors) if name.startswith("EXIT_") and name != "EXIT_CODES"]
+    assert [getattr(errors, name) for name in constants] == [*EXIT_CODES]
+    documented = {int(code) for code in re.findall(r"^  (\d+)", EXIT_CODES_HELP, re.MULTILINE)}
+    assert documented == {*EXIT_CODES}
+
+
+def exit_codes_for_a_person() -> str:
+    rows = [f"| {code} | {row.text} |" for code, row in EXIT_CODES.items()]
+    return "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
+
+
+def exit_codes_of_a_batch_job() -> str:
+    rows = [f"| {code} | {row.meaning} | {row.follows} |" for code, row in EXIT_CODES.items() if row.follows]
+    return "\n".join(["| code | meaning | what follows |", "|---|---|---|", *rows, ""])
+
+
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [("README.md", exit_codes_for_a_person), ("docs/requeue.md", exit_codes_of_a_batch_job)],
+)
+def test_pages_show_the_table_of_exit_codes(page, table):
+    """To accept a change, run this test with SLURMDDP_REWRITE_GOLDEN=1 and read the difference."""
+    path = ROOT / page
+    if os.environ.get("SLURMDDP_REWRITE_GOLDEN"):
+        path.write_text(TABLE.sub(lambda _: table(), path.read_text()))
+    assert TABLE.search(path.read_text())[0] == table()
 
 
 @pytest.mark.parametrize("name", [*cli.COMMANDS])

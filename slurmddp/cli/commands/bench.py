@@ -20,7 +20,7 @@ from slurmddp.bench.settings import BENCHES, SIZES, Settings, parse_sizes
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
-from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.errors import EXIT_FINISHED, UsageError, near_matches
 
 _READERS = {
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
     train.add_flags(parser)
     parser.set_defaults(json=False)
-    parser.epilog = f"{lines}\n\n{EXIT_CODES}"
+    parser.epilog = f"{lines}\n\n{EXIT_CODES_HELP}"
 
 
 def run(args: argparse.Namespace) -> int:

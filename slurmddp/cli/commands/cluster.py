@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.cli.json_output import add_json, print_json
-from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.cli.new_files import write_new
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError, near_matches
 from slurmddp.runs.text_format import counted
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `slurmddp cluster`, and their arguments."""
-    parser.epilog = EXIT_CODES
+    parser.epilog = EXIT_CODES_HELP
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     detect = actions.add_parser("detect", help="draft a cluster file for each partition that you may use")
     detect.add_argument("partitions", nargs="*", metavar="PARTITION", help="only these partitions")

@@ -20,7 +20,7 @@ from pathlib import Path
 from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
-from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.environments.names import SECRET_VARIABLE
 from slurmddp.errors import UsageError
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "-n", "--ranks", purpose="workers in all; with settings: workers on each node")
     train.add_flags(parser)
     parser.set_defaults(launcher=None, json=False)
-    parser.epilog = EXIT_CODES
+    parser.epilog = EXIT_CODES_HELP
 
 
 def run(args: argparse.Namespace) -> int:

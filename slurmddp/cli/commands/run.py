@@ -23,7 +23,7 @@ from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.json_output import add_json
-from slurmddp.cli.messages import EXIT_CODES
+from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import ConfigError, UsageError
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
     add_json(parser)
-    parser.epilog = EXIT_CODES
+    parser.epilog = EXIT_CODES_HELP
 
 
 def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: None) -> int:

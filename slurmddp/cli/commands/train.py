@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli import hydra_flags
 from slurmddp.cli.json_output import add_json, refuse_json_of_text, start_and_print
-from slurmddp.cli.messages import EXIT_CODES, print_event
+from slurmddp.cli.messages import EXIT_CODES_HELP, print_event
 from slurmddp.control.jobs import jobs_of
 from slurmddp.host.working_folder import working_folder
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hydra_flags.add_multirun(parser, "-m")
     add_flags(parser)
     add_json(parser)
-    parser.epilog = f"{_settings()}\n\n{EXIT_CODES}"
+    parser.epilog = f"{_settings()}\n\n{EXIT_CODES_HELP}"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

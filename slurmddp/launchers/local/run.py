@@ -21,7 +21,14 @@ from slurmddp.batch.event_command import EventCommands, kind_of_end
 from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.environments.emit import LOCAL_JOB_IDS
-from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, RankFailure, SlurmddpError
+from slurmddp.errors import (
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    ConfigError,
+    RankFailure,
+    SlurmddpError,
+)
 from slurmddp.host import process
 from slurmddp.host.cpus import most_ranks
 from slurmddp.host.signals import SignalInbox
@@ -34,7 +41,6 @@ from slurmddp.runs.folder.lock import RunLock
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import Job
 
-EXIT_KILLED = 128 + signal.SIGINT
 """The exit code of `wait` after a person has ended the run by force."""
 _CROWDED = 4
 """Ranks per CPU from which training is slow."""
@@ -220,7 +226,7 @@ class LocalRun:
 
     def _result(self, code: int) -> int:
         if self.nodes.killed and code != EXIT_FINISHED:
-            return EXIT_KILLED
+            return EXIT_INTERRUPTED
         if code in (EXIT_FINISHED, EXIT_STOPPED):
             return code
         raise self._error()
