@@ -1,1 +1,1 @@
-"""Messages between agents, over authenticated connections to node 0."""
+"""Send messages between agents, over authenticated connections to node 0."""

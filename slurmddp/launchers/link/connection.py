@@ -1,11 +1,11 @@
-"""One connection between two agents: small JSON values, authenticated by the attempt's secret.
+"""Exchange small JSON values over a connection between two agents, authenticated by the attempt's secret.
 
 The secret itself is never sent. Each side proves that it knows the secret by an HMAC over a number that the
 other side has just drawn. From then on each frame carries an HMAC over its number and its content, with a key
 for this connection and direction. So a process that takes over a connection can neither add, repeat nor leave
 out a frame. The frames are not encrypted.
 
-After a fault of the network another connection may replace a connection. Messages are numbered and kept until
+After a fault of the network a new connection may replace a connection. Messages are numbered and kept until
 the other side has confirmed them, so that no message is lost or repeated (`Session`).
 """
 
@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 MAX_MESSAGE_BYTES = 1 << 20
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 256
 _MAX_STRANGERS_FRAME_BYTES = 2048
+"""The largest frame of a process that has not proved the secret."""
 _SIZE_BYTES = 4
 _MAC_BYTES = 16
 _READ_BYTES = 1 << 16
 _READS = 64
-"""Reads in a row at most, so that no single peer holds up the agent."""
+"""The largest number of reads in a row, so that no single peer holds up the agent."""
 
 CLOSED = "closed"
 """The other process closed the connection, or ended, or broke the protocol."""
@@ -44,42 +45,49 @@ Clock = Callable[[], float]
 
 
 class Secret:
-    """The secret of one attempt, bound to its launch."""
+    """The secret of an attempt, bound to its launch."""
 
     def __init__(self, secret: str, launch_id: str) -> None:
         self._key = hmac.digest(secret.encode(), f"slurmddp control of {launch_id}".encode(), "sha256")
 
-    def proof(self, *said: object) -> str:
-        """Return the HMAC of these JSON values, which only a holder of the secret can make."""
-        return hmac.digest(self._key, json.dumps(said).encode(), "sha256").hex()
+    def proof(self, *values: object) -> str:
+        """Return the HMAC of these JSON values, which only a holder of the secret can compute."""
+        return hmac.digest(self._key, json.dumps(values).encode(), "sha256").hex()
 
-    def proves(self, shown: object, *said: object) -> bool:
-        """Return whether `shown` is the proof of these values."""
-        text = shown if isinstance(shown, str) and shown.isascii() else ""
-        return hmac.compare_digest(text, self.proof(*said))
+    def proves(self, proof: object, *values: object) -> bool:
+        """Decide whether `proof`, which another process has sent, is the proof of these values."""
+        # `compare_digest` raises TypeError for other objects and texts.
+        if not isinstance(proof, str) or not proof.isascii():
+            return False
+        return hmac.compare_digest(proof, self.proof(*values))
 
     def frame_key(self, direction: str, *nonces: str) -> bytes:
-        """Return the key for the frames of one direction of one connection."""
+        """Return the key for the frames of one direction of the connection with these nonces."""
         return bytes.fromhex(self.proof(f"frames {direction}", *nonces))
 
 
 class Seal:
-    """The HMACs of one direction; each covers the number of its frame."""
+    """The HMACs of the frames of one direction; each covers the number of its frame."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
 
     def next(self, body: bytes) -> bytes:
+        """Return the HMAC of the next frame, whose content is `body`."""
         self._count += 1
         return hmac.digest(self._key, self._count.to_bytes(8, "big") + body, "sha256")[:_MAC_BYTES]
 
 
 class Connection:
-    """A connection that never waits; `ended` is CLOSED or CUT once it has ended, else None."""
+    """A connection that never waits; `ended` is CLOSED or CUT once the connection has ended, else None.
+
+    Args:
+        end: a non-blocking socket, which may still be connecting; the connection closes it.
+        poll: the object with which the socket is registered.
+    """
 
     def __init__(self, end: socket.socket, poll: select.epoll) -> None:
-        """Take over `end`, which may still be connecting, and register it with `poll`."""
         self.ended: str | None = None
         self._end = end
         self._poll = poll
@@ -88,8 +96,11 @@ class Connection:
         self._unsent = bytearray()
         self._sealing: Seal | None = None
         self._opening: Seal | None = None
+
+        # Messages are small, and each must arrive at once.
         if end.family in (socket.AF_INET, socket.AF_INET6):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
         poll.register(end, self._awaited)
 
     def fileno(self) -> int:
@@ -97,10 +108,11 @@ class Connection:
 
     def secure(self, sending: bytes, receiving: bytes) -> None:
         """Authenticate all frames from now on, in both directions."""
-        self._sealing, self._opening = Seal(sending), Seal(receiving)
+        self._sealing = Seal(sending)
+        self._opening = Seal(receiving)
 
     def put(self, value: Any) -> None:
-        """Send one JSON value, now or when the network takes it."""
+        """Send a JSON value, now or when the network takes it."""
         body = json.dumps(value, separators=(",", ":")).encode()
         mac = self._sealing.next(body) if self._sealing else b""
         self._unsent += (len(mac) + len(body)).to_bytes(_SIZE_BYTES, "big") + mac + body
@@ -108,55 +120,71 @@ class Connection:
 
     def flush(self) -> None:
         """Send unsent bytes, as far as the network takes them."""
-        with contextlib.suppress(OSError):  # `read` finds the end, after all that came before it.
+        # `read` finds the end of the connection, after the frames that came before the end.
+        with contextlib.suppress(OSError):
             while self._unsent:
                 del self._unsent[: self._end.send(self._unsent)]
-        awaited = select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0)
+
+        awaited = select.EPOLLIN
+        if self._unsent:
+            awaited |= select.EPOLLOUT
         if awaited != self._awaited:
             self._poll.modify(self._end, awaited)
             self._awaited = awaited
 
     def read(self) -> None:
         """Read the bytes that have come, for `next`, and send unsent bytes."""
+        # epoll wakes the agent for writing, too.
         if self._unsent:
             self.flush()
+
         try:
             for _ in range(_READS):
                 received = self._end.recv(_READ_BYTES)
                 if not received:
                     self.ended = CLOSED
                     return
+
                 self._read_bytes += received
         except BlockingIOError:
             return
-        except OSError as error:
-            self.ended = CLOSED if isinstance(error, ConnectionError) else CUT
+        except ConnectionError:
+            self.ended = CLOSED
+        except OSError:
+            self.ended = CUT
 
     def next(self) -> Any:
         """Return the next whole value, or None; a value that breaks the protocol ends the connection."""
         if len(self._read_bytes) < _SIZE_BYTES:
             return None
+
         size = int.from_bytes(self._read_bytes[:_SIZE_BYTES], "big")
+        # A stranger must not make the agent keep much memory.
         if size > (_MAX_FRAME_BYTES if self._opening else _MAX_STRANGERS_FRAME_BYTES):
             return self._refuse()
         if len(self._read_bytes) < _SIZE_BYTES + size:
             return None
+
         frame = bytes(self._read_bytes[_SIZE_BYTES : _SIZE_BYTES + size])
         del self._read_bytes[: _SIZE_BYTES + size]
         return self._opened(frame)
 
     def _opened(self, frame: bytes) -> Any:
+        """Return the value of a frame; refuse a frame with a wrong HMAC."""
         body = frame
         if self._opening:
-            mac, body = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
+            mac = frame[:_MAC_BYTES]
+            body = frame[_MAC_BYTES:]
             if not hmac.compare_digest(mac, self._opening.next(body)):
                 return self._refuse()
+
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
             return self._refuse()
 
     def _refuse(self) -> None:
+        # After a frame that breaks the protocol, no further byte can be trusted.
         self._read_bytes.clear()
         self.ended = CLOSED
 
@@ -166,21 +194,28 @@ class Connection:
             while self._unsent:
                 self._end.settimeout(max(0.001, deadline - time.monotonic()))
                 del self._unsent[: self._end.send(self._unsent)]
+
+            # If bytes were unread at the close, the kernel would discard bytes that were sent.
             self._end.setblocking(False)
-            while self._end.recv(_READ_BYTES):  # A close with unread bytes would discard sent ones.
+            while self._end.recv(_READ_BYTES):
                 pass
+
         self.close()
 
     def close(self) -> None:
-        """Close it now; the kernel may still deliver bytes that were sent."""
+        """Close the connection now; the kernel may still deliver bytes that were sent."""
+        # The poll object may be closed already.
         with contextlib.suppress(OSError, ValueError):
             self._poll.unregister(self._end)
+
+        # A child of this process may hold a copy of the socket, which a mere close would leave open.
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)  # A child of this process may hold a copy.
+            self._end.shutdown(socket.SHUT_RDWR)
+
         self._end.close()
 
     def forget(self) -> None:
-        """Close the copy of this process, and not the connection of its parent."""
+        """Close the copy of a forked process, and leave the connection of its parent open."""
         self._end.close()
 
 
@@ -190,36 +225,44 @@ class Join(NamedTuple):
     node: int
     host: str
     identity: str
-    """A random number of each agent, by which the hub knows it again after a fault of the network."""
+    """The random number of an agent, by which the hub recognises it after a fault of the network."""
     received: int
+    """The number of the last message from the hub that the member has received."""
     nonce: str
 
 
 class Session:
-    """The numbers of the messages between two agents."""
+    """The numbers of the messages between two agents, over all their connections."""
 
     def __init__(self) -> None:
         self.received = 0
+        """The number of the last received message."""
         self._sent = 0
+        """The number of the last sent message."""
         self._kept: deque[tuple[int, Frame]] = deque()
 
     def numbered(self, message: Message) -> Frame:
         """Return the frame for a message, and keep it until the other side confirms it.
 
-        Raises ValueError if the message is too long.
+        Raises:
+            ValueError: the message is too long.
         """
+        # Refuse a message before it gets a number: the other side would wait for the missing number.
         size = len(json.dumps(message))
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(f"A message of {size} bytes; at most {MAX_MESSAGE_BYTES} go at once.")
+
         self._sent += 1
         frame = ["message", self._sent, message]
         self._kept.append((self._sent, frame))
         return frame
 
     def is_new(self, number: int) -> bool:
-        """Take note of message `number`; return False if it came before by another connection."""
+        """Take note of message `number`; return False if it has come before, over another connection."""
+        # Unconfirmed messages are sent again over a new connection.
         if number != self.received + 1:
             return False
+
         self.received = number
         return True
 
@@ -234,24 +277,27 @@ class Session:
 
 
 class Awake:
-    """Seconds that this process spent awake: while it is stopped or busy elsewhere, no peer counts as silent.
+    """Count the seconds in which this process is awake: while it is stopped, no peer counts as silent.
 
-    Each update adds the seconds since the last update, but `longest` at most.
+    Args:
+        clock: the clock that is read at each update.
+        longest: the largest number of seconds that an update adds.
     """
 
     def __init__(self, clock: Clock, longest: float) -> None:
         self.now = 0.0
+        """The seconds at the last update."""
         self._clock = clock
         self._longest = longest
         self._updated = clock()
 
     def update(self) -> float:
-        """Return the seconds so far."""
+        """Add the seconds since the last update; return the sum."""
         now = self._clock()
         self.now += min(now - self._updated, self._longest)
         self._updated = now
         return self.now
 
     def moment(self, when: float) -> float:
-        """Return the `monotonic` time at which an update will return `when`."""
+        """Return the time of the clock at which an update will return `when`."""
         return self._updated + when - self.now

@@ -1,4 +1,4 @@
-"""Node 0's end of the link: it accepts agents that prove the secret, and reports lost agents."""
+"""Implement node 0's end of the link: accept agents that prove the secret, and report lost agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _log = logging.getLogger(__name__)
 _CALLER_S = 5.0
 """Seconds for a caller to prove the secret."""
 _ACCEPTS = 256
+"""The largest number of connections that are accepted in a row."""
 _FAREWELL_S = 0.5
+"""Seconds for all farewells to leave this machine."""
 
 
 @dataclass
@@ -45,21 +47,22 @@ class _Caller:
 
 @dataclass
 class _Peer:
-    """One member: not joined yet (no identity), here, or gone for good."""
+    """A member: not joined yet (no identity), present, or gone for good."""
 
     session: Session = field(default_factory=Session)
     identity: str = ""
     host: str = ""
     connection: Connection | None = None
     heard: float = 0.0
+    """When the last frame came, in seconds of `Awake`."""
     gone: bool = False
     silent: bool = False
-    """Whether it is gone because it sent no heartbeat."""
+    """Whether the member is gone because it sent no heartbeat."""
     uses_connection: bool = False
-    """Whether a frame has come by this connection. Before, the member may have given the connection up."""
+    """Whether a frame has come over this connection. Before, the member may have given the connection up."""
 
     @property
-    def here(self) -> bool:
+    def is_present(self) -> bool:
         return bool(self.identity) and not self.gone
 
 
@@ -77,7 +80,7 @@ class Hub:
         self._next_beat = clock()
         self._peers = {node: _Peer() for node in range(1, info.nodes)}
         self._callers: dict[int, _Caller] = {}
-        self._most_callers = 4 * info.nodes + 32
+        self._max_callers = 4 * info.nodes + 32
         self._nodes_by_connection: dict[int, int] = {}
         self._refused: set[str] = set()
         self._listener = _listen(info)
@@ -90,9 +93,10 @@ class Hub:
     def handle(self) -> list[tuple[int, Message]]:
         if self._poll.closed:
             return []
+
         now = self._awake.update()
         messages: list[tuple[int, Message]] = []
-        # All queued messages are read before a peer counts as silent.
+        # Read all messages that have come before a peer counts as silent.
         for descriptor, _ in self._poll.poll(0):
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -100,14 +104,18 @@ class Hub:
                 messages += self._read_caller(descriptor, now)
             elif descriptor in self._nodes_by_connection:
                 messages += self._read_member(self._nodes_by_connection[descriptor], now)
+
         return messages + self._look_after(now)
 
     def send(self, to: int, message: Message) -> None:
         if to not in self._peers:
             raise ValueError(f"There is no node {to}: the members are 1 to {len(self._peers)}.")
+
         peer = self._peers[to]
         if peer.gone:
             return
+
+        # Without a connection, the session keeps the frame for the next one.
         frame = peer.session.numbered(message)
         if peer.connection:
             peer.connection.put(frame)
@@ -119,6 +127,7 @@ class Hub:
         return [node for node, peer in self._peers.items() if not peer.identity]
 
     def close(self, farewell: bool = True) -> None:
+        # All farewells share a deadline, however many members there are.
         deadline = time.monotonic() + _FAREWELL_S
         for peer in self._peers.values():
             if peer.connection and farewell:
@@ -126,9 +135,13 @@ class Hub:
                 peer.connection.finish(deadline)
             elif peer.connection:
                 peer.connection.forget()
-            peer.connection, peer.gone = None, True
+
+            peer.connection = None
+            peer.gone = True
+
         for caller in self._callers.values():
             caller.connection.forget()
+
         self._callers.clear()
         self._nodes_by_connection.clear()
         self._listener.close()
@@ -141,14 +154,18 @@ class Hub:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # Callers must not use up the descriptors.
+                # Callers must not use up the descriptors of the agent.
+                if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._drop_oldest_caller()
-                if not self._callers:  # A pending connection would wake the agent in a busy loop.
+                # The connection that can't be accepted would wake the agent in a busy loop.
+                if not self._callers:
                     self._poll.modify(self._listener, 0)
                 return
+
             end.setblocking(False)
-            if len(self._callers) >= self._most_callers:
+            if len(self._callers) >= self._max_callers:
                 self._drop_oldest_caller()
+
             caller = _Caller(Connection(end, self._poll), secrets.token_hex(16), now)
             self._callers[caller.connection.fileno()] = caller
             caller.connection.put({"slurmddp": 1, "nonce": caller.nonce})
@@ -163,46 +180,63 @@ class Hub:
     def _read_caller(self, descriptor: int, now: float) -> list[tuple[int, Message]]:
         caller = self._callers[descriptor]
         caller.connection.read()
-        said = caller.connection.next()
-        if said is None and not caller.connection.ended:
+        value = caller.connection.next()
+        if value is None and not caller.connection.ended:
             return []
-        join = self._proved(said, caller.nonce)
-        if join is None or not self._may_come(self._peers[join.node], join):
+
+        join = self._proved(value, caller.nonce)
+        if join is None or not self._may_join(self._peers[join.node], join):
             self._drop_caller(descriptor)
             return []
+
         del self._callers[descriptor]
         return self._welcome(caller, join, now)
 
-    def _proved(self, said: object, nonce: str) -> Join | None:
-        """Return the facts that a caller sends if its proof is right."""
-        match said:
-            case {"said": [int(), str(), str(), int(), str()] as words, "proof": proof}:
-                if self._secret.proves(proof, "member", nonce, *words) and words[0] in self._peers:
-                    return Join(*words)
+    def _proved(self, value: object, nonce: str) -> Join | None:
+        """Return the facts that a caller has sent if their proof is right, else None."""
+        match value:
+            case {"said": [int(), str(), str(), int(), str()] as facts, "proof": proof}:
+                if self._secret.proves(proof, "member", nonce, *facts) and facts[0] in self._peers:
+                    return Join(*facts)
         return None
 
-    def _may_come(self, peer: _Peer, join: Join) -> bool:
-        """Return whether this agent is a known member, or takes the place of a member that is gone."""
+    def _may_join(self, peer: _Peer, join: Join) -> bool:
+        """Decide whether an agent joins: as a known member, or in the place of a member that is gone."""
         if peer.identity == join.identity:
             return not peer.gone
-        if peer.here and join.identity not in self._refused:
-            self._refused.add(join.identity)  # It asks again and again.
-            facts = join.node, peer.host, join.host
-            _log.warning("node %d is here already, on %s; a second one on %s is refused", *facts)
-        return not peer.here
+
+        # A refused agent asks again and again: warn once.
+        if peer.is_present and join.identity not in self._refused:
+            self._refused.add(join.identity)
+            _log.warning(
+                "node %d is here already, on %s; a second one on %s is refused",
+                join.node,
+                peer.host,
+                join.host,
+            )
+
+        return not peer.is_present
 
     def _welcome(self, caller: _Caller, join: Join, now: float) -> list[tuple[int, Message]]:
         """Make the caller's connection the connection of its member; report a new member."""
         messages: list[tuple[int, Message]] = []
         peer = self._peers[join.node]
+        # The agent that replaces a lost member begins with new message numbers.
         if peer.gone:
             peer = self._peers[join.node] = _Peer()
+
         if not peer.identity:
             messages.append((join.node, {"kind": "Joined", "host": join.host}))
+
+        # After a fault of the network the old connection is useless.
         self._drop_connection(peer)
-        peer.identity, peer.host, peer.heard = join.identity, join.host, now
-        peer.connection, peer.uses_connection = caller.connection, False
+        peer.identity = join.identity
+        peer.host = join.host
+        peer.heard = now
+        peer.connection = caller.connection
+        peer.uses_connection = False
         self._nodes_by_connection[caller.connection.fileno()] = join.node
+
         welcome = [peer.session.received, socket.gethostname()]
         proof = self._secret.proof("hub", caller.nonce, join.nonce, *welcome)
         caller.connection.put({"said": welcome, "proof": proof})
@@ -210,10 +244,12 @@ class Hub:
             self._secret.frame_key("from hub", caller.nonce, join.nonce),
             self._secret.frame_key("from member", caller.nonce, join.nonce),
         )
+
         peer.session.confirm(join.received)
         for frame in peer.session.unconfirmed():
             caller.connection.put(frame)
-        # Its first messages may have come together with its proof.
+
+        # The first messages of the member may have come together with its proof.
         return messages + self._read_member(join.node, now)
 
     def _read_member(self, node: int, now: float) -> list[tuple[int, Message]]:
@@ -222,9 +258,11 @@ class Hub:
         connection = peer.connection
         if connection is None:
             return messages
+
         connection.read()
         while (frame := connection.next()) is not None:
-            peer.heard, peer.uses_connection = now, True
+            peer.heard = now
+            peer.uses_connection = True
             match frame:
                 case ["message", number, message]:
                     if peer.session.is_new(number):
@@ -234,10 +272,14 @@ class Hub:
                 case ["farewell"]:
                     self._part(peer)
                     return messages
+
+        # The member itself may have closed an unused connection, to use another one.
         if connection.ended == CLOSED and peer.uses_connection:
             messages.append((node, self._lose(peer, "connection closed")))
         elif connection.ended:
-            self._drop_connection(peer)  # The member may connect again until it counts as silent.
+            # The member may connect again until it counts as silent.
+            self._drop_connection(peer)
+
         return messages
 
     def _look_after(self, now: float) -> list[tuple[int, Message]]:
@@ -245,16 +287,19 @@ class Hub:
         for descriptor, caller in list(self._callers.items()):
             if now - caller.since > _CALLER_S:
                 self._drop_caller(descriptor)
+
         if self._clock() >= self._next_beat:
             self._next_beat = self._clock() + self._heartbeat_s
+            # `_accept` may have switched the listener off for lack of descriptors.
             self._poll.modify(self._listener, select.EPOLLIN)
             for peer in self._peers.values():
                 if peer.connection:
                     peer.connection.put(["beat", peer.session.received])
+
         silent = [
             (node, peer)
             for node, peer in self._peers.items()
-            if peer.here and now - peer.heard > self._lost_after_s
+            if peer.is_present and now - peer.heard > self._lost_after_s
         ]
         return [(node, self._lose_silent(peer, now)) for node, peer in silent]
 
@@ -264,14 +309,18 @@ class Hub:
         return lost | {"together": self._fell_silent_with(peer)}
 
     def _fell_silent_with(self, peer: _Peer) -> int:
-        """Return how many peers fell silent together, `peer` included; 0 if another peer spoke later."""
-        within = self._lost_after_s / 2
-        later = [one.heard - peer.heard for one in self._peers.values() if one.here or one.silent]
-        return 0 if max(later) > within else sum(seconds >= -within for seconds in later)
+        """Return how many peers fell silent together, `peer` included; 0 if another peer sent later."""
+        peers = [other for other in self._peers.values() if other.is_present or other.silent]
+        later_s = [other.heard - peer.heard for other in peers]
 
-    def _lose(self, peer: _Peer, why: str) -> Message:
+        tolerance_s = self._lost_after_s / 2
+        if max(later_s) > tolerance_s:
+            return 0
+        return sum(seconds >= -tolerance_s for seconds in later_s)
+
+    def _lose(self, peer: _Peer, reason: str) -> Message:
         self._part(peer)
-        return {"kind": "Lost", "why": why}
+        return {"kind": "Lost", "why": reason}
 
     def _part(self, peer: _Peer) -> None:
         self._drop_connection(peer)
@@ -285,6 +334,7 @@ class Hub:
 
 
 def _listen(info: RankInfo) -> socket.socket:
+    """Listen on the first free candidate port, and publish it for members that don't find it there."""
     identity = f"control of {info.launch_id}"
     publish = partial(RunContext.read(os.environ).publish_port, identity)
     listener = listen_as_rank_zero(info, candidate_ports(identity), publish)

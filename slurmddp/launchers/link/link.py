@@ -1,6 +1,6 @@
-"""The link between the agents of an attempt: messages, and which agents have joined or are lost.
+"""Link the agents of an attempt: send messages, and report which agents have joined or are lost.
 
-The links form a star. The agent of node 0, the hub, listens; the other agents, the members, connect to it.
+The links form a star. The agent of node 0, the hub, listens. The other agents, the members, connect to it.
 Both sides prove that they know the attempt's secret. Everything happens inside `handle`, which never waits:
 the agent's loop waits. An agent that ends without a farewell is lost at once. An agent that stays silent
 while this process is awake is lost after a while. A new connection bridges a shorter fault of the network,
@@ -24,7 +24,7 @@ __all__ = ["Clock", "Link", "Message", "open_link"]
 
 
 class Link(Protocol):
-    """One agent's end of the link.
+    """An agent's end of the link.
 
     The link itself adds the messages {"kind": "Joined", "host": ...} and {"kind": "Lost", "why": ...}: the
     hub gets them about each member, a member about the hub. A lost agent stays lost. An agent that says
@@ -44,12 +44,15 @@ class Link(Protocol):
         """Send a message to a node rank: from the hub to any other node, from a member to the hub.
 
         An agent that has not joined yet gets the message when it joins. An agent that is lost or has left
-        gets nothing. Raises ValueError if the message is longer than a megabyte, or for another `to`.
+        gets nothing.
+
+        Raises:
+            ValueError: the message is longer than a megabyte, or `to` is another node.
         """
         ...
 
     def next_deadline(self) -> float:
-        """Return the `time.monotonic()` at which to call `handle` at the latest."""
+        """Return the time of `time.monotonic()` at which to call `handle` at the latest."""
         ...
 
     def missing(self) -> list[int]:
@@ -57,12 +60,12 @@ class Link(Protocol):
         ...
 
     def close(self, farewell: bool = True) -> None:
-        """Leave. Without a farewell nothing is sent: a forked child closes only its copies."""
+        """Leave the link. Without a farewell nothing is sent: a forked child closes only its copies."""
         ...
 
 
 class Alone:
-    """The link of an only node: there is no other agent."""
+    """The link of a job with one node: there is no other agent."""
 
     def descriptors(self) -> list[int]:
         return []
@@ -93,17 +96,26 @@ def open_link(
 ) -> Link:
     """Return this agent's end of the link; `handle` connects it.
 
+    Args:
+        info: this node; `node_rank` 0 becomes the hub.
+        secret: the attempt's secret.
+        heartbeat_s: seconds between two heartbeats.
+        lost_after_s: seconds without a frame after which an agent is lost.
+        clock: the clock, in seconds of `time.monotonic`.
+
     Raises:
-        MismatchError: if node 0's name can't be right (see `find_rank_zero`).
-        ConfigError: without a secret.
-        SlurmddpError: if the hub finds no port to listen on.
+        MismatchError: node 0's name can't be right (see `find_rank_zero`).
+        ConfigError: there is no secret.
+        SlurmddpError: the hub finds no port to listen on.
     """
     if info.nodes == 1:
         return Alone()
+
     if not secret:
         raise ConfigError(
             f"{info.nodes} nodes, and no secret by which their agents authenticate each other.",
             hint=f"The batch script draws one for every attempt and exports it as {SECRET_VARIABLE}.",
         )
+
     kind = Hub if info.node_rank == 0 else Member
     return kind(info, secret, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s, clock=clock)

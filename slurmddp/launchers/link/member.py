@@ -1,8 +1,8 @@
-"""Another node's end of the link: it finds the hub, proves the secret, and answers heartbeats.
+"""Implement a member's end of the link: find the hub, prove the secret, and answer heartbeats.
 
-Until it has found the hub it tries the candidate ports again and again. When the hub falls silent, it tries a
-second connection beside the first: after a fault of the network a new connection works at once, while the old
-connection waits for its next retransmission.
+Until a member has found the hub it tries the candidate ports again and again. When the hub falls silent, the
+member tries a second connection beside the first: after a fault of the network a new connection works at
+once, while the old connection waits for its next retransmission.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from slurmddp.launchers.link.connection import (
 )
 from slurmddp.runs.folder.run_context import RunContext
 
-Place = tuple[Address, int]
+Endpoint = tuple[Address, int]
 
 _ANSWER_S = (1.0, 5.0)
-"""Seconds for a listener to answer: at first, and at most in later rounds."""
+"""Seconds for a listener to answer: in the first round, and at most in later rounds."""
 _PAUSE_S = (0.02, 0.5)
+"""The first and the longest pause in seconds between two rounds over all endpoints."""
 _PUBLISHED_S = 3.0
 """Seconds without the hub until the member tries the port in the attempt's folder."""
 _FAREWELL_S = 0.5
+"""Seconds for the farewell to leave this machine."""
 _SILENT_SHARE = 0.3
-"""The part of `lost_after_s` until the member tries a second connection."""
+"""The part of `lost_after_s` after which the member tries a second connection."""
 
 
 @dataclass
@@ -49,11 +51,13 @@ class _Attempt:
     """A connection to a listener that may be the hub."""
 
     connection: Connection
-    place: Place
+    endpoint: Endpoint
     until: float
+    """When the member gives the attempt up, in seconds of `Awake`."""
     greeting: str = ""
     """The listener's nonce, once it has come."""
     nonce: str = ""
+    """The member's nonce."""
 
 
 class Member:
@@ -71,14 +75,19 @@ class Member:
         self._identity = secrets.token_hex(16)
         self._session = Session()
         self._poll = select.epoll()
-        self._looks_for = f"control of {info.launch_id}"
+
+        self._listener_name = f"control of {info.launch_id}"
+        """The name from which the candidate ports of the hub follow."""
         self._addresses = find_rank_zero(info)
-        self._places: list[Place] = list(product(self._addresses, candidate_ports(self._looks_for)))
+        self._endpoints: list[Endpoint] = list(product(self._addresses, candidate_ports(self._listener_name)))
         self._begin_walk()
+
         self._attempt: _Attempt | None = None
         self._connection: Connection | None = None
-        self._joined = self._gone = False
+        self._joined = False
+        self._gone = False
         self._heard = 0.0
+        """When the last frame came from the hub, in seconds of `Awake`."""
 
     def descriptors(self) -> list[int]:
         return [] if self._poll.closed else [self._poll.fileno()]
@@ -90,10 +99,14 @@ class Member:
             self._go_on(self._attempt, messages, now)
         if self._connection and not self._gone:
             self._read_hub(self._connection, messages, now)
+
+        # Only what the hub has sent so far decides whether it is silent, so read first.
         if self._joined and not self._gone and now - self._heard > self._lost_after_s:
             self._lose(messages, f"no heartbeat for {now - self._heard:.0f} s", together=1)
+
         if not self._gone:
             self._seek(messages, now)
+
         return [(0, message) for message in messages]
 
     def send(self, to: int, message: Message) -> None:
@@ -101,18 +114,21 @@ class Member:
             raise ValueError(f"Node {self._node} may send to node 0 only, not {to}.")
         if self._gone:
             return
+
+        # Without a connection, the session keeps the frame for the next one.
         frame = self._session.numbered(message)
         if self._connection:
             self._connection.put(frame)
 
     def next_deadline(self) -> float:
         now = self._awake.now
-        at = now + self._heartbeat_s
+        deadline = now + self._heartbeat_s
         if self._attempt:
-            at = min(at, self._attempt.until)
-        elif self._wanted(now):
-            at = min(at, self._next_walk)
-        return self._awake.moment(at)
+            deadline = min(deadline, self._attempt.until)
+        elif self._needs_connection(now):
+            deadline = min(deadline, self._next_walk)
+
+        return self._awake.moment(deadline)
 
     def missing(self) -> list[int]:
         return [] if self._connection else [0]
@@ -123,47 +139,56 @@ class Member:
             self._connection.finish(time.monotonic() + _FAREWELL_S)
         elif self._connection:
             self._connection.forget()
+
         if self._attempt:
             self._attempt.connection.forget()
+
         self._connection = self._attempt = None
         self._gone = True
         self._poll.close()
 
     def _begin_walk(self) -> None:
-        self._walk: Iterator[Place] = iter(self._places)
-        self._answer_s, self._pause_s, self._next_walk = _ANSWER_S[0], _PAUSE_S[0], 0.0
+        """Try the endpoints from the first on when a connection is needed."""
+        self._walk: Iterator[Endpoint] = iter(self._endpoints)
+        self._answer_s = _ANSWER_S[0]
+        self._pause_s = _PAUSE_S[0]
+        self._next_walk = 0.0
 
-    def _wanted(self, now: float) -> bool:
-        """Return whether to try a connection, or a second connection."""
+    def _needs_connection(self, now: float) -> bool:
+        """Decide whether to try a connection, or a second connection."""
         return self._connection is None or now - self._heard > _SILENT_SHARE * self._lost_after_s
 
     def _seek(self, messages: list[Message], now: float) -> None:
-        """Try the next addresses until a listener has to be waited for."""
+        """Try the next endpoints until the answer of a listener has to be awaited."""
         if self._attempt and now > self._attempt.until:
             self._give_up(self._attempt)
-        while self._attempt is None and self._wanted(now) and now >= self._next_walk:
-            place = next(self._walk, None)
-            if place is None:
-                self._walk = iter([*self._published(), *self._places])
+
+        while self._attempt is None and self._needs_connection(now) and now >= self._next_walk:
+            endpoint = next(self._walk, None)
+            # The hub may start much later, so each round is slower than the round before.
+            if endpoint is None:
+                self._walk = iter([*self._published(), *self._endpoints])
                 self._next_walk = now + self._pause_s
                 self._pause_s = min(1.5 * self._pause_s, _PAUSE_S[1])
                 self._answer_s = min(1.5 * self._answer_s, _ANSWER_S[1])
             else:
-                self._connect(place, now)
+                self._connect(endpoint, now)
 
-    def _published(self) -> list[Place]:
-        """Return other addresses of the hub; the folder is read only after a while without the hub."""
+    def _published(self) -> list[Endpoint]:
+        """Return the endpoints that the hub has published; the folder is read only if the hub is late."""
         if self._joined or self._awake.now < _PUBLISHED_S:
             return []
-        return list(product(self._addresses, RunContext.read(os.environ).published_ports(self._looks_for)))
 
-    def _connect(self, place: Place, now: float) -> None:
-        address, port = place
+        ports = RunContext.read(os.environ).published_ports(self._listener_name)
+        return list(product(self._addresses, ports))
+
+    def _connect(self, endpoint: Endpoint, now: float) -> None:
+        address, port = endpoint
         end = socket.socket(address.family, socket.SOCK_STREAM)
         end.setblocking(False)
-        # The listener sends first, so the socket is readable once it is connected.
+        # The listener sends first, so the socket becomes readable once it is connected.
         if end.connect_ex((address.text, port)) in (0, errno.EINPROGRESS):
-            self._attempt = _Attempt(Connection(end, self._poll), place, now + self._answer_s)
+            self._attempt = _Attempt(Connection(end, self._poll), endpoint, now + self._answer_s)
         else:
             end.close()
 
@@ -174,20 +199,24 @@ class Member:
     def _go_on(self, attempt: _Attempt, messages: list[Message], now: float) -> None:
         """Take the next steps of the proof, as far as the other side has answered."""
         attempt.connection.read()
-        while self._attempt and (said := attempt.connection.next()) is not None:
+        while self._attempt and (value := attempt.connection.next()) is not None:
             if not attempt.greeting:
-                self._introduce(attempt, said)
+                self._introduce(attempt, value)
             else:
-                self._enter(attempt, said, messages, now)
+                self._enter(attempt, value, messages, now)
+
         if self._attempt and attempt.connection.ended:
             self._give_up(attempt)
+            # If no other connection is left, the process of the hub has ended.
             if self._joined and self._connection is None and attempt.connection.ended == CLOSED:
                 self._lose(messages, "connection closed")
 
-    def _introduce(self, attempt: _Attempt, said: object) -> None:
-        match said:
+    def _introduce(self, attempt: _Attempt, value: object) -> None:
+        """Answer the listener's nonce with the facts about this member, and their proof."""
+        match value:
             case {"slurmddp": 1, "nonce": str(greeting)} if greeting:
-                attempt.greeting, attempt.nonce = greeting, secrets.token_hex(16)
+                attempt.greeting = greeting
+                attempt.nonce = secrets.token_hex(16)
                 join = Join(
                     self._node, socket.gethostname(), self._identity, self._session.received, attempt.nonce
                 )
@@ -196,32 +225,45 @@ class Member:
             case _:
                 self._give_up(attempt)
 
-    def _enter(self, attempt: _Attempt, said: object, messages: list[Message], now: float) -> None:
+    def _enter(self, attempt: _Attempt, value: object, messages: list[Message], now: float) -> None:
         """Use this connection if the listener proves that it is the hub of this attempt."""
-        nonces = attempt.greeting, attempt.nonce
-        match said:
-            case {"said": [int(received), str(host)] as words, "proof": proof} if self._secret.proves(
-                proof, "hub", *nonces, *words
-            ):
-                pass
-            case _:
-                self._give_up(attempt)
-                return
+        nonces = (attempt.greeting, attempt.nonce)
+        welcome = self._proved(value, nonces)
+        if welcome is None:
+            self._give_up(attempt)
+            return
+
+        received, host = welcome
         attempt.connection.secure(
             self._secret.frame_key("from member", *nonces), self._secret.frame_key("from hub", *nonces)
         )
         if self._connection:
             self._connection.close()
-        self._connection, self._attempt, self._heard = attempt.connection, None, now
-        self._places = [attempt.place]  # The hub stays where it is.
+
+        self._connection = attempt.connection
+        self._attempt = None
+        self._heard = now
+
+        # The hub keeps its endpoint until its process ends.
+        self._endpoints = [attempt.endpoint]
         self._begin_walk()
         if not self._joined:
             self._joined = True
             messages.append({"kind": "Joined", "host": host})
+
         self._session.confirm(received)
-        self._connection.put(["echo", self._session.received])  # The hub learns that this connection is used.
+        # The hub must know that this connection is used.
+        self._connection.put(["echo", self._session.received])
         for frame in self._session.unconfirmed():
             self._connection.put(frame)
+
+    def _proved(self, value: object, nonces: tuple[str, str]) -> tuple[int, str] | None:
+        """Return what the hub has received and its host if the proof of the welcome is right, else None."""
+        match value:
+            case {"said": [int(received), str(host)], "proof": proof}:
+                if self._secret.proves(proof, "hub", *nonces, received, host):
+                    return received, host
+        return None
 
     def _read_hub(self, connection: Connection, messages: list[Message], now: float) -> None:
         connection.read()
@@ -237,20 +279,24 @@ class Member:
                 case ["farewell"]:
                     self._part()
                     return
+
         if connection.ended == CLOSED and self._attempt is None:
             self._lose(messages, "connection closed")
         elif connection.ended:
-            # The hub may have taken another connection, which is on its way.
+            # The hub may have accepted a new connection of this member, whose welcome is on its way.
             connection.close()
             self._connection = None
 
-    def _lose(self, messages: list[Message], why: str, **facts: int) -> None:
-        messages.append({"kind": "Lost", "why": why, **facts})
+    def _lose(self, messages: list[Message], reason: str, **facts: int) -> None:
+        messages.append({"kind": "Lost", "why": reason, **facts})
         self._part()
 
     def _part(self) -> None:
-        for connection in (self._connection, self._attempt and self._attempt.connection):
-            if connection:
-                connection.close()
-        self._connection = self._attempt = None
+        if self._connection:
+            self._connection.close()
+        if self._attempt:
+            self._attempt.connection.close()
+
+        self._connection = None
+        self._attempt = None
         self._gone = True

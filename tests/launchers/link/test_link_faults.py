@@ -251,7 +251,7 @@ def test_a_hub_that_ends_while_a_second_connection_is_tried_is_lost_at_once(star
 
 def test_a_member_cut_off_for_too_long_is_lost_and_stays_lost(star):
     two = star(by_manual_clocks(2))
-    two.links[1]._places = []
+    two.links[1]._endpoints = []
     two.links[1]._begin_walk()
     cut(two)
     pass_s(two, 12)

@@ -141,7 +141,7 @@ def test_a_caller_who_says_nothing_is_sent_away_in_time(star):
 
 def test_callers_who_say_nothing_do_not_crowd_out_the_members(star):
     two = star(Star(2).open(0))
-    most = two.links[0]._most_callers
+    most = two.links[0]._max_callers
     with contextlib.ExitStack() as calls:
         for _ in range(2 * most):
             calls.enter_context(call(two))
