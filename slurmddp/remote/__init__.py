@@ -1,9 +1,9 @@
-"""One script controls, and workers hold the tensors: `remote.workers(4)`, `x.dist_send(node=1)`, `z.fetch()`.
+"""Control workers that hold tensors from one script: `remote.workers(4)`, `x.dist_send(node=1)`, `z.fetch()`.
 
-The room reads from top to bottom: `message_encoding` and `channel` (messages), `connection` (the controller's
-end of one worker), `dispatch` (operations on remote tensors), `worker` and `collective` (the worker's end),
-`controller` (start and end of the workers, collectives), `place` (factories, send, call, module, events), and
-`job` (the processes that are workers).
+The modules build on each other in this order: `message_encoding` and `channel` (messages), `connection` (the
+controller's end of a connection), `dispatch` (operations on remote tensors), `worker` and `collective` (the
+worker's end), `controller` (start and end of the workers, collectives), `place` (factories, send, call,
+module, events), and `job` (the processes of the workers).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One connection between the controller and a worker, which prove to each other that they know the secret.
+"""Connect the controller and a worker; both prove to each other that they know the secret.
 
 The proof is the link's (`launchers/link/connection.py`): an HMAC over a number that the other side has just
 drawn. A frame has a text, and an HMAC over the frame's number, sizes and text. The bytes of one tensor may
@@ -21,12 +21,13 @@ from slurmddp.launchers.link.connection import Seal, Secret
 _PURPOSE = "controller"
 """Binds the proofs to connections of this kind."""
 _MAX_STRANGERS_BYTES = 2048
+"""Longest frame, in bytes, before the other side has proved that it knows the secret."""
 _SIZES = struct.Struct(">QQ")
 """The bytes of a frame's text and of its tensor."""
 _MAC_BYTES = 16
 NO_DATA = memoryview(b"")
 _SILENT_S = 20
-"""Seconds without an answer of the other machine after which a connection counts as lost."""
+"""Seconds without a reply from the other machine after which a connection counts as lost."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * _SILENT_S}
 
 
@@ -39,15 +40,20 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._max_bytes = _MAX_STRANGERS_BYTES
-        self._sealing, self._opening = Seal(b""), Seal(b"")
+        self._sealing = Seal(b"")
+        self._opening = Seal(b"")
+
+        # Commands are short, and the controller may wait for their reply.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine without power closes no connection.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def trust(self, sending: bytes, receiving: bytes) -> None:
-        """Use these keys for all frames from now on, and take frames of any size, however late they come."""
-        self._sealing, self._opening = Seal(sending), Seal(receiving)
+        """Use these keys for all frames from now on; accept frames of any size, without a time-out."""
+        self._sealing = Seal(sending)
+        self._opening = Seal(receiving)
         self._max_bytes = 1 << 62
         self._end.settimeout(None)
 
@@ -61,43 +67,50 @@ class Channel:
 
     def receive(self) -> tuple[str, memoryview]:
         """Wait for the next frame; return its text, and the bytes of its tensor in new memory."""
-        head = bytes(self._read(_SIZES.size + _MAC_BYTES))
-        sizes, mac = head[: _SIZES.size], head[_SIZES.size :]
+        header = bytes(self._read(_SIZES.size + _MAC_BYTES))
+        sizes = header[: _SIZES.size]
+        mac = header[_SIZES.size :]
         text_bytes, data_bytes = _SIZES.unpack(sizes)
         if text_bytes + data_bytes > self._max_bytes:
             raise ConnectionError("a frame that is too long")
+
         body = self._read(text_bytes)
         if not secrets.compare_digest(mac, self._opening.next(sizes + body)):
             raise ConnectionError("a frame with a wrong HMAC")
+
         return str(body, "utf-8"), self._read(data_bytes)
 
     def close(self) -> None:
+        # A thread that reads would go on after `close` alone.
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
     def _read(self, size: int) -> memoryview:
-        memory: Any = numpy.empty(size, numpy.uint8)  # A bytearray would be filled with zeros first.
-        found = memoryview(memory)
-        unread = found
+        # A bytearray would be filled with zeros first.
+        memory: Any = numpy.empty(size, numpy.uint8)
+        data = memoryview(memory)
+
+        unread = data
         while len(unread):
             received = self._end.recv_into(unread)
             if not received:
                 raise EOFError("the other side has closed the connection")
             unread = unread[received:]
-        return found
+
+        return data
 
 
 def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Channel, list[Any]]:
     """Prove to the other side that this side knows the secret, and check the other side's proof.
 
-    Each proof covers the roles, the random numbers and the facts of both sides, first those of the prover.
+    Each proof covers the role, the random number and the facts of the prover, and then of the other side.
 
     Args:
         end: the connection.
-        secret: the job's.
+        secret: the secret of the job.
         role: `controller` on one side and `worker` on the other.
-        facts: what the other side shall know.
+        facts: values to send to the other side.
 
     Returns:
         The channel, and the facts of the other side.
@@ -106,15 +119,23 @@ def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Chann
         ConnectionError: the other side has not proved the secret; `end` is closed.
     """
     try:
-        channel, proofs, own = Channel(end), Secret(secret, _PURPOSE), [role, secrets.token_hex(16), *facts]
-        channel.send(json.dumps(own))
-        role_there, nonce_there, *facts_there = said = json.loads(channel.receive()[0])
-        channel.send(proofs.proof(own, said))
-        if role_there == role or not proofs.proves(channel.receive()[0], said, own):
+        channel = Channel(end)
+        proofs = Secret(secret, _PURPOSE)
+        nonce = secrets.token_hex(16)
+        greeting = [role, nonce, *facts]
+        channel.send(json.dumps(greeting))
+
+        other_greeting = json.loads(channel.receive()[0])
+        other_role, other_nonce, *other_facts = other_greeting
+        channel.send(proofs.proof(greeting, other_greeting))
+        # The same role would be this side's own greeting and proof, sent back.
+        if other_role == role or not proofs.proves(channel.receive()[0], other_greeting, greeting):
             raise ConnectionError("a wrong proof")
-        sending = proofs.frame_key(role, own[1], nonce_there)
-        channel.trust(sending, proofs.frame_key(role_there, nonce_there, own[1]))
-        return channel, facts_there
+
+        sending = proofs.frame_key(role, nonce, other_nonce)
+        receiving = proofs.frame_key(other_role, other_nonce, nonce)
+        channel.trust(sending, receiving)
+        return channel, other_facts
     except (OSError, EOFError, ValueError, TypeError, RecursionError) as error:
         end.close()
         raise ConnectionError(f"the other side has not proved that it knows the secret: {error}") from error

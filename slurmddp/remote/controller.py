@@ -1,4 +1,4 @@
-"""The controller: it starts workers or finds those of its job, and lets them talk to each other."""
+"""Control workers: start them, or accept the connections of a job's workers; run their collectives."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from slurmddp.remote.connection import Node
 from slurmddp.remote.dispatch import common_node, described, exchange
 
 _START_S = 120.0
-"""Most seconds until all workers have imported torch, met and connected."""
+"""Seconds within which all workers must have imported torch, formed their process group and connected."""
 _PROOF_S = 10.0
-"""Seconds after which a caller that has not proved the secret is turned away."""
+"""Seconds after which the connection of a caller that has not proved the secret is closed."""
 _MOST_STRANGERS = 32
-"""Callers without a proof that are heard at once, beside the workers."""
+"""Callers without a proof that are served at the same time, beside the workers."""
 _POLL_S = 0.1
 _END_S = 10.0
-"""Seconds that workers may take to leave before they are killed."""
+"""Seconds within which workers must end before they are killed."""
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 
@@ -49,11 +49,11 @@ class Workers:
     """Processes that hold tensors and run operations on them; a context manager.
 
     Args:
-        count: the number of workers to start. Under `slurmddp controller` the job's ranks are the workers,
-            whatever their number.
+        count: the number of workers to start. Under `slurmddp controller` it has no effect: the job's ranks
+            are the workers.
 
     Raises:
-        ConfigError: other workers are open, or there is no number.
+        ConfigError: other workers are open, or `count` is missing or too large.
         RankFailure: a worker did not start.
 
     Example:
@@ -66,28 +66,34 @@ class Workers:
     current: Workers | None = None
 
     def __init__(self, count: int | None = None) -> None:
-        inherited, _, of_job = os.environ.get(names.CONTROLLER_VARIABLE, "").partition(":")
-        self._count = int(of_job or count or 0)
+        # Under `slurmddp controller`: the descriptor of the listener, and the number of ranks.
+        listener, _, ranks = os.environ.get(names.CONTROLLER_VARIABLE, "").partition(":")
+        self._count = int(ranks or count or 0)
         if self._count < 1:
             raise ConfigError(
                 f"workers({'' if count is None else count}) has no number of workers.",
-                hint="Say workers(4), or start the script by `slurmddp controller -n 4`.",
+                hint="Use workers(4), or start the script by `slurmddp controller -n 4`.",
             )
+
         if Workers.current is not None:
             raise ConfigError(
                 "Other workers are still open in this process.",
                 hint="Close them first: remote.workers.current.close().",
             )
+
         self.nodes: dict[int, Node] = {}
         self._callers = threading.BoundedSemaphore(self._count + _MOST_STRANGERS)
         self._process: subprocess.Popen[bytes] | None = None
-        if inherited:
-            self._listener = socket.socket(fileno=os.dup(int(inherited)))
+        if listener:
+            # A copy, so that closing it leaves the inherited descriptor for later workers of the script.
+            self._listener = socket.socket(fileno=os.dup(int(listener)))
             self._secret = os.environ[names.SECRET_VARIABLE]
         else:
             self._secret = secrets.token_hex(32)
             self._start()
+
         Workers.current = self
+
         try:
             self._await_all()
         except BaseException:
@@ -95,33 +101,36 @@ class Workers:
             raise
 
     def _start(self) -> None:
-        """Start the workers here, or by srun on the nodes of the allocation around this process."""
+        """Start the workers on this machine, or by srun on the nodes of this process's allocation."""
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
         cpus = process.usable_cpus()
-        if not in_allocation and self._count > (most := most_ranks(cpus)):
+        limit = most_ranks(cpus)
+        if not in_allocation and self._count > limit:
             raise ConfigError(
                 f"workers({self._count}) are too many: this machine has {cpus} CPU(s).",
-                hint=f"Say workers({most}) or less.",
+                hint=f"Use workers({limit}) or fewer.",
             )
+
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]
-        to_controller = ["--connect", address, str(port), str(self._count)]
-        command = [sys.executable, "-m", "slurmddp.remote.job", *to_controller]
-        paths = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+        command = [
+            *(sys.executable, "-m", "slurmddp.remote.job"),
+            *("--connect", address, str(port), str(self._count)),
+        ]
+        # Calls name modules that this script can import.
+        paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
+
         if in_allocation:
-            srun = [
-                "srun",
-                *slurm.STEP_OPTIONS,
-                f"--ntasks={self._count}",
-                "--kill-on-bad-exit=0",
-                "--unbuffered",
-            ]
-            command = [*srun, *command]
+            # A worker that has died must not end the other workers.
+            options = [f"--ntasks={self._count}", "--kill-on-bad-exit=0", "--unbuffered"]
+            command = ["srun", *slurm.STEP_OPTIONS, *options, *command]
         else:
             launch = {names.LAUNCHER_VARIABLE: "local", names.LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
             environment = scrub(environment) | launch
         environment[names.SECRET_VARIABLE] = self._secret
+
+        # A session without a terminal: Ctrl-C is for the controller only.
         self._process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
         )
@@ -132,22 +141,27 @@ class Workers:
         self._listener.settimeout(_POLL_S)
         while len(self.nodes) < self._count:
             self._refuse_missing(deadline)
-            if not self._callers.acquire(timeout=_POLL_S):  # Further callers wait in the listener's queue.
+            # Further callers wait in the listener's queue.
+            if not self._callers.acquire(timeout=_POLL_S):
                 continue
+
             try:
                 end, _ = self._listener.accept()
             except TimeoutError:
                 self._callers.release()
                 continue
+
             threading.Thread(target=self._admit, args=(end,), daemon=True).start()
+
         self.nodes = dict(sorted(self.nodes.items()))
         self._listener.close()
 
     def _refuse_missing(self, deadline: float) -> None:
-        """Raise RankFailure if workers are missing and none will come."""
+        """Raise RankFailure if workers are missing and no further worker will connect."""
         has_ended = self._process is not None and self._process.poll() is not None
         if not has_ended and time.monotonic() <= deadline:
             return
+
         missing = sorted(set(range(self._count)) - set(self.nodes))
         if missing:
             raise RankFailure(
@@ -156,6 +170,7 @@ class Workers:
             )
 
     def _admit(self, end: socket.socket) -> None:
+        """Add a caller to the workers if it proves that it knows the secret."""
         # A time-out of the socket would begin again with each byte.
         limit = threading.Timer(_PROOF_S, partial(_shut_down, end))
         limit.start()
@@ -163,7 +178,8 @@ class Workers:
             admitted, facts = channel.meet(end, self._secret, "controller")
             self.nodes[facts[0]] = Node(admitted, facts, described)
         except ConnectionError:
-            pass  # A stranger, or a worker that has died.
+            # A stranger, or a worker that has died.
+            pass
         finally:
             limit.cancel()
             self._callers.release()
@@ -182,31 +198,37 @@ class Workers:
         return self._count
 
     def close(self) -> None:
-        """End the workers; they are killed if they don't leave."""
+        """End the workers; kill the workers that don't end within 10 seconds."""
         Workers.current = None
         self._listener.close()
         for node in self.nodes.values():
             node.close()
+
         if self._process is None:
             return
-        deadline, leader = time.monotonic() + (_END_S if self.nodes else 0), self._process.pid
+
+        # Workers that have never connected don't know that they shall end.
+        deadline = time.monotonic() + (_END_S if self.nodes else 0)
+        leader = self._process.pid
         while time.monotonic() < deadline and (self._process.poll() is None or process.exists(-leader)):
             time.sleep(0.01)
+
         process.signal_group(leader, signal.SIGKILL)
         self._process.wait()
 
     def node(self, number: int) -> Node:
-        """Return worker `number`; raise ConfigError if the number is not one of a worker."""
+        """Return worker `number`; raise ConfigError if there is no worker with this number."""
         if isinstance(number, int) and number in self.nodes:
             return self.nodes[number]
+
         raise ConfigError(
             f"There is no node {number!r}.", hint=f"The workers are node 0 to node {self._count - 1}."
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error that one reports.
+        """Wait until all workers have run all commands so far; raise the first error that a worker reports.
 
-        A worker whose loss has been reported is left out.
+        A worker is skipped if its loss has been reported before.
         """
         for node in self.nodes.values():
             if not node.loss_reported:
@@ -214,83 +236,109 @@ class Workers:
 
     def live_objects(self, node: int) -> int:
         """Wait for a worker, and return the number of tensors and other objects that it holds."""
-        found: int = self.node(node).ask("count")
-        return found
+        count: int = self.node(node).ask("count")
+        return count
 
-    # --- collectives: one tensor, or one list of tensors, for each worker that takes part
+    # --- collectives: a tensor, or a list of tensors, for each worker that takes part
 
     def all_reduce(self, tensors: Sequence[Tensors], op: str = "sum") -> None:
         """Reduce tensors of different workers in place, without waiting.
 
         Args:
-            tensors: for each worker that takes part a tensor, or a list of tensors of one dtype; the shapes
-                are the same on all of them.
+            tensors: for each worker that takes part a tensor, or a list of tensors of one dtype. All workers
+                have the same shapes.
             op: sum, mean, min, max or product. The mean divides before it adds, as DDP does.
         """
         _collective("reduce", tensors, op)
 
     def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
         """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
-        grads = [[one.grad for one in model.parameters() if one.grad is not None] for model in replicas]
-        self.all_reduce(grads, "mean")
+        gradients = [
+            [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            for model in replicas
+        ]
+        self.all_reduce(gradients, "mean")
 
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
         """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
         _collective("reduce", tensors, op, node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
-        """Overwrite the tensors of all others with those of worker `node`, without waiting."""
+        """Overwrite the tensors of the other workers with the tensors of worker `node`, without waiting."""
         _collective("broadcast", tensors, node=node)
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Return, in the order of the workers, for each of them the tensors of all, without waiting."""
+        """Copy the tensor of each worker to all workers, without waiting.
+
+        Args:
+            tensors: a tensor of each worker that takes part, with the same shape and dtype on all workers.
+
+        Returns:
+            For each worker, in the order of their numbers, copies of all tensors on this worker.
+        """
         parts = _parts_of(tensors)
-        found: list[list[torch.Tensor]] = [[own.clone() for _ in parts] for (own,) in parts]
-        _collective("all_gather", found)
-        return found
+        gathered: list[list[torch.Tensor]] = [[tensor.clone() for _ in parts] for (tensor,) in parts]
+        _collective("all_gather", gathered)
+
+        return gathered
 
 
 def _shut_down(end: socket.socket) -> None:
-    """End the connection, also for a thread that waits for its bytes."""
+    """End a connection, also for a thread that reads from it."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 
 
 def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node: int | None = None) -> None:
-    parts, known = _parts_of(given), collective.REDUCTIONS
+    """Check a collective, and queue it on the workers; see `collective.run`."""
+    parts = _parts_of(given)
     nodes = [part[0].get_node() for part in parts]
-    if op not in (None, *known):
-        raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(known)}.")
+    reductions = collective.REDUCTIONS
+    if op not in (None, *reductions):
+        raise ConfigError(f"There is no reduction {op!r}.", hint=f"Use one of {', '.join(reductions)}.")
+
     if node not in (None, *nodes):
         raise ConfigError(
             f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
         )
+
     if len(parts) > 1:
         exchange(kind, parts, op, node)
-    torch.autograd.graph.increment_version([one.detach() for part in parts for one in part])
+
+    # autograd then refuses a backward pass that needs the values from before the collective.
+    torch.autograd.graph.increment_version([tensor.detach() for part in parts for tensor in part])
 
 
 def _parts_of(given: Sequence[Tensors]) -> list[list[Any]]:
-    """Return the tensors of each worker, in the order of the workers."""
-    parts: list[list[Any]] = [[one] if isinstance(one, torch.Tensor) else list(one) for one in given]
+    """Return the tensors of each worker, in the order of the workers' numbers.
+
+    Raises:
+        ConfigError: the workers' tensors differ in shapes or dtypes, or a worker has no tensors.
+    """
+    parts: list[list[Any]] = []
+    for tensors in given:
+        parts.append([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+
     if not parts or not all(parts):
         raise ConfigError(
             f"A collective got no tensors from {sum(not part for part in parts)} of {len(parts)} workers.",
             hint="Give one tensor or list of tensors per worker; gradients are there after backward().",
         )
+
     parts.sort(key=lambda part: common_node("A collective", part).number)
-    kinds = [[(tuple(one.shape), one.dtype) for one in part] for part in parts]
+    kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in part] for part in parts]
     nodes = [part[0].get_node() for part in parts]
     if len(set(nodes)) < len(nodes) or any(kind != kinds[0] for kind in kinds):
         raise ConfigError(
             f"A collective got tensors of nodes {nodes} with shapes and dtypes {kinds}.",
             hint="Give one tensor or list of tensors per worker, with the same shapes and dtypes on all.",
         )
+
     return parts
 
 
 def _address_towards_nodes() -> Address:
-    """Return the address of this machine by which it reaches the nodes of the allocation."""
-    first = expand(os.environ["SLURM_JOB_NODELIST"])[0]
-    target = find_rank_zero(RankInfo(environment="slurm", nodes=2, hosts=(first, first)))[0]
+    """Return the address from which this machine reaches the nodes of the allocation."""
+    first_node = expand(os.environ["SLURM_JOB_NODELIST"])[0]
+    target = find_rank_zero(RankInfo(environment="slurm", nodes=2, hosts=(first_node, first_node)))[0]
     return Address(target.family, address_towards(target.text))

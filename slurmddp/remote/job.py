@@ -1,10 +1,10 @@
-"""The processes that are workers: forked ones on this machine, tasks of srun, or the ranks of a job.
+"""Run the processes of workers: forked processes on this machine, tasks of srun, or the ranks of a job.
 
     python -m slurmddp.remote.job --connect ADDRESS PORT WORLD_SIZE   # by `remote.workers()`
     python -m slurmddp.remote.job script.py --lr 0.1                  # each rank of `slurmddp controller`
 
-In a job rank 0 starts the controller's script beside it, on the first node. It opens the listener to which
-the workers connect, on the address that leads to the job's nodes. The script inherits the listener
+In a job, rank 0 starts the controller's script on its node, the first node. It opens the listener to which
+the workers connect, on the address by which the job's nodes reach it. The script inherits the listener
 (`SLURMDDP_CONTROLLER`). Rank 0 ends with the script's exit code.
 """
 
@@ -33,36 +33,53 @@ from slurmddp.remote.worker import Worker
 from slurmddp.training.process_group.setup import RankContext, finish, start
 
 
-def main(words: Sequence[str]) -> int:
-    """Serve the controller at an address, or one that runs the script or `-m MODULE` of `words`.
+def main(arguments: Sequence[str]) -> int:
+    """Serve a controller.
+
+    Args:
+        arguments: `--connect ADDRESS PORT WORLD_SIZE`, or the controller's script or `-m MODULE` with its
+            arguments.
 
     Returns:
-        The exit code of the script on rank 0 of a job, else 0.
+        The exit code of the script on rank 0 of a job, and 0 elsewhere.
     """
     if not os.environ.get(SECRET_VARIABLE):
         raise ConfigError(
             f"{SECRET_VARIABLE} is not set, so anybody could control these workers.",
             hint="Start the script by `slurmddp controller`, which draws a secret.",
         )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller.
-    if words[0] == "--connect":
-        _, address, port, world_size = words
+
+    # Ctrl-C is for the controller.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments[0] == "--connect":
+        _, host, port, world_size = arguments
         if os.environ.get(LAUNCHER_VARIABLE) == "local":
             _fork(int(world_size))
-        serve((address, int(port)), _context())
+        serve((host, int(port)), _context())
         return EXIT_FINISHED
-    folder = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
-    sys.path.insert(0, str(folder))  # Calls name modules beside the script.
+
+    # Calls name modules beside the script.
+    folder = Path.cwd() if arguments[0] == "-m" else Path(arguments[0]).resolve().parent
+    sys.path.insert(0, str(folder))
     context = _context()
-    is_first = context.info.rank == 0
-    wait, listening = _start(words, context.info) if is_first else (lambda: EXIT_FINISHED, ("", 0))
-    serve(collectives.from_zero(listening), context, wait)
-    return wait()
+    if context.info.rank == 0:
+        wait, address = _start(arguments, context.info)
+        serve(collectives.from_zero(address), context, wait)
+        return wait()
+
+    serve(collectives.from_zero(("", 0)), context)
+    return EXIT_FINISHED
 
 
 def _fork(world_size: int) -> None:
-    """Become one of `world_size` processes, which share the cost of the import of torch."""
-    rank = next((rank for rank in range(1, world_size) if os.fork() == 0), 0)
+    """Fork this process into `world_size` ranks; they share the cost of importing torch."""
+    rank = 0
+    for child_rank in range(1, world_size):
+        if os.fork() == 0:
+            rank = child_rank
+            break
+
+    # Forked processes would draw the same random numbers.
     interpreter.draw_anew()
     os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
 
@@ -74,24 +91,28 @@ def _context() -> RankContext:
 
 
 def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
-    """Serve the controller at `address` until it says goodbye.
+    """Serve the controller at an address until its goodbye.
 
-    If the controller dies, this process exits with the code that `lost` returns. If the controller's script
-    has ended and never asked for this worker, the function returns.
+    Args:
+        address: host and port of the controller.
+        context: this rank.
+        lost: called if the controller dies; this process then exits with the returned code.
     """
     facts = context.info.rank, socket.gethostname(), os.getpid(), str(context.device)
     try:
         end = socket.create_connection(address)
         controller, _ = channel.meet(end, os.environ.get(SECRET_VARIABLE, ""), "worker", *facts)
-    except ConnectionError:  # The script has closed its listener.
+    except ConnectionError:
+        # The script has ended without a connection to this worker.
         return
+
     Worker(controller, lost).serve()
     finish(context)
     controller.close()
 
 
-def _start(words: Sequence[str], info: RankInfo) -> tuple[Callable[[], int], tuple[str, int]]:
-    """Start the script; return a function that waits for its exit code, and the address where it listens."""
+def _start(arguments: Sequence[str], info: RankInfo) -> tuple[Callable[[], int], tuple[str, int]]:
+    """Start the script; return a function that waits for its exit code, and the listener's host and port."""
     with listen_as_rank_zero(info, [0]) as listener:
         environment = {
             **scrub(os.environ),
@@ -99,9 +120,11 @@ def _start(words: Sequence[str], info: RankInfo) -> tuple[Callable[[], int], tup
             SECRET_VARIABLE: os.environ[SECRET_VARIABLE],
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, *words]
+        command = [sys.executable, *arguments]
         script = process.start_bound(command, signal.SIGTERM, env=environment, pass_fds=[listener.fileno()])
+        # Ctrl-C reaches this rank, and it is for the script.
         signal.signal(signal.SIGINT, lambda number, _: script.send_signal(number))
+
         return script.wait, listener.getsockname()[:2]
 
 

@@ -1,4 +1,4 @@
-"""The text of commands and replies: JSON, with tags for tensors, dtypes, devices and complex numbers.
+"""Encode commands and replies as JSON, with tags for tensors, dtypes, devices and complex numbers.
 
 A value of another type is refused. Because nothing is pickled, a message can only name objects that its
 receiver knows: operations of torch, importable functions, and tensors by their numbers.
@@ -25,7 +25,7 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "scalar": lambda facts: torch.tensor(facts[0], dtype=facts[1]),
 }
-"""The function that makes a value from the content of its tag."""
+"""By tag, the function that returns a value from the content of the tag."""
 
 
 class MessageEncoding:
@@ -43,13 +43,14 @@ class MessageEncoding:
         self.decode = json.JSONDecoder(object_hook=self._untagged).decode
 
     def _tagged(self, value: Any) -> Any:
-        """Return one tag and its content for a value that JSON does not have."""
+        """Return a tag and its content for a value of a type that JSON does not have."""
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return {"torch": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"device": str(value)}
         if isinstance(value, complex):
             return {"complex": [value.real, value.imag]}
+
         description = self._describe(value)
         if description is None:
             raise ConfigError(
@@ -57,6 +58,7 @@ class MessageEncoding:
                 hint="Send tensors, numbers, texts, lists and dictionaries; create other objects on the "
                 "worker by remote.call().",
             )
+
         return description
 
     def _untagged(self, tagged: dict[str, Any]) -> Any:
@@ -67,14 +69,17 @@ class MessageEncoding:
 def without_dicts(value: Any) -> Any:
     """Return `value` with tags in place of dictionaries, and lists in place of tuples."""
     if isinstance(value, dict):
-        return {"dict": [[key, without_dicts(one)] for key, one in value.items()]}
-    return [without_dicts(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {"dict": [[key, without_dicts(item)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [without_dicts(item) for item in value]
+    return value
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements in one dimension; they share the memory of a contiguous tensor."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return dense.as_strided((dense.numel(),), (1,))  # `reshape` keeps a stride of 0 of a single element.
+    # `reshape` would keep the stride 0 of a single element.
+    return dense.as_strided((dense.numel(),), (1,))
 
 
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
@@ -84,7 +89,8 @@ def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
     such strides.
     """
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if dense.stride() != (strides := torch.empty_like(dense, device="meta").stride()):
+    strides = torch.empty_like(dense, device="meta").stride()
+    if dense.stride() != strides:
         dense = dense.clone()
     memory: Any = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return [dense.dtype, list(dense.shape), list(strides)], memoryview(memory)
@@ -93,5 +99,6 @@ def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
     """Return the tensor of `to_bytes`, in the memory of `data` and in this process."""
     dtype, shape, strides = facts
-    with _disable_current_modes():  # Else `with remote.node` would send the tensor to a worker.
+    # Inside of `with remote.node`, the new tensor would go to a worker.
+    with _disable_current_modes():
         return torch.from_numpy(numpy.asarray(data)).view(dtype).as_strided(shape, strides)

@@ -1,4 +1,4 @@
-"""Put things on a worker: factories of tensors, copies, calls of functions, and events to wait for."""
+"""Create tensors on a worker, copy tensors and models to it, call its functions, wait for its events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _current(number: int) -> Node:
 
 
 class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Create all tensors of a block on worker `number`; operations follow their operands as ever.
+    """Create all tensors of a block on worker `number`; operations run where their operands are, as always.
 
     Example:
         with remote.node(2):
@@ -42,67 +42,82 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, RemoteTensor) for kind in types):
             return dispatch(func, args, kwargs or {})
-        if func is aten.lift_fresh.default:  # The data of torch.tensor([...]).
+        # The operation by which torch.tensor([...]) returns its data.
+        if func is aten.lift_fresh.default:
             return move(args[0], self._node)
+
+        # Only factories have no operands and return a tensor.
         returns = func._schema.returns
-        has_tensors = any(isinstance(one, torch.Tensor) for one in tree_leaves((args, kwargs)))
+        has_tensors = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs)))
         if has_tensors or not returns or str(returns[0].type) != "Tensor":
             return func(*args, **(kwargs or {}))
+
         return dispatch(func, args, kwargs or {}, self._node)
 
 
 def factory(name: str) -> Callable[..., torch.Tensor]:
-    """Return a factory of torch, such as `torch.zeros`, that makes its tensor on worker `node`."""
-    make = getattr(torch, name)
+    """Return a factory of torch, such as `torch.zeros`, that creates its tensor on worker `node`."""
+    torch_factory = getattr(torch, name)
 
-    def made(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
+    def create(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
         with Placement(node):
-            found: Any = make(*args, **kwargs)
-        if not isinstance(found, torch.Tensor):
+            tensor: Any = torch_factory(*args, **kwargs)
+
+        if not isinstance(tensor, torch.Tensor):
             raise ConfigError(f"torch.{name} returns no tensor.", hint="Call it on a worker: remote.call().")
-        if not isinstance(found, RemoteTensor):  # Made of tensors that are here, as by `stack`.
-            found = send(found, node)
-        placed: torch.Tensor = found if device is None else found.to(device)
+        # A function such as `stack` makes it of tensors of this process.
+        if not isinstance(tensor, RemoteTensor):
+            tensor = send(tensor, node)
+
+        if device is not None:
+            tensor = tensor.to(device)
+        placed: torch.Tensor = tensor
         return placed
 
-    made.__qualname__ = f"remote.{name}"  # The name in Python's error for a missing `node`.
-    return made
+    # The name in Python's error for a missing `node`.
+    create.__qualname__ = f"remote.{name}"
+    return create
 
 
 def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
     """Copy a tensor to worker `node`, also as `tensor.dist_send(node=1)`; gradients go back the same way.
 
-    A tensor of another worker goes there directly, not through this process.
+    A tensor of another worker is copied directly, not through this process.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise ConfigError(f"remote.send takes a tensor, not {tensor!r:.80}.", hint="Say torch.tensor(...).")
+        raise ConfigError(f"remote.send takes a tensor, not {tensor!r:.80}.", hint="Use torch.tensor(...).")
     return move(tensor, _current(node))
 
 
 def module(model: Model, node: int) -> Model:
-    """Return a copy of a model on worker `node`, with the tensors that its forward pass creates.
+    """Return a copy of a model on worker `node`; its forward pass creates its tensors there too.
 
     Optimizers, hooks and `state_dict` work as on a local model. `model.load_state_dict(copy.state_dict())`
-    brings the weights back.
+    copies the weights back.
 
     Example:
         model = remote.module(torch.nn.Linear(8, 1), node=1)
         model(torch.randn(4, 8).dist_send(node=1)).sum().backward()
     """
-    there: dict[int, torch.Tensor] = {}
+    remote_tensors: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        sent = send(tensor.detach(), node)
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        there[id(tensor)] = torch.nn.Parameter(sent, tensor.requires_grad) if is_parameter else sent
-    placed = copy.deepcopy(model, there)  # It takes these tensors in place of copies of the model's own.
+        remote_tensor = send(tensor.detach(), node)
+        if isinstance(tensor, torch.nn.Parameter):
+            remote_tensor = torch.nn.Parameter(remote_tensor, tensor.requires_grad)
+        remote_tensors[id(tensor)] = remote_tensor
+
+    # As the memo of the copy, these tensors stand in for copies of the model's tensors.
+    placed = copy.deepcopy(model, remote_tensors)
 
     class OnWorker(type(placed)):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             with Placement(node):
                 return super().forward(*args, **kwargs)
 
+    # Messages show the name of the model's class.
     OnWorker.__name__ = OnWorker.__qualname__ = type(placed).__name__
     placed.__class__ = OnWorker
+
     return placed
 
 
@@ -110,14 +125,14 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
     """Call a function on worker `node`, without waiting.
 
     Args:
-        function: its import path; only the path goes to the worker, never code.
-        *args: numbers, texts, lists and dictionaries, tensors of this worker, and results of calls there.
-        node: the worker.
+        function: the import path of the function; only the path goes to the worker, never code.
+        *args: numbers, texts, lists and dictionaries, tensors of the worker, and results of its calls.
+        node: the number of the worker.
         **kwargs: as `args`.
 
     Returns:
-        The result, as an operand of further calls there. Its `fetch` waits for it: tensors stay on the
-        worker, plain values come here.
+        The result, as an argument of further calls on the worker. Its `fetch` waits for the result: tensors
+        stay on the worker, and plain values are copied here.
 
     Example:
         env = remote.call("my_project.environment.make", "maze", node=1)
@@ -128,24 +143,27 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
             f"remote.call takes an import path, not {function!r}.",
             hint="Put the function into a module that the workers can import: 'my_project.module.function'.",
         )
-    made = _current(node).new()
-    made.node.run(made.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
-    return made
+
+    result = _current(node).new()
+    result.node.run(result.number, function, without_dicts(args), without_dicts(list(kwargs.items())))
+
+    return result
 
 
 class Event:
-    """This place in the order of worker `node`'s commands, as `remote.record_event(node=1)`."""
+    """A mark in the sequence of a worker's commands, created by `remote.record_event(node=1)`."""
 
     def __init__(self, node: int) -> None:
-        self._node, self._name = _current(node), f"controller/event/{secrets.token_hex(8)}"
+        self._node = _current(node)
+        self._name = f"controller/event/{secrets.token_hex(8)}"
         self._node.run([None], collective.reach, [self._name])
 
     def wait(self, node: int) -> None:
-        """Let worker `node` run nothing further until the event's worker has come to the event."""
+        """Let worker `node` run no further command until the event's worker has reached the event."""
         other = _current(node)
         if other is not self._node:
             other.run([None], collective.wait_for, [self._name])
 
     def synchronize(self) -> None:
-        """Wait here until the event's worker has come to it, and to whatever was put into its queue since."""
+        """Wait in this process until the event's worker has run all commands queued so far."""
         self._node.ask("count")

@@ -1,6 +1,6 @@
-"""A worker: it holds tensors by number and runs the controller's commands in their order.
+"""Store a worker's tensors by number, and run the controller's commands in their order.
 
-A command that fails puts its failure in the place of its results. Commands on such results fail alike. The
+If a command fails, its failure is stored in place of its results. Commands on such results fail as well. The
 next request, for which the controller waits, reports the failure, and the worker goes on.
 """
 
@@ -25,13 +25,20 @@ from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, t
 
 
 class Worker:
-    """Run the commands of one controller until it says goodbye."""
+    """Run the commands of a controller until its goodbye.
+
+    Args:
+        controller: the connection to the controller.
+        lost: returns the exit code of this process if the controller is lost.
+    """
 
     def __init__(self, controller: Channel, lost: Callable[[], int]) -> None:
-        self._controller, self._lost = controller, lost
-        self._held: dict[int, Any] = {}
-        self._next_own = 0
-        """Numbers of objects that the controller has not numbered are negative."""
+        self._controller = controller
+        self._lost = lost
+        self._objects: dict[int, Any] = {}
+        """By number, results of commands; a Failure stands in for the results of a failed command."""
+        self._last_negative = 0
+        """The last number that this worker has drawn; its numbers are negative, the controller's are not."""
         self._unreported: Failure | None = None
         self._operand: Failure | None = None
         """A failure among the operands of the command that is being read."""
@@ -52,7 +59,7 @@ class Worker:
                 self._run(line)
 
     def _receive(self) -> None:
-        """Read the connection all the time, so that a dead controller ends this process, whatever it runs."""
+        """Read the connection all the time, so that this process ends with the controller in any call."""
         try:
             text = ""
             while not text.endswith(BYE):
@@ -62,45 +69,57 @@ class Worker:
             os._exit(self._lost())
 
     def _run(self, line: str) -> None:
-        """Run one command, and keep its results, or its failure, under the numbers of its results."""
+        """Run a command; store its results, or its failure, under the numbers of its results."""
         self._operand = None
         results, path, args, named = self._encoding.decode(line)
         is_whole = isinstance(results, int)
         numbers = [results] if is_whole else results
         try:
             # The controller waits for a reply, and other workers wait for a collective, whatever has failed.
-            waited_for = path == "reply" or path.startswith(f"{collective.__name__}.")
-            if self._operand is not None and not waited_for:
+            is_awaited = path == "reply" or path.startswith(f"{collective.__name__}.")
+            if self._operand is not None and not is_awaited:
                 raise self._operand
             if path not in self._functions:
                 self._functions[path] = plugins.locate(path, key="remote.call")
-            # No tensor here requires a gradient; `no_grad` would let kernels leave out what backward needs.
-            found = self._functions[path](*args, **dict(named))
-            made = dict(zip(numbers, [found] if is_whole else _leaves(found), strict=True))
+
+            # No tensor here requires a gradient, so autograd records nothing. Under `no_grad`, kernels might
+            # not compute results that only the backward pass needs.
+            result = self._functions[path](*args, **dict(named))
+            objects = dict(zip(numbers, [result] if is_whole else _leaves(result), strict=True))
         except (Exception, SystemExit) as error:
-            made = dict.fromkeys(numbers, self._failure(error, path))
-        made.pop(None, None)  # The number of a result that is no tensor.
-        self._held.update(made)
+            objects = dict.fromkeys(numbers, self._failure(error, path))
+
+        # Results that are no tensors have the number None.
+        objects.pop(None, None)
+        self._objects.update(objects)
 
     def _failure(self, error: BaseException, path: str) -> Failure:
+        """Return the failure of a command; remember the first failure for the next reply."""
         if isinstance(error, Failure):
-            return error.with_traceback(None)  # Its frames would keep tensors alive.
+            # The frames of its traceback would keep tensors alive.
+            return error.with_traceback(None)
+
         text = f"{type(error).__name__}: {error} (in {path})"
         failure = Failure(text, "".join(traceback.format_exception(error)))
-        self._unreported = self._unreported or failure
+        if self._unreported is None:
+            self._unreported = failure
+
         return failure
 
     def _free(self, number: int) -> None:
-        self._held.pop(number, None)
+        self._objects.pop(number, None)
 
     def _put(self, facts: list[Any], device: str) -> torch.Tensor:
         return from_bytes(facts, self._data).to(device)
 
     def _reply(self, number: int, kind: str, asked: Any) -> None:
-        """Answer a request, for which the controller waits."""
-        failure, self._unreported = self._unreported or self._operand, None
-        value, data = asked if kind == "describe" else len(self._held), NO_DATA
+        """Reply to a request, for which the controller waits."""
+        failure = self._unreported or self._operand
+        self._unreported = None
+        value = asked if kind == "describe" else len(self._objects)
+        data = NO_DATA
         try:
+            # Kernels may fail after their call has returned.
             collective.await_gpu()
             if failure is not None:
                 raise failure
@@ -108,28 +127,34 @@ class Worker:
                 value, data = to_bytes(asked)
             text = self._encoding.encode([number, None, without_dicts(value)])
         except Exception as error:
-            failure, self._unreported = self._failure(error, kind), None
+            failure = self._failure(error, kind)
+            # This reply reports it.
+            self._unreported = None
             text = self._encoding.encode([number, [failure.text, failure.traceback], None])
+
         self._controller.send(text, data)
 
     def _find(self, number: int) -> Any:
-        found = self._held[number]
-        if isinstance(found, Failure):
-            self._operand = found
-        return found
+        value = self._objects[number]
+        if isinstance(value, Failure):
+            self._operand = value
+        return value
 
     def _describe(self, value: Any) -> Any:
-        """Describe a tensor for the controller, and keep it under a number of this worker."""
+        """Return the description of a tensor for the controller; store the tensor under a new number."""
         if not isinstance(value, torch.Tensor):
             return None
         if value.layout is not torch.strided:
             raise TypeError(f"no remote tensor is {value.layout}; call a function that returns a dense one")
-        self._next_own -= 1
-        self._held[self._next_own] = value = value.detach()
-        return {"tensor": [self._next_own, *Meta.of(value, str(value.device))]}
+
+        self._last_negative -= 1
+        tensor = value.detach()
+        self._objects[self._last_negative] = tensor
+
+        return {"tensor": [self._last_negative, *Meta.of(tensor, str(tensor.device))]}
 
 
-def _leaves(found: Any) -> list[Any]:
+def _leaves(result: Any) -> list[Any]:
     """Return the tensors and plain values of an operation's result."""
-    # An operation takes no None in place of a tensor that another operation has left undefined.
-    return [torch.empty(0) if one is None else one for one in tree_leaves(found)]
+    # No operation accepts None for a tensor that another operation has left undefined.
+    return [torch.empty(0) if leaf is None else leaf for leaf in tree_leaves(result)]
