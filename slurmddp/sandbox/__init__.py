@@ -1,4 +1,4 @@
-"""A real SLURM on this machine, to try a job and to test slurmddp."""
+"""Run a real SLURM on this machine, to try a job and to test slurmddp."""
 
 from slurmddp.sandbox.cluster import Sandbox, Status
 

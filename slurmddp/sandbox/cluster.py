@@ -1,4 +1,4 @@
-"""`Sandbox`: a real SLURM of several nodes on this machine, started in seconds and removed completely."""
+"""Start a real SLURM of several nodes on this machine in seconds, and remove it completely."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from slurmddp.sandbox import daemons, machine, network, plan, processes, record,
 from slurmddp.sandbox.plan import Plan, Request
 
 CANCEL_PATIENCE_S = 3
+"""Seconds that `down` waits for cancelled jobs, before it kills their processes."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The running daemons, and the states of the nodes in SLURM; empty if SLURM does not answer."""
+    """The state of a sandbox's daemons and nodes."""
 
     daemons: dict[str, bool]
+    """By name, whether the daemon runs."""
     nodes: dict[str, str]
+    """By name, the state of the node in SLURM; empty if SLURM does not answer."""
 
     @property
     def healthy(self) -> bool:
@@ -34,13 +37,18 @@ class Status:
 
 
 class Sandbox:
-    """A sandbox; `root` is its state folder, by default ~/.local/state/slurmddp/sandbox/NAME."""
+    """A SLURM cluster on this machine.
+
+    Args:
+        name: the name of the sandbox.
+        root: the state folder; None: ~/.local/state/slurmddp/sandbox/NAME.
+        sizes: fields of `Request`; None stands for the field's default.
+    """
 
     def __init__(self, name: str = "default", *, root: Path | None = None, **sizes: Any) -> None:
-        """Prepare a sandbox; `sizes` are fields of `Request`, and None stands for the default."""
         folder = root.absolute() if root is not None else record.home(os.environ) / name
-        self._asked = {key: value for key, value in sizes.items() if value is not None}
-        self.request = Request(name=name, root=folder, **self._asked)
+        self._given_sizes = {key: value for key, value in sizes.items() if value is not None}
+        self.request = Request(name=name, root=folder, **self._given_sizes)
 
     @property
     def root(self) -> Path:
@@ -49,7 +57,7 @@ class Sandbox:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the running sandbox; raises SlurmError if there is no such sandbox."""
+        """Return the plan of the running sandbox; raise SlurmError if there is no such sandbox."""
         return record.read(self.root, self.request.name)
 
     @property
@@ -67,45 +75,55 @@ class Sandbox:
         with machine.machine_lock():
             if self._is_up_already():
                 return False
+
+            # An earlier sandbox may have lost its controller, or may never have been whole.
             self._take_down()
             layout = machine.lay_out(self.request, os.environ)
             with self._all_or_nothing():
-                self._begin(layout)
+                self._create_root(layout)
                 environment = self._daemon_environment()
                 daemons.write_files(layout)
                 if layout.namespaces:
                     network.build(layout, environment)
                 daemons.start_all(layout, environment)
+
         return True
 
     def _is_up_already(self) -> bool:
+        """Decide whether the sandbox runs; raise ConfigError if it runs with other sizes than requested."""
         if not (self.exists() and self._has_controller()):
             return False
+
         running = self.plan
-        is_so = {**vars(running.request), "namespaces": running.namespaces}
-        if any(is_so[key] != value for key, value in self._asked.items()):
+        sizes = {**vars(running.request), "namespaces": running.namespaces}
+        if any(sizes[key] != value for key, value in self._given_sizes.items()):
             raise ConfigError(
                 f"The sandbox {self.request.name!r} is up already, with {describe(running)}.",
                 hint="Run `slurmddp sandbox down` first, or give this one another --name.",
             )
+
         return True
 
-    def _begin(self, layout: Plan) -> None:
-        """Create the state folder and record the plan in it."""
+    def _create_root(self, layout: Plan) -> None:
+        """Create the state folder, and record the plan in it."""
         self.root.mkdir(parents=True, exist_ok=True)
+        # `down` removes the whole folder.
         if not record.is_free(self.root):
             raise ConfigError(
                 f"{self.root} is not empty, and not a sandbox.",
                 hint="Name a folder that does not exist, with --dir.",
             )
+
         self.root.chmod(0o700)
         record.write(self.root, layout)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
+        """Take the sandbox down if the block fails."""
         try:
             yield
         except BaseException as error:
+            # Ctrl-C must leave no daemons behind either.
             self._take_down()
             if isinstance(error, (OSError, subprocess.SubprocessError)):
                 reason = plain(error) if isinstance(error, OSError) else error
@@ -118,11 +136,15 @@ class Sandbox:
         """Stop and remove the sandbox with its jobs; return False if no such sandbox exists."""
         if not self.exists():
             return False
+
+        # Without a cancelled job, an `srun` in a terminal would not return.
         if self._has_controller():
             with contextlib.suppress(SlurmError):
-                self.cancel_jobs(CANCEL_PATIENCE_S)  # so that an `srun` in a terminal returns
+                self.cancel_jobs(CANCEL_PATIENCE_S)
+
         with machine.machine_lock():
             self._take_down()
+
         return True
 
     def _has_controller(self) -> bool:
@@ -133,59 +155,79 @@ class Sandbox:
         """Cancel all jobs; return whether all were gone within `patience_s`."""
         deadline = time.monotonic() + patience_s
         while jobs := self.jobs():
-            # A job may requeue itself after the cancel, and is then pending again.
-            if waiting := [job for job, state in jobs.items() if state != "COMPLETING"]:
+            # Again in each turn: a job may requeue itself after the cancel, and is then pending again.
+            uncancelled = [job for job, state in jobs.items() if state != "COMPLETING"]
+            if uncancelled:
                 with contextlib.suppress(SlurmError):
-                    self.command("scancel", *waiting)
+                    self.command("scancel", *uncancelled)
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
+
         return True
 
     def jobs(self) -> dict[str, str]:
-        """Return id -> state of all jobs that are not over."""
-        # `%i`, not `%A`: SLURM 22.05 can't cancel an element of an array by its own number if the first
-        # element is over.
-        answer = self.command("squeue", "--noheader", "--array", "--states=PD,R,CG,S,CF", "--format=%i|%T")
-        return dict(line.split("|", 1) for line in answer.splitlines())
+        """Return the state of each job that has not ended, by job id."""
+        # `%i`, not `%A`: SLURM 22.05 can't cancel an array element by its own number if the first element
+        # has ended.
+        output = self.command("squeue", "--noheader", "--array", "--states=PD,R,CG,S,CF", "--format=%i|%T")
+        return dict(line.split("|", 1) for line in output.splitlines())
 
-    def command(self, *words: str) -> str:
-        """Run a SLURM command on this sandbox, in a bare environment, and return what it printed."""
+    def command(self, *arguments: str) -> str:
+        """Run a SLURM command on this sandbox, in a bare environment; return its output.
+
+        Args:
+            arguments: the name of the program, and its arguments.
+
+        Raises:
+            SlurmError: the command failed.
+        """
         environment = self._daemon_environment()
-        program = machine.find_program(words[0], environment["PATH"])
-        answer = subprocess.run(
-            [program, *words[1:]], env=environment, capture_output=True, text=True, check=False, timeout=120
+        program = machine.find_program(arguments[0], environment["PATH"])
+        command = [program, *arguments[1:]]
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=120
         )
-        if answer.returncode != 0:
+        if result.returncode != 0:
             raise SlurmError(
-                f"{' '.join(words)} failed: {answer.stderr.strip()}", hint="Run `slurmddp sandbox status`."
+                f"{' '.join(arguments)} failed: {result.stderr.strip()}",
+                hint="Run `slurmddp sandbox status`.",
             )
-        return answer.stdout
+
+        return result.stdout
 
     def _take_down(self) -> None:
         """Kill all processes, and remove network and state folder, even after an incomplete start."""
         if not self.exists():
             return
+
         layout = self.plan
+        # Before the holders are killed: a namespace leads to all processes of its node.
         namespaces = network.namespaces_of(layout)
         processes.kill_all(lambda: processes.members(self.root, namespaces))
         network.remove(layout, self._daemon_environment())
         shutil.rmtree(self.root)
 
     def status(self) -> Status:
-        """Return the state of daemons and nodes; raises SlurmError if there is no such sandbox."""
+        """Return the state of daemons and nodes; raise SlurmError if there is no such sandbox."""
         layout = self.plan
         alive = {name: entry.alive() for name, entry in processes.recorded(self.root).items()}
-        answers = alive.get("slurmctld", False) and alive.get("munged", False)
-        states = daemons.node_states(layout, self._daemon_environment()) if answers else {}
+
+        states: dict[str, str] = {}
+        # Without both daemons, sinfo would wait for its time-out.
+        if alive.get("slurmctld", False) and alive.get("munged", False):
+            states = daemons.node_states(layout, self._daemon_environment())
+
         return Status(alive, states)
 
     def environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables that make this sandbox the SLURM of a process that has `environ`."""
-        given = os.environ if environ is None else environ
-        path = machine.search_path(given)
+        if environ is None:
+            environ = os.environ
+        path = machine.search_path(environ)
         programs = [machine.find_program(name, path) for name in ("sbatch", "slurmctld")]
-        return shell.variables(self.plan, [str(Path(program).parent) for program in programs], given)
+
+        return shell.variables(self.plan, [str(Path(program).parent) for program in programs], environ)
 
     def _daemon_environment(self) -> dict[str, str]:
         """Return the environment of the daemons: of the caller's variables only PATH."""
@@ -199,11 +241,13 @@ class Sandbox:
 
 
 def describe(layout: Plan) -> str:
-    """Return the size of a sandbox in one phrase."""
+    """Return the sizes of a sandbox as a phrase."""
     request = layout.request
     nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
     network_kind = "own network namespaces" if layout.namespaces else "loopback"
-    network_kind += f" with links of {request.link_mbit} Mbit/s" if request.link_mbit else ""
+    if request.link_mbit:
+        network_kind += f" with links of {request.link_mbit} Mbit/s"
+
     return (
         f"{nodes} of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
         f"accounting {'on' if request.accounting else 'off'}"

@@ -9,9 +9,12 @@ from slurmddp.templates import template
 
 
 def render_files(plan: Plan) -> dict[Path, str]:
-    """Return the content of all configuration files by path."""
+    """Return the text of each configuration file, by path."""
     names = ["slurm.conf", "cgroup.conf", "task-prolog.sh", "epilog.sh"]
-    names += ["gres.conf"] if plan.request.gpus else []
-    names += ["slurmdbd.conf"] if plan.request.accounting else []
+    if plan.request.gpus:
+        names.append("gres.conf")
+    if plan.request.accounting:
+        names.append("slurmdbd.conf")
     values = {"plan": plan, "request": plan.request, "machine": plan.machine, "root": plan.root}
+
     return {plan.root / name: template(f"sandbox-{name}.j2").render(values) for name in names}

@@ -18,6 +18,7 @@ START_LIMIT_S = 30
 POLL_S = 0.03
 PORT_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTENING = "0A"
+"""The kernel's code for a socket that listens."""
 
 
 def write_files(plan: Plan) -> None:
@@ -26,25 +27,32 @@ def write_files(plan: Plan) -> None:
         (plan.root / name).mkdir(exist_ok=True)
     for node in plan.nodes:
         (plan.root / "spool" / node.name).mkdir(exist_ok=True)
+
     for path, text in conf.render_files(plan).items():
         path.write_text(text, encoding="utf-8")
         path.chmod(0o700 if path.suffix == ".sh" else 0o600)
-    for index in range(plan.request.gpus):  # SLURM accepts only character devices.
+
+    # SLURM accepts only character devices.
+    for index in range(plan.request.gpus):
         (plan.root / "gpus" / f"gpu{index}").symlink_to("/dev/null")
+
     key = plan.root / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
 
 
 def start_all(plan: Plan, environment: Mapping[str, str]) -> None:
-    """Start every daemon and return when all nodes are idle."""
+    """Start all daemons, and wait until all nodes are idle."""
     _start_munged(plan, environment)
     if plan.request.accounting:
         _start_database(plan, environment)
         _start_accounting(plan, environment)
+
     start_controller(plan, environment)
+
     for node in plan.nodes:
         start_node(plan, node, environment)
+
     names = [node.name for node in plan.nodes]
     wait_for(plan, "idle nodes", lambda: idle(plan, environment), ["slurmctld", *names])
 
@@ -54,7 +62,8 @@ def _start_munged(plan: Plan, environment: Mapping[str, str]) -> None:
     command = [
         "munged",
         "--foreground",
-        "--force",  # munged refuses a private socket without this flag
+        # munged refuses a private socket without this flag.
+        "--force",
         f"--key-file={root}/munge.key",
         f"--socket={plan.munge_socket}",
         f"--pid-file={root}/run/munged.munge",
@@ -68,44 +77,49 @@ def _start_munged(plan: Plan, environment: Mapping[str, str]) -> None:
 
 def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
     root = plan.root
-    folders = ["--no-defaults", f"--datadir={root}/mariadb", f"--user={plan.machine.user}"]
-    open_to_us = ["--auth-root-authentication-method=normal", "--skip-test-db", "--force"]
-    _run(plan, environment, ["mariadb-install-db", *folders, *open_to_us])
-    # A folder is a database; this one is StorageLoc of slurmdbd.conf. A slurmdbd that has to create it
-    # reconnects on the handle that failed, and MariaDB's client library 11.8.9 then refuses every result.
+    common = ["--no-defaults", f"--datadir={root}/mariadb", f"--user={plan.machine.user}"]
+    # slurmdbd connects without a password.
+    install = ["--auth-root-authentication-method=normal", "--skip-test-db", "--force"]
+    _run(plan, environment, ["mariadb-install-db", *common, *install])
+
+    # MariaDB stores a database in a folder of its name; this name is StorageLoc of slurmdbd.conf. A slurmdbd
+    # that has to create the database reconnects on the handle that failed, and MariaDB's client library
+    # 11.8.9 then refuses every result.
     (root / "mariadb/slurm_acct").mkdir()
     command = [
         "mariadbd",
-        *folders,
+        *common,
         f"--socket={database_socket(plan)}",
         f"--pid-file={root}/run/mariadbd.mariadb",
         "--skip-networking",
         "--skip-name-resolve",
         "--skip-log-bin",
         "--innodb-buffer-pool-size=32M",
-        "--innodb-lock-wait-timeout=900",  # what slurmdbd asks for
-        "--innodb-flush-log-at-trx-commit=0",  # the database ends with the sandbox
+        # slurmdbd demands this time-out.
+        "--innodb-lock-wait-timeout=900",
+        # The database ends with the sandbox, so a crash may lose its last second.
+        "--innodb-flush-log-at-trx-commit=0",
     ]
     _start(plan, environment, command)
     wait_for(plan, "mariadbd", lambda: listens_unix(database_socket(plan)), ["mariadbd"])
 
 
 def _start_accounting(plan: Plan, environment: Mapping[str, str]) -> None:
-    # slurmdbd has no option for the socket; the client library under it reads this variable.
-    with_socket = {**environment, "MYSQL_UNIX_PORT": str(database_socket(plan))}
-    _start(plan, with_socket, ["slurmdbd", "-D"])
+    # slurmdbd has no option for the socket, but its client library reads this variable.
+    database_environment = {**environment, "MYSQL_UNIX_PORT": str(database_socket(plan))}
+    _start(plan, database_environment, ["slurmdbd", "-D"])
     wait_for(plan, "slurmdbd", lambda: listens_tcp(plan.machine.database_port), ["slurmdbd"])
     _run(plan, environment, ["sacctmgr", "--immediate", "add", "cluster", plan.request.name])
 
 
 def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
-    """Start slurmctld, and return when it listens."""
+    """Start slurmctld, and wait until it listens."""
     _start(plan, environment, ["slurmctld", "-D"])
     wait_for(plan, "slurmctld", lambda: listens_tcp(plan.machine.controller_port), ["slurmctld"])
 
 
 def start_node(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
-    """Start the slurmd of one node, in the network namespace of the node if it has one."""
+    """Start the slurmd of a node, in the node's network namespace if it has one."""
     slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
     processes.start(
         node.name,
@@ -128,8 +142,8 @@ def _start(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> None:
 
 
 def _run(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> str:
-    """Run a program to its end and return what it printed."""
-    answer = subprocess.run(
+    """Run a program to its end; return its output, or raise SlurmError if it fails."""
+    result = subprocess.run(
         [find_program(argv[0], environment["PATH"]), *argv[1:]],
         env=dict(environment),
         cwd=plan.root,
@@ -138,26 +152,38 @@ def _run(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> str:
         check=False,
         timeout=120,
     )
-    if answer.returncode != 0:
+    if result.returncode != 0:
         raise SlurmError(
-            f"{argv[0]} failed: {(answer.stderr or answer.stdout).strip()[-800:]}",
+            f"{argv[0]} failed: {(result.stderr or result.stdout).strip()[-800:]}",
             hint="Repair the installation, or leave out --accounting if it was asked for.",
         )
-    return answer.stdout
+
+    return result.stdout
 
 
 def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str]) -> None:
-    """Wait until `ready`; raises SlurmError with the ends of the logs if a daemon dies or time runs out."""
+    """Wait until `ready` returns True.
+
+    Args:
+        plan: the plan of the sandbox.
+        what: what the sandbox waits for, for the error.
+        ready: called again and again.
+        daemons: names of daemons, all of which must run.
+
+    Raises:
+        SlurmError: a daemon has ended, or 30 s are over; with the last lines of the daemons' logs.
+    """
     deadline = time.monotonic() + START_LIMIT_S
     while not ready():
-        known = processes.recorded(plan.root)
-        dead = [name for name in daemons if name not in known or not known[name].alive()]
+        records = processes.recorded(plan.root)
+        dead = [name for name in daemons if name not in records or not records[name].alive()]
         if dead or time.monotonic() > deadline:
             reason = f"{', '.join(dead)} ended" if dead else f"no {what} after {START_LIMIT_S} s"
             raise SlurmError(
                 f"The sandbox did not come up: {reason}.{tails(plan, dead or daemons)}",
                 hint="Everything was taken down again.",
             )
+
         time.sleep(POLL_S)
 
 
@@ -167,21 +193,26 @@ def tails(plan: Plan, daemons: list[str], lines: int = 12) -> str:
     for name in daemons:
         for path in (plan.root / "log" / f"{name}.log", plan.root / "log" / f"{name}.out"):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            # A daemon that ends before it opens its log has printed its error.
             if text.strip():
-                last = "\n".join("    " + line for line in text.strip().splitlines()[-lines:])
-                blocks.append(f"\n  {path.name}:\n{last}")
+                tail = "\n".join("    " + line for line in text.strip().splitlines()[-lines:])
+                blocks.append(f"\n  {path.name}:\n{tail}")
                 break
-    return "".join(blocks) + ("\n" if blocks else "")
+
+    if not blocks:
+        return ""
+    return "".join(blocks) + "\n"
 
 
 def node_states(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the state of each node (`idle`, `mixed`, `down`); empty if SLURM does not answer."""
-    ask = ["sinfo", "--noheader", "--partition=low", "--Node", "--format=%N|%T"]
+    """Return the state of each node (`idle`, `mixed`, `down`), by name; empty if SLURM does not answer."""
+    command = ["sinfo", "--noheader", "--partition=low", "--Node", "--format=%N|%T"]
     try:
-        answer = _run(plan, environment, ask)
+        output = _run(plan, environment, command)
     except SlurmError:
         return {}
-    return dict(line.strip().split("|", 1) for line in answer.splitlines())
+
+    return dict(line.strip().split("|", 1) for line in output.splitlines())
 
 
 def idle(plan: Plan, environment: Mapping[str, str]) -> bool:
@@ -197,8 +228,8 @@ def listens_unix(path: Path) -> bool:
 
 
 def listens_tcp(port: int) -> bool:
-    """Return whether a process listens on a TCP port of this machine, without a connection to it."""
-    # A trial connection would leave an error in the daemon's log.
+    """Return whether a process listens on a TCP port of this machine."""
+    # From the kernel's tables: a trial connection would leave an error in the daemon's log.
     tables = [path.read_text(encoding="ascii") for path in map(Path, PORT_TABLES) if path.exists()]
     rows = (line.split() for table in tables for line in table.splitlines()[1:])
     return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENING for row in rows)

@@ -34,30 +34,36 @@ PACKAGES = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
 }
-CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-FIRST_PORT, LAST_PORT = 21000, 29999
+CAP_NET_ADMIN = 12
+CAP_SYS_ADMIN = 21
+FIRST_PORT = 21000
+LAST_PORT = 29999
 """Below the ephemeral ports of Linux."""
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return PATH with the system folders added, which hold daemons on Debian."""
+    """Return PATH with the system folders added; Debian installs daemons there."""
     return os.pathsep.join((environ.get("PATH", ""), *SYSTEM_FOLDERS))
 
 
 def find_program(name: str, path: str) -> str:
-    """Return the path of a program; raises SlurmError if it is not installed."""
-    found = shutil.which(name, path=path)
-    if found is None:
+    """Return the path of a program; raise SlurmError if it is not installed."""
+    program = shutil.which(name, path=path)
+    if program is None:
         raise SlurmError(f"{name} is not installed.", hint=install_hint([name]))
-    return found
+    return program
 
 
 def require_programs(request: Request, namespaces: bool, path: str) -> None:
     """Raise SlurmError with the missing packages if the sandbox lacks programs."""
     needed = ["slurmctld", "slurmd", "sinfo", "munged"]
-    needed += ["slurmdbd", "mariadbd", "mariadb-install-db"] if request.accounting else []
-    needed += ["ip", "hostname", "nsenter", "unshare"] if namespaces else []
-    needed += ["tc"] if request.link_mbit else []
+    if request.accounting:
+        needed += ["slurmdbd", "mariadbd", "mariadb-install-db"]
+    if namespaces:
+        needed += ["ip", "hostname", "nsenter", "unshare"]
+    if request.link_mbit:
+        needed.append("tc")
+
     missing = [name for name in needed if shutil.which(name, path=path) is None]
     if missing:
         raise SlurmError(
@@ -67,24 +73,29 @@ def require_programs(request: Request, namespaces: bool, path: str) -> None:
 
 
 def install_hint(missing: list[str]) -> str:
-    """Return the line that installs the Debian packages of `missing`."""
+    """Return the shell command that installs the Debian packages of missing programs."""
     packages = " ".join(sorted({PACKAGES.get(name, name) for name in missing}))
     return f"As root on Debian or Ubuntu: apt-get install --no-install-recommends {packages}"
 
 
 def want_namespaces(request: Request) -> bool:
-    """Return whether nodes get network namespaces; raises ConfigError if the request is impossible."""
-    wanted = can_make_namespaces() if request.namespaces is None else request.namespaces
+    """Decide whether nodes get network namespaces; raise ConfigError if the request is impossible."""
+    wanted = request.namespaces
+    if wanted is None:
+        wanted = can_make_namespaces()
+
     if request.link_mbit and not wanted:
         raise ConfigError(
             f"--link-mbit {request.link_mbit} needs network namespaces: other nodes have no links.",
             hint="Start the sandbox as root and without --no-namespaces, or leave out --link-mbit.",
         )
+
     if request.namespaces and not can_make_namespaces():
         raise ConfigError(
             "Network namespaces need root with CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks.",
             hint="Leave them out with --no-namespaces: all nodes then share this machine's address.",
         )
+
     return wanted
 
 
@@ -92,8 +103,10 @@ def can_make_namespaces() -> bool:
     """Return whether this process may create network namespaces and interfaces."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
-            held = int(line.split()[1], 16)
-            return os.geteuid() == 0 and all(held >> cap & 1 for cap in (CAP_NET_ADMIN, CAP_SYS_ADMIN))
+            capabilities = int(line.split()[1], 16)
+            needed = (CAP_NET_ADMIN, CAP_SYS_ADMIN)
+            return os.geteuid() == 0 and all(capabilities >> bit & 1 for bit in needed)
+
     return False
 
 
@@ -103,7 +116,10 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
     path = search_path(environ)
     namespaces = want_namespaces(request)
     require_programs(request, namespaces, path)
-    ports = free_ports(2 + (0 if namespaces else request.nodes), request.root)
+
+    # Nodes without an address of their own need a port each.
+    port_count = 2 if namespaces else 2 + request.nodes
+    ports = free_ports(port_count, request.root)
     machine = Machine(
         host=socket.gethostname().split(".")[0],
         user=pwd.getpwuid(os.geteuid()).pw_name,
@@ -114,36 +130,41 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
         database_port=ports[1],
         node_ports=() if namespaces else tuple(ports[2:]),
     )
+
     return Plan(request=request, machine=machine, namespaces=namespaces)
 
 
 def slurm_version(path: str) -> tuple[int, int]:
-    """Return the installed version, such as (22, 5)."""
-    answer = subprocess.run([find_program("slurmd", path), "-V"], capture_output=True, text=True, check=False)
-    match = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    """Return the version of the installed SLURM, such as (22, 5)."""
+    result = subprocess.run([find_program("slurmd", path), "-V"], capture_output=True, text=True, check=False)
+    match = re.search(r"(\d+)\.(\d+)", result.stdout)
     if match is None:
         raise SlurmError(
-            f"slurmd -V does not print a version, but {(answer.stdout + answer.stderr).strip()!r}.",
+            f"slurmd -V does not print a version, but {(result.stdout + result.stderr).strip()!r}.",
             hint=f"Repair the installation. {install_hint(['slurmd'])}",
         )
+
     return int(match[1]), int(match[2])
 
 
 def free_ports(count: int, root: Path) -> list[int]:
-    """Return free ports.
+    """Return `count` free ports.
 
-    The search starts at a port that depends on `root`, so that it spares the ports of another sandbox, which
-    are free while a daemon restarts.
+    The search starts at a port that depends on `root`. A port of another sandbox is free while its daemon
+    restarts, so a common start would take it.
     """
-    number = LAST_PORT + 1 - FIRST_PORT
-    first = zlib.crc32(str(root).encode()) % number
+    candidates = LAST_PORT + 1 - FIRST_PORT
+    start = zlib.crc32(str(root).encode()) % candidates
     ports: list[int] = []
-    for port in (FIRST_PORT + (first + step) % number for step in range(number)):
+    for step in range(candidates):
         if len(ports) == count:
             return ports
+
+        port = FIRST_PORT + (start + step) % candidates
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             ports.append(port)
+
     raise SlurmError(
         f"No {count} free ports between {FIRST_PORT} and {LAST_PORT}.",
         hint="End programs that hold them; `ss -ltnp` shows which.",
@@ -151,21 +172,25 @@ def free_ports(count: int, root: Path) -> list[int]:
 
 
 def free_subnet(path: str) -> int:
-    """Return x of a network 10.77.x.0/24 without a route or bridge on this machine."""
+    """Return x of a network 10.77.x.0/24 without a route or a bridge on this machine."""
     program = find_program("ip", path)
     routes = subprocess.run([program, "-4", "route"], capture_output=True, text=True, check=True).stdout
-    taken = [ipaddress.ip_network(text) for text in re.findall(r"^(?:\w+ )?(\d+\.[\d./]+)", routes, re.M)]
+    routed = [ipaddress.ip_network(text) for text in re.findall(r"^(?:\w+ )?(\d+\.[\d./]+)", routes, re.M)]
+
     for number in range(256):
-        wanted = ipaddress.ip_network(f"10.77.{number}.0/24")
-        in_use = any(wanted.overlaps(network) for network in taken)
+        subnet = ipaddress.ip_network(f"10.77.{number}.0/24")
+        in_use = any(subnet.overlaps(network) for network in routed)
+        # A bridge without an address has no route.
         if not in_use and not Path(f"/sys/class/net/sddp{number}").exists():
             return number
+
     raise SlurmError("No network 10.77.x.0/24 is free on this machine.", hint="Try --no-namespaces.")
 
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
     """Let one process at a time choose ports and networks, by a lock on /etc/hosts."""
+    # Every account can read the file, so the lock also holds between sandboxes of several users.
     with HOSTS_FILE.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

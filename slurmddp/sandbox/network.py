@@ -1,6 +1,6 @@
-"""The network of a sandbox: a namespace and an address per node, a bridge, and names in /etc/hosts.
+"""Build the network of a sandbox: a namespace and an address per node, a bridge, and names in /etc/hosts.
 
-One idle process holds each namespace, not a mount under /run/netns. So the kernel removes the namespace and
+An idle process holds each namespace, not a mount under /run/netns. So the kernel removes the namespace and
 its interfaces when the last process of the node ends.
 """
 
@@ -24,35 +24,46 @@ HOLD = 'hostname "$0" && exec sleep infinity'
 
 
 def holder(node: Node) -> str:
-    """Return the recorded name of the process that holds a node's namespace."""
+    """Return the name, in its record, of the process that holds a node's namespace."""
     return f"host-{node.name}"
 
 
 def enter(plan: Plan, node: Node, environment: Mapping[str, str]) -> list[str]:
-    """Return the prefix of a command that runs on `node`; raises SlurmError if the node is gone."""
+    """Return the prefix of a command that runs on `node`; raise SlurmError if the node is gone."""
     if not plan.namespaces:
         return []
-    held = processes.recorded(plan.root).get(holder(node))
-    if held is None or not held.alive():
+
+    entry = processes.recorded(plan.root).get(holder(node))
+    if entry is None or not entry.alive():
         raise SlurmError(f"The node {node.name} is not up.", hint="Run slurmddp sandbox status.")
-    return [find_program("nsenter", environment["PATH"]), f"--target={held.pid}", "--net", "--uts", "--"]
+
+    return [find_program("nsenter", environment["PATH"]), f"--target={entry.pid}", "--net", "--uts", "--"]
 
 
 def namespaces_of(plan: Plan) -> frozenset[str]:
     """Return the network namespaces of the nodes."""
     if not plan.namespaces:
         return frozenset()
-    held = processes.recorded(plan.root)
-    entries = (held.get(holder(node)) for node in plan.nodes)
-    names = {processes.network_namespace(entry.pid) for entry in entries if entry and entry.alive()}
-    return frozenset(name for name in names if name) - {processes.network_namespace(os.getpid()) or ""}
+
+    records = processes.recorded(plan.root)
+    names = set()
+    for node in plan.nodes:
+        entry = records.get(holder(node))
+        if entry is not None and entry.alive():
+            names.add(processes.network_namespace(entry.pid))
+
+    # A holder that has not entered its namespace yet is still in the namespace of this process, whose other
+    # processes do not belong to the sandbox.
+    names -= {None, processes.network_namespace(os.getpid())}
+    return frozenset(name for name in names if name is not None)
 
 
 def build(plan: Plan, environment: Mapping[str, str]) -> None:
     """Create the namespaces of the nodes, connect them, and write their names to /etc/hosts."""
     _refuse_taken_names(plan)
     ip(environment, [f"link add {plan.bridge} type bridge"])
-    pids = {node: _hold(plan, node, environment) for node in plan.nodes}
+    pids = {node: _start_holder(plan, node, environment) for node in plan.nodes}
+
     lines = [f"addr add {plan.controller_address}/24 dev {plan.bridge}", f"link set {plan.bridge} up"]
     for node, pid in pids.items():
         lines += [
@@ -60,34 +71,38 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
             f"link set {node.link} master {plan.bridge} up",
         ]
     ip(environment, lines)
+
     for node in plan.nodes:
         commands = [f"addr add {node.address}/24 dev eth0", "link set lo up", "link set eth0 up"]
         ip(environment, commands, prefix=enter(plan, node, environment))
         if plan.request.link_mbit:
             _limit_link(plan, node, environment)
+
     edit_hosts(plan.root, [f"{node.address}\t{node.name}" for node in plan.nodes])
 
 
 def _limit_link(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
-    """Limit both ends of a node's link: each end delays the packets that it sends."""
-    # A burst of 10 ms, at least one segment of the kernel's offloading; a queue that holds 50 ms more.
+    """Limit the bandwidth at both ends of a node's link: each end delays the packets that it sends."""
+    # A burst of 10 ms, but no less than a segment of the kernel's offloading; a queue of 50 ms more.
     burst = max(64_000, plan.request.link_mbit * 1_250)
     shape = f"root tbf rate {plan.request.link_mbit}mbit burst {burst}b latency 50ms"
     tc = find_program("tc", environment["PATH"])
     for prefix, device in (([], node.link), (enter(plan, node, environment), "eth0")):
         command = [*prefix, tc, "qdisc", "add", "dev", device, *shape.split()]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        if answer.returncode != 0:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if result.returncode != 0:
             raise SlurmError(
-                f"The link of {node.name} could not be limited: {answer.stderr.strip()}",
+                f"The link of {node.name} could not be limited: {result.stderr.strip()}",
                 hint="The kernel needs the module sch_tbf. Leave out --link-mbit otherwise.",
             )
 
 
-def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
+def _start_holder(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
     """Start the process that holds the namespaces of a node, and wait until it has entered them."""
     command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
     entry = processes.start(holder(node), command, root=plan.root, environment=environment)
+
+    # Its last program starts after it has entered the namespaces.
     deadline = time.monotonic() + 10
     while _command_name(entry.pid) != "sleep":
         if not entry.alive() or time.monotonic() > deadline:
@@ -96,6 +111,7 @@ def _hold(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
                 hint="Leave the namespaces out with --no-namespaces.",
             )
         time.sleep(0.005)
+
     return entry.pid
 
 
@@ -114,9 +130,12 @@ def remove(plan: Plan, environment: Mapping[str, str]) -> None:
     """Remove bridge, links and host names, as far as they exist."""
     if not plan.namespaces:
         return
+
+    # A start may have ended before it created them all.
     for link in (plan.bridge, *(node.link for node in plan.nodes)):
         if Path("/sys/class/net", link).exists():
             ip(environment, [f"link delete {link}"], must_work=False)
+
     edit_hosts(plan.root, [])
 
 
@@ -127,22 +146,33 @@ def ip(
     prefix: Sequence[str] = (),
     must_work: bool = True,
 ) -> None:
-    """Run commands of `ip` on this machine, or where `prefix` leads."""
+    """Run commands of `ip`.
+
+    Args:
+        environment: the variables of the daemons, for PATH.
+        lines: the commands, without the name of the program.
+        prefix: a command that runs `ip` on a node (`enter`); empty: on this machine.
+        must_work: whether to raise SlurmError if a command fails.
+    """
     command = [*prefix, find_program("ip", environment["PATH"]), "-batch", "-"]
-    answer = subprocess.run(
+    result = subprocess.run(
         command, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
     )
-    if must_work and answer.returncode != 0:
+    if must_work and result.returncode != 0:
         raise SlurmError(
-            f"The nodes' network could not be made: {answer.stderr.strip()}",
+            f"The nodes' network could not be made: {result.stderr.strip()}",
             hint="Leave the namespaces out with --no-namespaces.",
         )
 
 
 def _refuse_taken_names(plan: Plan) -> None:
-    names = {node.name for node in plan.nodes}
+    """Raise ConfigError if /etc/hosts has names of the nodes outside of this sandbox's block."""
     text = without_stale(without_block(HOSTS_FILE.read_text(encoding="utf-8"), plan.root))
-    taken = names & {word for line in text.splitlines() for word in line.partition("#")[0].split()[1:]}
+    known_names: set[str] = set()
+    for line in text.splitlines():
+        known_names.update(line.partition("#")[0].split()[1:])
+
+    taken = {node.name for node in plan.nodes} & known_names
     if taken:
         raise ConfigError(
             f"{HOSTS_FILE} already knows {', '.join(sorted(taken))}, the names that the nodes would get.",
@@ -168,8 +198,10 @@ def with_block(text: str, root: Path, lines: Sequence[str]) -> str:
     rest = without_block(text, root)
     if not lines:
         return rest
+
     newline = "" if not rest or rest.endswith("\n") else "\n"
     block = [f"# >>> {MARK} {root}", *lines, f"# <<< {MARK} {root}"]
+
     return rest + newline + "\n".join(block) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""The plan of a sandbox as frozen values: names, addresses, ports and paths.
+"""Define the plan of a sandbox as frozen values: names, addresses, ports and paths.
 
-A `Request` holds the wishes of a person. A `Plan` is a request laid out on one machine. The plan is written
-into the state folder before anything starts, so that any later process can remove the sandbox.
+A `Request` holds a user's options. A `Plan` is a request with the ports and networks of one machine. The plan
+is written into the state folder before any process starts, so that any later process can remove the sandbox.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from slurmddp.errors import ConfigError
 
 RECORD = "sandbox.json"
-"""The file with the plan, by which a state folder is recognized."""
+"""The name of the file with the plan; a folder with this file is a state folder."""
 MOST_NODES = 200
 SLURMD_PORT = 6818
 LONGEST_ROOT = 66
@@ -24,26 +24,28 @@ LONGEST_ROOT = 66
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The wishes of a person; `namespaces` None: network namespaces as root, else loopback."""
+    """A user's options for a sandbox."""
 
     name: str
     root: Path
+    """The state folder."""
     nodes: int = 2
     cpus: int = 4
     gpus: int = 2
     accounting: bool = False
     namespaces: bool | None = None
+    """Whether each node has a network namespace; None: yes if this process is root and may create them."""
     grace_s: int = 10
     slurmd_timeout_s: int = 30
     link_mbit: int = 0
     """Bandwidth of each node's link in Mbit/s, in each direction; 0: as fast as the machine allows."""
     kill_wait_s: int = 10
-    """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition counts."""
+    """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts of this machine: name, size, versions, free ports and networks."""
+    """The properties of this machine: name, size, versions, free ports and networks."""
 
     host: str
     user: str
@@ -58,7 +60,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Node:
-    """One node: name, address and slurmd port; with namespaces the name is its host name too."""
+    """A node: name, address and slurmd port; with namespaces the name is its host name too."""
 
     name: str
     address: str
@@ -113,14 +115,15 @@ def node_prefix(name: str) -> str:
 
 
 def check(request: Request) -> None:
-    """Raise ConfigError with the wrong value if a request can't work."""
+    """Raise ConfigError for the first value of a request that can't work."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,23}", request.name):
         raise ConfigError(
             f"{request.name!r} can't name a sandbox.",
             hint="Take at most 24 lower-case letters, digits and '-', a letter first, as for host names.",
         )
+
     _check_root(request.root)
-    for what, value, low, high in (
+    for option, value, low, high in (
         ("nodes", request.nodes, 1, MOST_NODES),
         ("cpus", request.cpus, 1, 1024),
         ("gpus", request.gpus, 0, 64),
@@ -130,7 +133,7 @@ def check(request: Request) -> None:
         ("link-mbit", request.link_mbit, 0, 100_000),
     ):
         if not low <= value <= high:
-            raise ConfigError(f"--{what} {value} is out of range.", hint=f"Give {low} to {high}.")
+            raise ConfigError(f"--{option} {value} is out of range.", hint=f"Give {low} to {high}.")
 
 
 def _check_root(root: Path) -> None:
@@ -140,6 +143,7 @@ def _check_root(root: Path) -> None:
             f"The sandbox can't live in {text!r}: SLURM takes no blanks or special characters in paths.",
             hint="Name another folder with --dir, for instance --dir /tmp/sandbox.",
         )
+
     if len(text) > LONGEST_ROOT:
         raise ConfigError(
             f"The path {text!r} has {len(text)} characters; sockets in it allow {LONGEST_ROOT}.",
@@ -148,12 +152,14 @@ def _check_root(root: Path) -> None:
 
 
 def from_json(record: Mapping[str, Any]) -> Plan:
-    """Return the plan in a record."""
+    """Return the plan from the content of its file."""
     plan = record["plan"]
     request = {**plan["request"], "root": Path(plan["request"]["root"])}
+    # JSON has no tuples.
     machine = {
         **plan["machine"],
         "slurm_version": tuple(plan["machine"]["slurm_version"]),
         "node_ports": tuple(plan["machine"]["node_ports"]),
     }
+
     return Plan(request=Request(**request), machine=Machine(**machine), namespaces=plan["namespaces"])

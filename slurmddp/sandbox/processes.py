@@ -1,7 +1,7 @@
 """Start daemons that outlive the command, and find all processes of a sandbox later.
 
-Because a pid may be given to another process, a record also holds the start time of its process. `members`
-finds processes without a record too: job steps, and processes that jobs left behind.
+A record holds the start time of its process, because the kernel may give the pid to another process later.
+`members` finds processes without a record too: job steps, and processes that jobs left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Recorded:
 def start_time(pid: int) -> str | None:
     """Return the start time of a running process; None for a process that is gone or a zombie."""
     fields = identity.stat(pid)
-    return None if fields is None or fields[0] in "ZX" else identity.start_time(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return identity.start_time(pid)
 
 
 def start(
@@ -51,6 +53,7 @@ def start(
     `members` finds unrecorded processes by `SANDBOX_ROOT_VARIABLE`, which the environment must hold.
     """
     output = root / "log" / f"{name}.out"
+    # The shell ends at once, so that init adopts the daemon and no zombie stays in this process.
     shell = subprocess.run(
         ["/bin/sh", "-c", DETACH, str(output), *argv],
         env=dict(environment),
@@ -64,42 +67,50 @@ def start(
     recorded = Recorded(name, pid, start_time(pid) or "")
     record = {"name": name, "pid": pid, "started": recorded.started}
     (root / "run" / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+
     return recorded
 
 
 def recorded(root: Path) -> dict[str, Recorded]:
     """Return all recorded daemons by name, without incomplete records."""
-    found: dict[str, Recorded] = {}
+    records: dict[str, Recorded] = {}
     for path in sorted((root / "run").glob("*.json")):
+        # A start may be writing the record, or may have been killed meanwhile.
         with contextlib.suppress(OSError, ValueError, TypeError):
             entry = Recorded(**json.loads(path.read_text(encoding="utf-8")))
-            found[entry.name] = entry
-    return found
+            records[entry.name] = entry
+
+    return records
 
 
 def members(root: Path, namespaces: frozenset[str] = frozenset()) -> set[int]:
     """Return the pids of all running processes of the sandbox in `root`."""
-    own = {entry.pid for entry in recorded(root).values() if entry.alive()}
+    pids = {entry.pid for entry in recorded(root).values() if entry.alive()}
     for process in PROC.glob("[0-9]*"):
+        # The process may end in between.
         with contextlib.suppress(OSError):
             pid = int(process.name)
             if pid != os.getpid() and start_time(pid) is not None and _belongs(process, root, namespaces):
-                own.add(pid)
-    return own
+                pids.add(pid)
+
+    return pids
 
 
 def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
+    """Return whether a process belongs to the sandbox in `root`, by its namespace, environment or folder."""
     if namespaces and network_namespace(int(process.name)) in namespaces:
         return True
-    marks = (f"{SANDBOX_ROOT_VARIABLE}={root}\0".encode(), f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
+
+    # Null bytes separate the variables. The root of another sandbox may begin with this root.
+    variables = (f"{SANDBOX_ROOT_VARIABLE}={root}\0".encode(), f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
     environ = b"\0" + (process / "environ").read_bytes() + b"\0"
-    return any(b"\0" + mark in environ for mark in marks) or works_in(process, root)
+    return any(b"\0" + variable in environ for variable in variables) or works_in(process, root)
 
 
 def works_in(process: Path, folder: Path) -> bool:
     """Return whether a process is a daemon of SLURM that started in `folder` or below.
 
-    slurmstepd overwrites its environment with its title, but keeps the working folder of slurmd.
+    slurmstepd overwrites its environment with its title, but keeps the working folder of its slurmd.
     """
     name = (process / "comm").read_text(encoding="utf-8", errors="replace")
     return name.startswith("slurm") and (process / "cwd").readlink().is_relative_to(folder)
@@ -114,15 +125,18 @@ def network_namespace(pid: int) -> str | None:
 
 
 def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
-    """Kill the processes that `find` returns until it returns none; raises SlurmError after `patience_s`."""
+    """Kill the processes that `find` returns until it returns none; raise SlurmError after `patience_s`."""
+    # Again and again, because a process may fork before its signal arrives.
     deadline = time.monotonic() + patience_s
     while pids := find():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+
         if time.monotonic() > deadline:
             raise SlurmError(
                 f"Processes of the sandbox did not die within {patience_s:g} s: {sorted(pids)}.",
                 hint="They may belong to another user, or hang in the file system. End them, run down again.",
             )
+
         time.sleep(0.02)

@@ -42,14 +42,14 @@ def write(root: Path, layout: Plan) -> None:
 
 
 def read(root: Path, name: str) -> Plan:
-    """Return the plan of the sandbox in `root`; raises SlurmError if there is no such sandbox."""
+    """Return the plan of the sandbox in `root`; raise SlurmError if there is no such sandbox."""
     try:
         return plan.from_json(json.loads((root / RECORD).read_text(encoding="utf-8")))
     except FileNotFoundError:
         near = near_matches(name, names(os.environ))
         raise SlurmError(
             f"No sandbox {name!r} is up in {root}.",
-            hint="Start one with `slurmddp sandbox up`; one of `up --dir DIR` needs the same --dir. "
+            hint="Start it with `slurmddp sandbox up`. A sandbox of `up --dir DIR` needs the same --dir. "
             f"{near}".strip(),
         ) from None
     except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The variables by which a shell or process uses a sandbox, and shell lines that unset them; pure."""
+"""Return the variables by which a process uses a sandbox, and shell lines that set and unset them; pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,34 @@ from slurmddp.sandbox.plan import Plan
 
 
 def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set in `environ`, given the folders of SLURM's programs."""
-    wanted = {"SLURM_CONF": str(plan.conf)}
+    """Return the variables by which a process uses a sandbox.
+
+    Args:
+        plan: the plan of the sandbox.
+        folders: the folders of SLURM's programs.
+        environ: the variables of the process.
+    """
+    settings = {"SLURM_CONF": str(plan.conf)}
+    # Without namespaces all nodes are this machine, and their names have no address.
     if not plan.namespaces:
-        wanted[MASTER_ADDR_VARIABLE] = "127.0.0.1"
-    here = environ.get("PATH", "").split(os.pathsep)
-    missing = [folder for folder in dict.fromkeys(folders) if folder not in here]
+        settings[MASTER_ADDR_VARIABLE] = "127.0.0.1"
+
+    path_folders = environ.get("PATH", "").split(os.pathsep)
+    missing = [folder for folder in dict.fromkeys(folders) if folder not in path_folders]
     if missing:
-        wanted["PATH"] = os.pathsep.join([*filter(None, here), *missing])
-        wanted[SANDBOX_PATH_VARIABLE] = os.pathsep.join(missing)
-    return wanted
+        settings["PATH"] = os.pathsep.join([*filter(None, path_folders), *missing])
+        # `unset_lines` removes these folders again.
+        settings[SANDBOX_PATH_VARIABLE] = os.pathsep.join(missing)
+
+    return settings
 
 
-def export_lines(wanted: Mapping[str, str]) -> list[str]:
-    """Return shell lines that set `wanted`, and unset variables of another sandbox."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in wanted.items()]
-    return lines if MASTER_ADDR_VARIABLE in wanted else [*lines, f"unset {MASTER_ADDR_VARIABLE}"]
+def export_lines(settings: Mapping[str, str]) -> list[str]:
+    """Return shell lines that set variables, and unset a variable of another sandbox."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
+    if MASTER_ADDR_VARIABLE not in settings:
+        lines.append(f"unset {MASTER_ADDR_VARIABLE}")
+    return lines
 
 
 def unset_lines(environ: Mapping[str, str]) -> list[str]:
@@ -36,4 +48,5 @@ def unset_lines(environ: Mapping[str, str]) -> list[str]:
     if any(added):
         kept = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder not in added]
         lines.append(f"export PATH={shlex.quote(os.pathsep.join(kept))}")
+
     return lines
