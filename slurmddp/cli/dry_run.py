@@ -20,11 +20,11 @@ def show(job: Job) -> int:
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
-    from slurmddp.launchers.submit import sbatch
+    from slurmddp.launchers.submit.submitter import build
     from slurmddp.slurm.options import note_on_cpus
     from slurmddp.slurm.script import outline
 
-    sys.stdout.write(sbatch.build(job.submitter).script(job))
+    sys.stdout.write(build(job.submitter).script(job))
     sys.stdout.flush()
     print("slurmddp: The lines of the script that follow from your settings:", file=sys.stderr)
     for line in outline(job):

@@ -42,7 +42,7 @@ def checked_script(job: Job, report: Report) -> str | None:
     if job.launcher != "slurm":
         refuse_misfit_here(job)
         return None
-    from slurmddp.launchers.submit import sbatch
+    from slurmddp.launchers.submit.fit import refuse_misfit
     from slurmddp.slurm import client
     from slurmddp.slurm.script import render
 
@@ -53,7 +53,7 @@ def checked_script(job: Job, report: Report) -> str | None:
             hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
             "here with launcher=local. Nothing was written.",
         )
-    for doubt in sbatch.refuse_misfit(job, client.SlurmClient()):
+    for doubt in refuse_misfit(job, client.SlurmClient()):
         report(Note(doubt))
     return script
 

@@ -216,10 +216,10 @@ def _later(job: Job, site: Site, refusal: str) -> str:
 
 def _ask(group: Sequence[Job], slurm: client.SlurmClient) -> str:
     """Return the start that sbatch expects for a job or an array."""
-    from slurmddp.launchers.submit import array, sbatch
+    from slurmddp.launchers.submit import array, submitter
     from slurmddp.slurm.script import render_array
 
     job = group[0]
     if len(group) > 1:
         return slurm.test(render_array(group, array.free_folder(job.run_dir.parent, job.name)))
-    return slurm.test(sbatch.build(job.submitter, slurm).script(job))
+    return slurm.test(submitter.build(job.submitter, slurm).script(job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurmddp.launchers.submit.sbatch import leftovers_of_each, live_jobs
+from slurmddp.launchers.submit.queued_jobs import leftovers_of_each, live_jobs
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.slurm.client import SlurmClient

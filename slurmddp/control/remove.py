@@ -14,7 +14,7 @@ from slurmddp.control.refusals import refuse_active
 from slurmddp.control.selection import select_own
 from slurmddp.errors import EXIT_INTERRUPTED, RunStateError, SlurmddpError, plain
 from slurmddp.launchers.submit import array
-from slurmddp.launchers.submit.sbatch import leftovers_of_each
+from slurmddp.launchers.submit.queued_jobs import leftovers_of_each
 from slurmddp.runs.folder import code_snapshot
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses

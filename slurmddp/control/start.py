@@ -31,7 +31,7 @@ from slurmddp.errors import (
     combine_exit_codes,
 )
 from slurmddp.host.process import OpenFiles
-from slurmddp.launchers.submit import array, sbatch
+from slurmddp.launchers.submit import array, queued_jobs
 from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.create import create, free_name
 from slurmddp.runs.folder.history import is_unanswered
@@ -388,7 +388,7 @@ def _refuse_put_aside(
 ) -> None:
     """Raise an error if a run that is to be put aside has, or may have, a job or process."""
     if is_unanswered(folder):
-        adopted = sbatch.settle(folder, client.SlurmClient(), lambda text: report(Message(text)))
+        adopted = queued_jobs.settle(folder, client.SlurmClient(), lambda text: report(Message(text)))
         if adopted is not None:
             status = status_of(folder)
     is_unreadable = status.state == "unknown" and status.job_id is None

@@ -13,7 +13,7 @@ from slurmddp.batch.progress import latest_name
 from slurmddp.control.admission import checked_script
 from slurmddp.control.events import Message, Report
 from slurmddp.errors import SlurmddpError
-from slurmddp.launchers.submit import array, sbatch
+from slurmddp.launchers.submit import array, queued_jobs, submitter
 from slurmddp.runs.folder.create import create, prepare
 from slurmddp.runs.folder.history import UNANSWERED
 from slurmddp.runs.folder.layout import RunFolder
@@ -144,7 +144,7 @@ class Submission:
         folders = [RunFolder(run.job.run_dir) for run in self._runs]
 
         # A lost answer of sbatch may have left a job, so the run needs no other one.
-        adopted = sbatch.settle_each(folders, slurm, self._say)
+        adopted = queued_jobs.settle_each(folders, slurm, self._say)
         self._queued.update(adopted)
         if adopted:
             _remember([RunFolder(path) for path in adopted])
@@ -173,7 +173,7 @@ class Submission:
         if not run.is_new:
             prepare(run.job, checked_script(run.job, self._report), self._say)
         with self._recorded(runs):
-            job_id = sbatch.build(run.job.submitter, slurm).submit(run.job)
+            job_id = submitter.build(run.job.submitter, slurm).submit(run.job)
         self._report(SubmittedJob(run.job, job_id, notes_on(run.job)))
         return {run.job.run_name: job_id}
 

@@ -74,3 +74,10 @@ def listen_as_rank_zero(
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
     raise not_here(info, addresses)
+
+
+def free_address(info: RankInfo, purpose: str) -> tuple[str, int]:
+    """Return an address of rank 0 and a port that is free there, for ranks that will listen on it soon."""
+    with listen_as_rank_zero(info, candidate_ports(f"{info.launch_id} {purpose}")) as probe:
+        address, port = probe.getsockname()[:2]
+        return address, port

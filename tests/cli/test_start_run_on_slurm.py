@@ -166,7 +166,7 @@ def test_a_command_that_is_interrupted_before_sbatch_leaves_nothing(project, clu
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("slurmddp.launchers.submit.sbatch.settle_each", interrupted)
+    monkeypatch.setattr("slurmddp.launchers.submit.queued_jobs.settle_each", interrupted)
     assert main(["train", *BIG]) == EXIT_INTERRUPTED
     assert not (project / "runs").exists() and not cluster.submissions
 

@@ -12,7 +12,7 @@ import torch
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.environments.hostlist import expand
-from slurmddp.launchers.submit.sbatch import build
+from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
 from slurmddp.runs.folder.jsonl import read_lines
 from slurmddp.slurm.client import SlurmClient

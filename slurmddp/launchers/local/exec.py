@@ -24,9 +24,10 @@ from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.cpus import most_ranks
-from slurmddp.host.ports import candidate_ports, listen, listen_as_rank_zero
+from slurmddp.host.ports import candidate_ports, free_address, listen
 from slurmddp.launchers.local.allocation import Allocation, current
-from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE, ScriptRun
+from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE
+from slurmddp.launchers.local.script_run import ScriptRun
 from slurmddp.runs.text_format import counted
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
@@ -60,7 +61,7 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
     per_node = ranks // nodes
     launch_id = secrets.token_hex(8)
     infos = [_emulated(node_rank, nodes, launch_id) for node_rank in range(nodes)]
-    master = _meeting_point(infos[0])
+    master = free_address(infos[0], "exec")
     environments = [
         _environment(info, local_rank, per_node, master) for info in infos for local_rank in range(per_node)
     ]
@@ -152,12 +153,6 @@ def _emulated(node_rank: int, nodes: int, launch_id: str) -> RankInfo:
         hosts=("localhost",) * nodes,
         launch_id=launch_id,
     )
-
-
-def _meeting_point(node: RankInfo) -> tuple[str, int]:
-    with listen_as_rank_zero(node, candidate_ports(f"{node.launch_id} exec")) as probe:
-        address, port = probe.getsockname()[:2]
-        return str(address), int(port)
 
 
 def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[str, int]) -> dict[str, str]:

@@ -32,7 +32,7 @@ class LocalLauncher:
     """Processes of this machine: rank 0's output as it is, lines of other ranks as `[rank 1] ...`."""
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
-        from slurmddp.launchers.local.launch import ScriptRun  # Under a launcher no rank needs it.
+        from slurmddp.launchers.local.script_run import ScriptRun  # Under a launcher no rank needs it.
 
         return ScriptRun(command, ranks, labelled=range(1, len(ranks)), folder=folder).run()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurmddp.errors import SlurmError
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.launchers.submit.submitter import build
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.limits import partitions
@@ -34,6 +35,22 @@ class Fit:
     @property
     def notes(self) -> list[str]:
         return [f"This SLURM may never start the job: {finding}" for finding in self.doubts]
+
+
+def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
+    """Raise ConfigError if SLURM would never start `job`; call this before `submit`.
+
+    Returns:
+        Notes on why SLURM may never start the job.
+    """
+    try:
+        fit = fit_of(job, build(job.submitter, slurm).script(job), slurm)
+    except SlurmError:
+        return []  # sbatch, which runs next, gives a better reason.
+    if fit.reasons:
+        reasons = " ".join(map(str, fit.reasons))
+        raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
+    return fit.notes
 
 
 def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:

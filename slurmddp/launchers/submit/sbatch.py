@@ -1,4 +1,4 @@
-"""Submission of a prepared run to SLURM, by sbatch or through submitit.
+"""Submission of a prepared run to SLURM by sbatch, and what submitit's road shares with it.
 
 Both submitters exclude the nodes that failed lately under the account's runs, if the cluster has others.
 """
@@ -6,32 +6,20 @@ Both submitters exclude the nodes that failed lately under the account's runs, i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from slurmddp.batch.slurm_job import hosts_of
-from slurmddp.errors import ConfigError, RunStateError, SlurmError, near_matches
-from slurmddp.launchers.submit.fit import fit_of
+from slurmddp.errors import SlurmError
+from slurmddp.launchers.submit.queued_jobs import named_jobs
 from slurmddp.runs.folder.excluded_nodes import adopt, excluded_nodes, shared_nodes
-from slurmddp.runs.folder.history import History, read_history
+from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.options import job_name
 from slurmddp.slurm.script import render
-from slurmddp.slurm.states import ACTIVE, PENDING, JobState
-
-
-class Submitter(Protocol):
-    """Hands a prepared run folder to SLURM; the job later does the same, whichever submitter queued it."""
-
-    def script(self, job: Job) -> str:
-        """Return the text that `submit` sends, byte for byte, without writing it or asking SLURM."""
-
-    def submit(self, job: Job) -> str:
-        """Queue the prepared `job`, record it in the run folder, and return the job's id."""
 
 
 class SbatchSubmitter:
@@ -51,125 +39,13 @@ class SbatchSubmitter:
         return job_id
 
 
-def build(name: str, slurm: SlurmClient | None = None) -> Submitter:
-    """Return the submitter `sbatch` or `submitit`."""
-    if name not in _SUBMITTERS:
-        raise ConfigError(f"submitter={name!r} is not known.", hint=near_matches(name, _SUBMITTERS))
-    return _SUBMITTERS[name](slurm or SlurmClient())
-
-
-def _submitit(slurm: SlurmClient) -> Submitter:
-    from slurmddp.launchers.submit.submitit import SubmititSubmitter
-
-    return SubmititSubmitter(slurm)
-
-
-_SUBMITTERS: dict[str, Callable[[SlurmClient], Submitter]] = {
-    "sbatch": SbatchSubmitter,
-    "submitit": _submitit,
-}
-
-
-def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
-    """Raise ConfigError if SLURM would never start `job`; call this before `submit`.
-
-    Returns:
-        Notes on why SLURM may never start the job.
-    """
-    try:
-        fit = fit_of(job, build(job.submitter, slurm).script(job), slurm)
-    except SlurmError:
-        return []  # sbatch, which runs next, gives a better reason.
-    if fit.reasons:
-        reasons = " ".join(map(str, fit.reasons))
-        raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
-    return fit.notes
-
-
-def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
-    """Return the jobs of each run that SLURM has queued or runs, also jobs that its folder does not name."""
-    found = slurm.jobs_of_each([folder.path for folder in folders])
-    return [_live(found[folder.path]) for folder in folders]
-
-
-def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
-    live = (PENDING | ACTIVE) - {"COMPLETING"}
-    return {job_id: job for job_id, job in found.items() if job.state in live}
-
-
-def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
-    """Return the jobs of runs that are over and that SLURM may still start; empty without an answer.
-
-    SLURM is asked once for all runs.
-    """
-    try:
-        found = live_jobs(folders, slurm) if folders else []
-    except SlurmError:
-        return [[] for _ in folders]
-    return [
-        [job_id for job_id, job in live.items() if job.pending or job_id not in _named(read_history(folder))]
-        for folder, live in zip(folders, found, strict=True)
-    ]
-
-
-def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
-    """Settle the jobs of one run as `settle_each` does; return the id of the adopted job, or None."""
-    return settle_each([folder], slurm, say).get(folder.path)
-
-
-def settle_each(
-    folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
-) -> dict[Path, str]:
-    """Settle the jobs that SLURM still has of runs which are over by their folders.
-
-    A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
-    is recorded.
-
-    Returns:
-        The id of the adopted job of each run that has one, which makes another submission unnecessary.
-
-    Raises:
-        RunStateError: a job of the run still holds nodes.
-        SlurmError: SLURM does not answer, so nothing is submitted.
-    """
-    try:
-        found = slurm.jobs_of_each([folder.path for folder in folders])
-    except SlurmError as error:
-        raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
-    adopted = {folder.path: _settle(folder, _live(found[folder.path]), slurm, say) for folder in folders}
-    return {path: job_id for path, job_id in adopted.items() if job_id is not None}
-
-
-def _settle(
-    folder: RunFolder, live: Mapping[str, JobState], slurm: SlurmClient, say: Callable[[str], None]
-) -> str | None:
-    history = read_history(folder)
-    for job_id, job in live.items():
-        if job_id not in _named(history):
-            folder.add_event("submitted", job_id=job_id, submitter="sbatch")
-            return job_id
-        if job.pending:
-            slurm.cancel(job_id)
-            say(f"Job {job_id} of an earlier attempt was still in the queue; it was taken out.")
-        elif job_id in history.open_jobs:
-            raise RunStateError(
-                f"Job {job_id} of {folder.name} still runs.",
-                hint=f"End it with `slurmddp cancel {folder.name}`; nothing was submitted.",
-            )
-    return None
-
-
-def _named(history: History) -> set[str | None]:
-    return {history.job_id, *history.open_jobs, *(attempt.job_id for attempt in history.attempts)}
-
-
 def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     """Submit `script` and return the job's id.
 
     The job excludes the nodes that failed lately under this or another run of the account, if SLURM has
     enough others.
     """
-    known = _named(read_history(RunFolder(job.run_dir)))
+    known = named_jobs(read_history(RunFolder(job.run_dir)))
     options = site_options([job], script, slurm)
     return slurm.submit(script, token=new_token(job), options=options, known=known)
 

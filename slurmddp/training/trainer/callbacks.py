@@ -7,35 +7,43 @@ callbacks:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from slurmddp.errors import ConfigError, near_matches
+from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.components import Components
 
-if TYPE_CHECKING:
-    from slurmddp.training.trainer.loop import Training
+
+class RunningTraining(Protocol):
+    """The training that calls the callbacks, as far as they may use it."""
+
+    step: int
+    """The number of completed steps."""
+    distributon: Distributon
+    components: Components
 
 
 class Callback(Protocol):
     """The methods that a callback may have; none of them is needed. All ranks call each of them.
 
-    `training` has `step`, the number of completed steps, `distributon`, and `components` with `bare_model`,
-    `optimizer`, `scheduler`, `data` and `settings`. A method may use collectives of `distributon`, such as
-    `all_reduce`. A callback with `state_dict` and `load_state_dict` resumes in the state of the checkpoint.
+    A method may use `bare_model`, `optimizer`, `scheduler`, `data` and `settings` of the components, and
+    collectives of `distributon`, such as `all_reduce`. A callback with `state_dict` and `load_state_dict`
+    resumes in the state of the checkpoint.
     """
 
-    def on_train_start(self, training: Training) -> None:
+    def on_train_start(self, training: RunningTraining) -> None:
         """Before the first step of this attempt, after the state is loaded."""
 
-    def on_step_end(self, training: Training) -> None:
+    def on_step_end(self, training: RunningTraining) -> None:
         """After each optimizer step. Don't read values on a GPU here: each one makes it wait."""
 
-    def on_evaluation_end(self, training: Training, metrics: Mapping[str, float]) -> None:
+    def on_evaluation_end(self, training: RunningTraining, metrics: Mapping[str, float]) -> None:
         """After an evaluation, with `eval_loss` and the metrics, equal on all ranks."""
 
-    def on_save(self, training: Training) -> None:
+    def on_save(self, training: RunningTraining) -> None:
         """Before the state is copied for a checkpoint, so that changes made here are part of it."""
 
-    def on_train_end(self, training: Training) -> None:
+    def on_train_end(self, training: RunningTraining) -> None:
         """After the last step, its evaluation and its checkpoint; not at a stop that is resumed later."""
 
 
@@ -69,7 +77,7 @@ class Callbacks:
         """Whether checkpoints hold a state of a callback."""
         return bool(self._stateful)
 
-    def call(self, hook: str, training: Training, *args: Any) -> None:
+    def call(self, hook: str, training: RunningTraining, *args: Any) -> None:
         """Call the method `hook` of all callbacks that have it."""
         for method in self._methods[hook]:
             method(training, *args)

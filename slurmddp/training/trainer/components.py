@@ -22,7 +22,6 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.instantiate import instantiate, is_called_later
 from slurmddp.training.trainer import dataset
 from slurmddp.training.trainer.batch import loss_of_batch, loss_of_output
-from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.compilation import compile_in_place
 from slurmddp.training.trainer.ema import AverageOfWeights
 from slurmddp.training.trainer.metrics import Metric
@@ -51,7 +50,6 @@ class Components:
     metrics: Mapping[str, Metric]
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    callbacks: Callbacks
     ema: AverageOfWeights | None = None
 
     @property
@@ -74,12 +72,11 @@ class Components:
 
     @property
     def saved_objects(self) -> dict[str, Any]:
-        """The objects whose state makes a resumed training the same training."""
+        """The components with a state, by name."""
         named: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
-            "callbacks": self.callbacks if self.callbacks.has_state else None,
             "ema": self.ema and self.ema.model,
         }
         return {name: value for name, value in named.items() if value is not None}
@@ -149,7 +146,6 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         },
         optimizer=optimizer,
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
-        callbacks=Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks")),
         ema=ema,
     )
 

@@ -27,9 +27,11 @@ from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.checkpointing import restore
 from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.instantiate import instantiate
 from slurmddp.training.run_log import RunLog, Stopwatch
 from slurmddp.training.trainer.batch import IGNORED, forward, has_ignored_targets, kind_of, loss_of_output
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.changed_rates import apply_changes, configured_rates
 from slurmddp.training.trainer.compilation import uncompiled
 from slurmddp.training.trainer.components import Components, build_components, is_due
@@ -89,7 +91,9 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     Raises:
         StoppedAtCheckpoint: the training was stopped; its state is saved.
     """
-    training = Training(distributon, build_components(distributon, config), folder)
+    components = build_components(distributon, config)
+    callbacks = Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks"))
+    training = Training(distributon, components, callbacks, folder)
     batches = training.components.batches()
     training.resume()
     training.check_time()
@@ -131,8 +135,11 @@ def _take_steps(distributon: Distributon, training: Training, batches: Iterator[
 class Training:
     """One training between two steps."""
 
-    def __init__(self, distributon: Distributon, components: Components, folder: RunFolder) -> None:
+    def __init__(
+        self, distributon: Distributon, components: Components, callbacks: Callbacks, folder: RunFolder
+    ) -> None:
         self.distributon, self.components = distributon, components
+        self._callbacks = callbacks
         self.step = 0
         self._last_step = components.settings.steps
         """The step after which the training is complete."""
@@ -169,18 +176,26 @@ class Training:
         self._budget = TimeBudget(components.settings.max_time)
         self._sampled = is_there(folder.sample_file)
 
+    @property
+    def _saved_objects(self) -> dict[str, Any]:
+        """The objects whose state makes a resumed training the same training."""
+        objects = self.components.saved_objects
+        if self._callbacks.has_state:
+            objects["callbacks"] = self._callbacks
+        return objects
+
     def resume(self) -> None:
         """Resume from the newest checkpoint; without a checkpoint, check that one can be written."""
         progress: dict[str, Any] = {}
         self._best.resume(self._root)
-        step = self.distributon.load(root=self._root, progress=progress, **self.components.saved_objects)
+        step = self.distributon.load(root=self._root, progress=progress, **self._saved_objects)
         if step is None:
             self.distributon.check_can_save(
                 root=self._root,
                 keep_last=self.components.settings.keep_last,
                 wait=False,
                 progress=self._progress(),
-                **self.components.saved_objects,
+                **self._saved_objects,
             )
             self._budget.resume({})
             return
@@ -288,7 +303,7 @@ class Training:
 
     def call_back(self, hook: str, *args: Any) -> None:
         """Call the method `hook` of the callbacks, see `Callback`."""
-        self.components.callbacks.call(hook, self, *args)
+        self._callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
@@ -461,7 +476,7 @@ class Training:
 
     def _state(self) -> dict[str, Any]:
         self._collect_losses()
-        return {"progress": self._progress(), **self.components.saved_objects}
+        return {"progress": self._progress(), **self._saved_objects}
 
     def _progress(self) -> dict[str, Any]:
         return {

@@ -17,8 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.launchers.local.launch import Relay, launch_script, of_hydra_job, rank_variables, rerun_command
+from slurmddp.launchers.local.launch import launch_script, of_hydra_job, rank_variables, rerun_command
 from slurmddp.launchers.local.launcher import LocalLauncher
+from slurmddp.launchers.local.script_run import Relay
 from support.runs.agent_runs import all_gone, children_of, runs, wait_until
 
 HEAD = """

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError, SlurmError
-from slurmddp.launchers.submit import sbatch
-from slurmddp.launchers.submit.sbatch import build
+from slurmddp.launchers.submit.fit import refuse_misfit
 from slurmddp.launchers.submit.submitit import RunScript
+from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.excluded_nodes import exclude, share
 from slurmddp.runs.folder.jsonl import append_line
@@ -71,9 +71,9 @@ def test_a_refusal_of_slurm_is_passed_on_and_not_recorded(
 def test_a_job_that_would_never_start_is_refused_if_slurm_answers(slurm: FakeSlurm) -> None:
     job = make_job(nodes=9, time_limit_min=99999)
     with pytest.raises(ConfigError, match="nodes=9"):
-        sbatch.refuse_misfit(job, slurm)
+        refuse_misfit(job, slurm)
     slurm.silence = "scontrol failed: Access denied"
-    assert sbatch.refuse_misfit(job, slurm) == []
+    assert refuse_misfit(job, slurm) == []
 
 
 def test_sbatch_gets_the_script_of_the_run_folder(slurm: FakeSlurm, tmp_path: Path) -> None:

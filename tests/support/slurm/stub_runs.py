@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.sbatch import build, refuse_misfit
+from slurmddp.launchers.submit.fit import refuse_misfit
+from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.components import Components
 from slurmddp.training.trainer.ema import AverageOfWeights
 
@@ -42,7 +41,6 @@ def test_evaluation_and_checkpoints_know_the_average() -> None:
             optimizer=optimizer,
             scheduler=None,
             ema=ema,
-            callbacks=Callbacks({}),
         )
         assert Components.evaluated_model.fget(parts) is evaluated  # type: ignore[attr-defined]
         found = Components.saved_objects.fget(parts)  # type: ignore[attr-defined]

@@ -58,13 +58,12 @@ def make(
         metrics={},
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
-        callbacks=Callbacks({}),
         ema=None if ema is None else AverageOfWeights(model, ema),
         unit="tokens",
         units_per_sample=7,
     )
     parts.units_per_step = partial(Components.units_per_step, parts)
-    return Training(d, parts, RunFolder(folder)), model
+    return Training(d, parts, Callbacks({}), RunFolder(folder)), model
 
 
 def gradients_of(count: int) -> tuple[list[torch.Tensor], float]:

@@ -1,0 +1,92 @@
+"""The jobs of runs that SLURM still has, also jobs that their folders do not name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from slurmddp.errors import RunStateError, SlurmError
+from slurmddp.runs.folder.history import History, read_history
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.states import ACTIVE, PENDING, JobState
+
+
+def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
+    """Return the jobs of each run that SLURM has queued or runs, also jobs that its folder does not name."""
+    found = slurm.jobs_of_each([folder.path for folder in folders])
+    return [_live(found[folder.path]) for folder in folders]
+
+
+def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
+    live = (PENDING | ACTIVE) - {"COMPLETING"}
+    return {job_id: job for job_id, job in found.items() if job.state in live}
+
+
+def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
+    """Return the jobs of runs that are over and that SLURM may still start; empty without an answer.
+
+    SLURM is asked once for all runs.
+    """
+    try:
+        found = live_jobs(folders, slurm) if folders else []
+    except SlurmError:
+        return [[] for _ in folders]
+    return [_leftovers(folder, live) for folder, live in zip(folders, found, strict=True)]
+
+
+def _leftovers(folder: RunFolder, live: Mapping[str, JobState]) -> list[str]:
+    named = named_jobs(read_history(folder)) if live else set()
+    return [job_id for job_id, job in live.items() if job.pending or job_id not in named]
+
+
+def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
+    """Settle the jobs of one run as `settle_each` does; return the id of the adopted job, or None."""
+    return settle_each([folder], slurm, say).get(folder.path)
+
+
+def settle_each(
+    folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
+) -> dict[Path, str]:
+    """Settle the jobs that SLURM still has of runs which are over by their folders.
+
+    A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
+    is recorded.
+
+    Returns:
+        The id of the adopted job of each run that has one, which makes another submission unnecessary.
+
+    Raises:
+        RunStateError: a job of the run still holds nodes.
+        SlurmError: SLURM does not answer, so nothing is submitted.
+    """
+    try:
+        found = slurm.jobs_of_each([folder.path for folder in folders])
+    except SlurmError as error:
+        raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
+    adopted = {folder.path: _settle(folder, _live(found[folder.path]), slurm, say) for folder in folders}
+    return {path: job_id for path, job_id in adopted.items() if job_id is not None}
+
+
+def _settle(
+    folder: RunFolder, live: Mapping[str, JobState], slurm: SlurmClient, say: Callable[[str], None]
+) -> str | None:
+    history = read_history(folder)
+    for job_id, job in live.items():
+        if job_id not in named_jobs(history):
+            folder.add_event("submitted", job_id=job_id, submitter="sbatch")
+            return job_id
+        if job.pending:
+            slurm.cancel(job_id)
+            say(f"Job {job_id} of an earlier attempt was still in the queue; it was taken out.")
+        elif job_id in history.open_jobs:
+            raise RunStateError(
+                f"Job {job_id} of {folder.name} still runs.",
+                hint=f"End it with `slurmddp cancel {folder.name}`; nothing was submitted.",
+            )
+    return None
+
+
+def named_jobs(history: History) -> set[str | None]:
+    """Return the ids of all jobs that the record of a run names."""
+    return {history.job_id, *history.open_jobs, *(attempt.job_id for attempt in history.attempts)}
