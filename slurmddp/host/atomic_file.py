@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from slurmddp.host.file_lock import try_lock
 
 
 @contextmanager
@@ -23,8 +24,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
         with open(descriptor, "wb") as stream:
-            with suppress(OSError):  # Some network file systems have no locks.
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(stream)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import pwd
@@ -11,11 +10,13 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.host.file_lock import try_lock
 from slurmddp.sandbox.plan import Machine, Plan, Request, check
 
 HOSTS_FILE = Path("/etc/hosts")
@@ -192,5 +193,6 @@ def machine_lock() -> Iterator[None]:
     """Let one process at a time choose ports and networks, by a lock on /etc/hosts."""
     # Every account can read the file, so the lock also holds between sandboxes of several users.
     with HOSTS_FILE.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        while try_lock(stream) is False:
+            time.sleep(0.05)
         yield

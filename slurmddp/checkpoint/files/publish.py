@@ -134,6 +134,7 @@ def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
     clear_leftovers(root)
     space.require(root, needed)
     temporary = root / f"{WRITING}{name}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)  # This process left it, or one with the same number.
     temporary.mkdir()
     try:
         with locked(temporary):

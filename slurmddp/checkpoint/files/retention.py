@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +25,8 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.errors import CheckpointError
+from slurmddp.host import process
+from slurmddp.host.file_lock import try_lock
 from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder.late_files import is_there
 
@@ -97,8 +97,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # Some network file systems have no locks.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(descriptor)
         yield
     finally:
         os.close(descriptor)
@@ -110,12 +109,18 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno == errno.EWOULDBLOCK
+        is_free = try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return False
+    return _may_be_written(path) if is_free is None else not is_free
+
+
+def _may_be_written(path: Path) -> bool:
+    """Decide by the name whether a process of this host writes; for file systems without locks."""
+    if path.name.startswith(WRITING):
+        pid = path.name.rpartition("-")[2]
+        return pid.isdigit() and process.exists(int(pid))
+    return bool(_TEMPORARY.fullmatch(path.name))  # A leftover of a few bytes does no harm.
 
 
 def restore_replaced(root: Path) -> None:

@@ -33,6 +33,7 @@ MODULES = (
     "slurmddp.environments.names",
     "slurmddp.environments.scrub",
     "slurmddp.errors",
+    "slurmddp.host.file_lock",
     "slurmddp.host.regular_file",
     "slurmddp.runs.folder.excluded_nodes",
     "slurmddp.runs.folder.jsonl",

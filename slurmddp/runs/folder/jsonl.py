@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import io
 import json
 import os
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError, unreadable
+from slurmddp.host.file_lock import try_lock
 from slurmddp.host.regular_file import open_regular
 
 _warned: set[str] = set()
@@ -43,12 +42,7 @@ def _lock_a_moment(descriptor: int) -> None:
     Appending is not atomic on NFS, but a missing lock must not stop a training.
     """
     deadline = time.monotonic() + 1.0
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno != errno.EWOULDBLOCK or time.monotonic() > deadline:
-                return None
+    while try_lock(descriptor) is False and time.monotonic() <= deadline:
         time.sleep(0.01)
 
 

@@ -7,7 +7,6 @@ locks a file names the holder, and a holder that has ended is recognised.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurmddp.errors import RunNotFoundError, SlurmddpError
+from slurmddp.host.file_lock import try_lock
 from slurmddp.host.process import start_time
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.folder.layout import RunFolder
@@ -26,7 +26,6 @@ from slurmddp.runs.folder.layout import RunFolder
 _POLLED_S = 0.1
 _MOMENT_S = 1.0
 """Seconds before a wait is announced: a submission takes about as long."""
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _STALE_S = 900.0
 """Age from which a holder on another host counts as ended: a submission takes two minutes at most."""
 
@@ -109,15 +108,8 @@ class RunLock:
         self.release()
 
     def _lock(self) -> bool:
-        try:
-            fcntl.flock(self.fileno, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return self._lock_by_file()
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return False
-            raise
-        return True
+        is_locked = try_lock(self.fileno)
+        return self._lock_by_file() if is_locked is None else is_locked
 
     def _lock_by_file(self) -> bool:
         me = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start_time(os.getpid())}

@@ -1,0 +1,40 @@
+"""Lock a file against other processes; on some file systems no file can be locked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from typing import IO
+
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+"""The second one is of network file systems that lock bytes in place of the file."""
+_NO_LOCKS = (
+    errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY, errno.EBADF,
+)  # fmt: skip
+"""The last one is of NFS, for a lock against all on a file that is not open for writing."""
+
+
+def try_lock(file: int | IO[bytes], *, shared: bool = False) -> bool | None:
+    """Lock an open file, without a wait, until all its descriptors are closed.
+
+    Args:
+        file: the file, or the descriptor of a file or folder.
+        shared: whether other processes may hold such a lock as well.
+
+    Returns:
+        True if the file is locked now, False if another process holds a lock. None if it can't be locked,
+        such as on a file system without locks: the caller has to do its work without one.
+
+    Raises:
+        OSError: the disk has an error.
+    """
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
