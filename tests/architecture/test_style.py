@@ -16,6 +16,7 @@ from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
 FINISHED = [
     "checkpoint/memory",
+    "checkpoint/state",
     "collectives",
     "runs/failures",
     "runs/status",

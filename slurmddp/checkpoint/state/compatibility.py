@@ -23,21 +23,28 @@ _HINT = (
 
 
 def check(name: str, target: Any, saved: Any, ignored: list[str] | None = None) -> bool:
-    """Raise CheckpointError if `saved` does not fit `target`; return whether a load is certain to succeed.
+    """Return whether a load of `saved` into `target` is certain to succeed.
 
-    With a list `ignored`, keys of a module that only one side has are no misfit, and are listed there.
-    Objects with their own `load_state_dict` return False: they decide during the load.
+    Args:
+        name: the name of the object in the state.
+        target: a module or an optimizer. Another object decides by its own `load_state_dict`: False.
+        saved: the state to load.
+        ignored: a list that gets the keys of a module that only one side has. None: such keys are an error.
+
+    Raises:
+        CheckpointError: `saved` does not fit `target`.
     """
     if isinstance(target, nn.Module) and _loads_plainly(target):
         problem, keys = _module_problem(target.state_dict(), saved)
         if ignored is None:
-            problem = "; ".join(one for one in (keys, problem) if one)
+            problem = "; ".join(filter(None, [keys, problem]))
         elif keys:
             ignored.append(f"{name}: {keys}")
     elif isinstance(target, Optimizer) and type(target).load_state_dict is Optimizer.load_state_dict:
         problem = _optimizer_problem(target, saved)
     else:
         return False
+
     if problem:
         raise misfit(name, target, problem)
     return True
@@ -67,7 +74,7 @@ def undo_for(target: Any) -> Callable[[], None]:
 
 
 def _loads_plainly(model: nn.Module) -> bool:
-    """Tell whether no hook and no overridden method changes how torch loads the model."""
+    """Return whether no hook and no overridden method changes how torch loads the model."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         return False
     return not any(
@@ -86,25 +93,29 @@ def _module_problem(present: Mapping[str, Any], saved: Any) -> tuple[str, str]:
     """Return the tensors that can't be loaded, and the keys that only one side has, as texts."""
     if not isinstance(saved, Mapping):
         return f"the checkpoint holds a {type(saved).__name__} under this name", ""
+
     missing = [key for key in present if key not in saved]
     unexpected = [str(key) for key in saved if key not in present]
-    other = [
-        f"{key} is {_shape(saved[key])} in the checkpoint, {_shape(present[key])} here"
-        for key in present
-        if key in saved and _shape(present[key]) != _shape(saved[key])
-    ]
     keys = [
         _listed(missing, "key missing from the checkpoint", "keys missing from the checkpoint"),
         _listed(unexpected, "key that this model does not have", "keys that this model does not have"),
     ]
-    shapes = _listed(other, "tensor of another shape", "tensors of another shape")
-    return shapes, "; ".join(kind for kind in keys if kind)
+
+    other_shapes = [
+        f"{key} is {_shape(saved[key])} in the checkpoint, {_shape(present[key])} here"
+        for key in present
+        if key in saved and _shape(present[key]) != _shape(saved[key])
+    ]
+    shapes = _listed(other_shapes, "tensor of another shape", "tensors of another shape")
+    return shapes, "; ".join(filter(None, keys))
 
 
-def _listed(items: Sequence[str], one: str, many: str) -> str:
+def _listed(items: Sequence[str], singular: str, plural: str) -> str:
+    """Return the number of items and the first of them; empty without items."""
     if not items:
         return ""
-    return f"{len(items)} {one if len(items) == 1 else many} ({first_items(items, _SHOWN, rest=', ...')})"
+    noun = singular if len(items) == 1 else plural
+    return f"{len(items)} {noun} ({first_items(items, _SHOWN, rest=', ...')})"
 
 
 def _shape(value: Any) -> str:
@@ -114,12 +125,16 @@ def _shape(value: Any) -> str:
 
 
 def _optimizer_problem(optimizer: Optimizer, saved: Any) -> str:
+    """Return how the parameter groups of an optimizer differ from the saved groups; empty if they don't."""
     try:
-        before = [len(group["params"]) for group in saved["param_groups"]]
+        saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
     except (TypeError, KeyError, IndexError):
         return "the checkpoint holds no optimizer's state under this name"
-    here = [len(group["params"]) for group in optimizer.param_groups]
-    return "" if before == here else f"{_groups(before)} in the checkpoint, {_groups(here)} here"
+
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if saved_sizes == sizes:
+        return ""
+    return f"{_groups(saved_sizes)} in the checkpoint, {_groups(sizes)} here"
 
 
 def _groups(sizes: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Compares the configuration of a checkpoint with the configuration of the run, key by key."""
+"""Compare the configuration of a checkpoint with the configuration of the run, key by key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from slurmddp.short_text import first_items
 
 _SHOWN = 10
 
-
 log = logging.getLogger(__name__)
 
 
@@ -30,6 +29,7 @@ def manifest_facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return hash and keys of a configuration for the manifest; empty for None."""
     if config is None:
         return {}
+
     plain = _plain(config)
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return {"config_hash": hashlib.sha256(text.encode()).hexdigest()[:16], "config": plain}
@@ -40,18 +40,21 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
 
     Without a configuration on one of the two sides nothing is compared.
     """
-    here, saved = manifest_facts(config), meta.get("config")
-    if not here or not isinstance(saved, Mapping) or meta.get("config_hash") == here["config_hash"]:
+    facts = manifest_facts(config)
+    saved = meta.get("config")
+    if not facts or not isinstance(saved, Mapping) or meta.get("config_hash") == facts["config_hash"]:
         return
-    lines = differences(saved, here["config"])
+    lines = differences(saved, facts["config"])
     if not lines:
         return
+
     shown = first_items(lines, _SHOWN, separator="\n  ", rest="\n  and {} more")
     keys = "one key differs" if len(lines) == 1 else f"{len(lines)} keys differ"
     message = f"Checkpoint {name} is of another configuration; {keys}:\n  {shown}"
     if allow:
         log.warning("%s\nIt is loaded nevertheless, as requested.", message)
         return
+
     raise ConfigError(
         message,
         hint="Go back to those values, or start a run of another name. To resume with the new values, "

@@ -15,7 +15,7 @@ from slurmddp.checkpoint.state.safetensors_stream import byte_view, is_aligned, 
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES = 256 << 10
-"""Up to this size a memmove is faster than torch's copy, which has more overhead and uses one thread here."""
+"""Up to this size a memmove is faster than torch's copy, which has more overhead and one thread as well."""
 
 
 class MappedTensor:
@@ -23,7 +23,8 @@ class MappedTensor:
 
     def __init__(self, area: mmap.mmap) -> None:
         self.area = area
-        with torch.inference_mode(False):  # Else only inference mode could write to the tensor.
+        # A tensor that is made in inference mode can only be written there.
+        with torch.inference_mode(False):
             self.bytes = torch.frombuffer(area, dtype=torch.uint8)
         self.is_pinned: bool | None = None
         """Whether the memory is registered with CUDA; None before the first copy from a GPU."""
@@ -33,18 +34,22 @@ class MappedTensor:
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         if devices:
             self._pin()
-        _synchronize(devices)  # Another stream may still compute the tensors.
+
+        # Another stream may still compute the tensors.
+        _synchronize(devices)
         with torch.no_grad():
             for tensor in tensors:
                 size = tensor.nbytes
                 self._copy(tensor, at, size)
                 at += size
+        # The copies of a device are asynchronous.
         _synchronize(devices)
 
     def _copy(self, tensor: torch.Tensor, at: int, size: int) -> None:
         if size <= _SMALL_BYTES and is_in_memory(tensor):
             ctypes.memmove(self.bytes.data_ptr() + at, tensor.data_ptr(), size)
             return
+
         target = self.bytes[at : at + size]
         if not tensor.is_contiguous() and is_aligned(tensor) and not tensor.is_neg():
             target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
@@ -55,21 +60,26 @@ class MappedTensor:
         """Register the memory with CUDA, so that copies are fast and asynchronous."""
         if self.is_pinned is not None:
             return
-        address, size = self.bytes.data_ptr(), len(self.bytes)
-        code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
+
+        address = self.bytes.data_ptr()
+        code = torch.cuda.cudart().cudaHostRegister(address, len(self.bytes), 0)  # type: ignore[no-untyped-call]
         self.is_pinned = int(code) == 0
-        if not self.is_pinned:
-            log.warning(
-                "CUDA can't register the memory for checkpoints (error %d): copies are slower.", int(code)
-            )
-            with suppress(RuntimeError):
-                torch.ones(1, device="cuda")  # Clears the error, which the next kernel would raise.
+        if self.is_pinned:
+            return
+
+        log.warning(
+            "CUDA can't register the memory for checkpoints (error %d): copies are slower.", int(code)
+        )
+        # The next kernel would raise the error; a small one clears it.
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")
 
     def close(self) -> None:
         """Unmap the memory; later calls fail."""
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
-        del self.bytes  # Its address is about to become invalid.
+        # The address of the tensor is about to become invalid.
+        del self.bytes
         self.area.close()
 
 

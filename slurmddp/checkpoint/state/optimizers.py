@@ -1,4 +1,4 @@
-"""Loads the states of optimizers without a change of any value."""
+"""Load the states of optimizers without a change of any value."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     optimizer.load_state_dict(dict(saved))
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return
+
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):

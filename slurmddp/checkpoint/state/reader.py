@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that verifies, reads it, and quarantines damaged ones."""
+"""Find the newest checkpoint that verifies, read it, and quarantine damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def latest(root: Path) -> Path | None:
         folders = retried(partial(_folders, root), f"Listing the checkpoints in {root}")
     except OSError as error:
         raise _unreadable(root, error) from error
+
     quarantined_any = False
     for folder in folders:
         try:
@@ -109,7 +110,11 @@ def find(root: Path, *, step: int | None, best: Best | None) -> Path:
         CheckpointError: there is no such checkpoint, or it is damaged; the message lists the steps.
     """
     root = root.absolute()
-    candidates = ranked(root, best) if step is None and best is not None else [root / folder_name(step or 0)]
+    if step is None and best is not None:
+        candidates = ranked(root, best)
+    else:
+        candidates = [root / folder_name(step or 0)]
+
     problem = ""
     for folder in candidates:
         try:
@@ -121,31 +126,36 @@ def find(root: Path, *, step: int | None, best: Best | None) -> Path:
             problem = f"{folder.name} can't be read ({error.strerror or error})"
         if problem:
             log.warning("Checkpoint %s: %s.", folder, problem)
+
     wanted = f"of step {step}" if best is None else f"with the metric {best[0]!r}"
-    raise CheckpointError(
-        f"There is no usable checkpoint {wanted} in {root}{': ' if problem else ''}{problem}.",
-        hint=_choices(root),
-    )
+    message = f"There is no usable checkpoint {wanted} in {root}"
+    if problem:
+        message += f": {problem}"
+    raise CheckpointError(f"{message}.", hint=_choices(root))
 
 
 def _choices(root: Path) -> str:
     """Return a sentence that lists the steps and metrics of the checkpoints under `root`."""
-    steps, metrics = [], set()
+    steps = []
+    metrics = set()
     for folder in reversed(checkpoint_folders(root)):
         steps.append(str(step_of(folder)))
         with suppress(CheckpointError, OSError):
             metrics |= load_manifest(folder).meta.get("metrics", {}).keys()
     if not steps:
         return "The folder holds no checkpoints."
+
     names = ", ".join(sorted(metrics)) or "none"
     return f"There are checkpoints of steps {', '.join(steps)}, with the metrics: {names}."
 
 
 def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
-    """Rename the newest checkpoint, of `step`, to `bad-...`; return its new name and the step before it.
+    """Rename the newest checkpoint, of `step`, to `bad-...`; only one process may call this.
 
-    Returns None and renames nothing if no older checkpoint verifies, or if a checkpoint of `step` or later
-    was quarantined before, because the checkpoint is not the cause then. Only one process may call this.
+    Returns:
+        Its new name and the step of the checkpoint before it. None, and nothing is renamed, if no older
+        checkpoint verifies, or if a checkpoint of `step` or later was quarantined before: then the checkpoint
+        is not the cause.
 
     Raises:
         SupersededError: a later attempt of the run has started.
@@ -154,25 +164,28 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     folder = root / folder_name(step)
     if foreign_owner(root) is not None or newest_step(root) != step:
         return None
-    if any(bad >= step for bad, _ in renamed_folders(root, BAD)):
+    if any(bad_step >= step for bad_step, _ in renamed_folders(root, BAD)):
         return None
+
     RunContext.read(os.environ).refuse_superseded()
     moved = set_aside(folder, BAD)
     if moved is None:
         return None
-    before = latest(root)
-    if before is None:
+
+    previous = latest(root)
+    if previous is None:
+        # Without another checkpoint the training would begin again.
         moved.rename(folder)
         return None
-    write_small(root / POINTER_FILE, before.name + "\n")
-    return moved.name, step_of(before) or 0
+    write_small(root / POINTER_FILE, previous.name + "\n")
+    return moved.name, step_of(previous) or 0
 
 
 def abandon(root: Path, loaded: int, step: int) -> list[str]:
     """Rename the checkpoints of steps after `loaded` to `abandoned-...` if `step` is not after all of them.
 
-    A training that has loaded an older checkpoint is about to save `step`. A resume would else use the newer
-    ones, which belong to steps that the training has left. Only one process may call this.
+    A training that has loaded an older checkpoint is about to save `step`. A resume would otherwise use the
+    newer checkpoints, which belong to steps that the training has left. Only one process may call this.
 
     Returns:
         The new names, in the order of their steps.
@@ -185,25 +198,28 @@ def abandon(root: Path, loaded: int, step: int) -> list[str]:
     newest = newest_step(root)
     if newest is None or newest < step or newest <= loaded:
         return []
+
     refuse_foreign(root)
     RunContext.read(os.environ).refuse_superseded()
     moved: list[str] = []
     for folder in checkpoint_folders(root):
-        if (step_of(folder) or 0) > loaded:
-            target = set_aside(folder, ABANDONED)
-            if target is None:
-                raise CheckpointError(
-                    f"{folder} is newer than the loaded step {loaded}, and can't be renamed.",
-                    hint="Move it away, or save to another folder.",
-                )
-            moved.insert(0, target.name)
-    before = next((folder.name for folder in checkpoint_folders(root)), "")
-    _quietly(partial(write_small, root / POINTER_FILE, before + "\n"))
+        if (step_of(folder) or 0) <= loaded:
+            continue
+        target = set_aside(folder, ABANDONED)
+        if target is None:
+            raise CheckpointError(
+                f"{folder} is newer than the loaded step {loaded}, and can't be renamed.",
+                hint="Move it away, or save to another folder.",
+            )
+        moved.insert(0, target.name)
+
+    newest_name = next((folder.name for folder in checkpoint_folders(root)), "")
+    _quietly(partial(write_small, root / POINTER_FILE, newest_name + "\n"))
     return moved
 
 
 def go_back(root: Path, every: int, *, before: int) -> int | None:
-    """Abandon all checkpoints after an earlier one; return the step of that one, or None without one.
+    """Choose an earlier checkpoint and abandon all later ones; return its step, None without a checkpoint.
 
     Only one process may call this, while no save is running.
 
@@ -213,9 +229,11 @@ def go_back(root: Path, every: int, *, before: int) -> int | None:
         before: the chosen checkpoint is of an earlier step.
     """
     root = root.absolute()
-    steps = [step for folder in checkpoint_folders(root) if (step := step_of(folder)) is not None]
-    earlier = [step for step in steps if step < before]
-    chosen = max([step for step in earlier if every and step % every == 0] or earlier, default=None)
+    steps = [step_of(folder) for folder in checkpoint_folders(root)]
+    earlier = [step for step in steps if step is not None and step < before]
+    preferred = [step for step in earlier if every and step % every == 0]
+
+    chosen = max(preferred or earlier, default=None)
     if chosen is not None:
         abandon(root, chosen, chosen)
     return chosen
@@ -269,10 +287,12 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 def _read_tensors(path: Path, manifest: Manifest, name: str) -> dict[str, torch.Tensor]:
     expected = manifest.files[name]
     check_size(path / name, expected)
+
     with open_hashed(path / name) as reader:
         try:
             tensors = decode(reader, expected.size)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            # If the bytes are damaged, the damage is the error.
             _check_rest(reader, name, manifest)
             raise CheckpointError(f"{name} can't be decoded: {error}") from error
         _check_rest(reader, name, manifest)
@@ -286,6 +306,7 @@ def _read_tree(path: Path, manifest: Manifest) -> Any:
     with open_hashed(path / TREE_FILE) as reader:
         reader.readinto(memoryview(text))
         _check_rest(reader, TREE_FILE, manifest)
+
     content = json.loads(text)
     check_format(content["format"])
     return content
@@ -299,7 +320,10 @@ def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
 
 def _reject(folder: Path, problem: CheckpointError) -> bool:
     """Quarantine a damaged checkpoint unless another account owns it; return whether it was renamed."""
-    moved = set_aside(folder, BAD) if foreign_owner(folder) is None else None
+    moved = None
+    if foreign_owner(folder) is None:
+        moved = set_aside(folder, BAD)
+
     where = f"it is now {moved.name}" if moved else "it could not be renamed"
     log.warning(
         "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where

@@ -1,4 +1,4 @@
-"""Encodes tensors into the safetensors format and decodes them, chunk by chunk.
+"""Encode tensors into the safetensors format and decode them, chunk by chunk.
 
 The format (https://github.com/huggingface/safetensors): the header's length in 8 little-endian bytes, a JSON
 header padded with spaces, the bytes of the tensors. The library's functions are not used, because they can't
@@ -32,18 +32,22 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 class Bytes:
     """Bytes in memory as a source."""
 
     def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
+        self._view = view
+        self._at = 0
 
     def readinto(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the next bytes; raise CheckpointError if there are not enough."""
         end = self._at + len(buffer)
         if end > len(self._view):
             raise CheckpointError("The bytes of the tensors end too early.")
+
         buffer[:] = self._view[self._at : end]
         self._at = end
 
@@ -74,12 +78,12 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tenso
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether the CPU's memory holds the bytes of `tensor` as `encode` yields them."""
+    """Return whether the CPU's memory holds the bytes of `tensor` as `encode` yields them."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor of this type begins in the file at a multiple of its element size."""
+    """Return whether a tensor of this type begins in the file at a multiple of its element size."""
     return tensor.dtype in _DTYPES
 
 
@@ -90,6 +94,7 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
     odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
     if odd:
         header["__metadata__"] = {"slurmddp_dtypes": json.dumps(odd)}
+
     for name, tensor in ordered:
         size = tensor.nbytes
         header[name] = {
@@ -98,6 +103,7 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
             "data_offsets": [offset, offset + size],
         }
         offset += size
+
     text = json.dumps(header, separators=(",", ":")).encode()
     # The tensors start at a page, in the file as in memory, so that direct writes can take them from there.
     text += b" " * (-(_LENGTH_BYTES + len(text)) % PAGE_BYTES)
@@ -107,11 +113,14 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
     """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError if damaged."""
     entries, odd = _read_header(source, size)
+
     tensors = {}
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         tensors[name] = _empty(entry, odd.get(name))
         if tensors[name].numel():
             source.readinto(_bytes_of(tensors[name]))
+
+    # The header keeps the order of the state, the file the order of the widths.
     return {name: tensors[name] for name in entries}
 
 
@@ -122,20 +131,29 @@ def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, A
     header_bytes = int.from_bytes(length, "little")
     if header_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
+
     text = bytearray(header_bytes)
     source.readinto(memoryview(text))
     entries = json.loads(text)
     odd = json.loads(entries.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
-    data_bytes = sum(stop - start for start, stop in (one["data_offsets"] for one in entries.values()))
+
+    spans = [entry["data_offsets"] for entry in entries.values()]
+    data_bytes = sum(stop - start for start, stop in spans)
     if _LENGTH_BYTES + header_bytes + data_bytes != size:
         raise CheckpointError(f"The tensor file has {size} bytes; its header describes another size.")
     return entries, odd
 
 
 def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
-    names = {name: dtype for dtype, name in _DTYPES.items()}
-    dtype = getattr(torch, odd["dtype"]) if odd else names[entry["dtype"]]
-    tensor = torch.empty(odd["shape"] if odd else entry["shape"], dtype=dtype, device="cpu")
+    """Return a CPU tensor without values for an entry of the header."""
+    if odd:
+        dtype = getattr(torch, odd["dtype"])
+        shape = odd["shape"]
+    else:
+        dtype = _DTYPES_BY_NAME[entry["dtype"]]
+        shape = entry["shape"]
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
+
     start, stop = entry["data_offsets"]
     if tensor.nbytes != stop - start:
         raise CheckpointError("A tensor's shape does not fit its place in the file.")

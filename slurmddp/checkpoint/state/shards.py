@@ -1,17 +1,18 @@
-"""Tensors of which each rank holds some rows: torch's DTensor, as fully_shard makes them.
+"""Handle tensors of which each rank holds some rows: torch's DTensor, as fully_shard makes them.
 
 In a checkpoint, each rank has a file with its rows. The tree file has an entry for each sharded tensor:
 `{"shape": [5, 8], "dtype": "float32", "rows": [0, 3, 5]}`. The file of rank i holds the rows from rows[i] to
 rows[i + 1].
 
-A DTensor is known by its module, which only a strategy with shards imports: the import takes half a second.
+`is_sharded` looks for torch's module in `sys.modules`: only a strategy with shards imports it, and the import
+takes half a second.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,26 +23,26 @@ from slurmddp.checkpoint.files.manifest import shard_file
 
 
 def is_sharded(value: object) -> bool:
-    """Tell whether `value` is a DTensor."""
+    """Return whether `value` is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def has_shards(value: object) -> bool:
-    """Tell whether a module has parameters, or an optimizer trains parameters, that are DTensors."""
+    """Return whether a module has parameters, or an optimizer trains parameters, that are DTensors."""
     return mesh_of([value]) is not None
 
 
 def local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a DTensor; another tensor as it is."""
-    found: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-    return found
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """Return all of a DTensor, whose ranks all call it; another tensor as it is."""
-    found: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return found
+    """Return the whole of a DTensor, for which all its ranks call this; another tensor as it is."""
+    full: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return full
 
 
 def mesh_of(objects: Iterable[object]) -> Any:
@@ -57,10 +58,12 @@ def entry_of(tensor: torch.Tensor) -> dict[str, Any] | None:
     """Return the entry of a tensor whose rows are split over all ranks; None for another tensor."""
     if not is_sharded(tensor) or tensor.ndim == 0:
         return None
+
     placed: Any = tensor
     mesh = placed.device_mesh
     if mesh.ndim != 1 or mesh.size() != distributed.get_world_size() or not placed.placements[0].is_shard(0):
         return None
+
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"shape": list(tensor.shape), "dtype": dtype, "rows": _rows(tensor.shape[0], mesh.size())}
 
@@ -81,31 +84,52 @@ def joined(
         read: returns the tensors of a file.
         mesh: as in `checkpoint.read`.
     """
-    rank, ranks = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
-    own = {name: _rows(entry["shape"][0], ranks)[rank : rank + 2] for name, entry in table.items()}
+    rank = 0
+    ranks = 1
+    if mesh is not None:
+        rank = mesh.get_local_rank()
+        ranks = mesh.size()
+    bounds = {name: _rows(entry["shape"][0], ranks)[rank : rank + 2] for name, entry in table.items()}
+
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in table}
     for number in range(max((len(entry["rows"]) - 1 for entry in table.values()), default=0)):
-        wanted = {}
-        for name, entry in table.items():
-            start, end = entry["rows"][number : number + 2]
-            first, last = max(start, own[name][0]), min(end, own[name][1])
-            if first < last:
-                wanted[name] = slice(first - start, last - start)
-        found = read(shard_file(number)) if wanted else {}
+        wanted = _wanted_rows(table, number, bounds)
+        # A file without rows of this rank is not read.
+        if not wanted:
+            continue
+        tensors = read(shard_file(number))
         for name, rows in wanted.items():
-            part = found[name][rows]
-            parts[name].append(part if len(part) == len(found[name]) else part.clone())
+            part = tensors[name][rows]
+            # A view would keep the memory of all rows.
+            parts[name].append(part if len(part) == len(tensors[name]) else part.clone())
+
     return {name: _placed(_joined(parts[name], entry), entry, mesh) for name, entry in table.items()}
+
+
+def _wanted_rows(
+    table: Mapping[str, Any], number: int, bounds: Mapping[str, Sequence[int]]
+) -> dict[str, slice]:
+    """Return the rows of each tensor in the file of rank `number` that lie within `bounds`."""
+    wanted = {}
+    for name, entry in table.items():
+        start, end = entry["rows"][number : number + 2]
+        first = max(start, bounds[name][0])
+        last = min(end, bounds[name][1])
+        if first < last:
+            wanted[name] = slice(first - start, last - start)
+    return wanted
 
 
 def _joined(parts: list[torch.Tensor], entry: Mapping[str, Any]) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
-    empty = torch.empty((0, *entry["shape"][1:]), dtype=getattr(torch, entry["dtype"]), device="cpu")
-    return torch.cat(parts) if parts else empty
+    if parts:
+        return torch.cat(parts)
+    return torch.empty((0, *entry["shape"][1:]), dtype=getattr(torch, entry["dtype"]), device="cpu")
 
 
 def _placed(rows: torch.Tensor, entry: Mapping[str, Any], mesh: Any) -> torch.Tensor:
+    """Return this rank's rows as a DTensor of `mesh`; as they are without a mesh."""
     if mesh is None:
         return rows
     from torch.distributed.tensor import DTensor, Shard
@@ -142,7 +166,8 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         copy = type(value)()
         for key, item in value.items():
             copy[key] = mapped(item, change)
-        if hasattr(value, "_metadata"):  # The versions of a module's submodules.
+        # A module's state_dict keeps the versions of its submodules there.
+        if hasattr(value, "_metadata"):
             copy._metadata = value._metadata
         return copy
     if type(value) in (list, tuple):
@@ -163,19 +188,22 @@ def fitted(saved: Any, target: Any) -> Any:
         for key, value in saved.items():
             changed[key] = _like(value, present.get(key))
         return changed
+
     states = dict(saved["state"])
     for number, parameter in enumerate(_parameters(target)):
         if number in states:
-            states[number] = {key: _like(one, parameter) for key, one in states[number].items()}
+            states[number] = {key: _like(value, parameter) for key, value in states[number].items()}
     return {**saved, "state": states}
 
 
 def _parameters(value: object) -> Iterable[torch.Tensor]:
-    if isinstance(value, nn.Module):
-        # Only the state shows the shards of parameters that stayed gathered after a forward pass.
-        return value.state_dict().values() if "torch.distributed.tensor" in sys.modules else ()
-    groups = value.param_groups if isinstance(value, Optimizer) else ()
-    return [parameter for group in groups for parameter in group["params"]]
+    """Return the parameters of a module or an optimizer that may be sharded."""
+    if isinstance(value, Optimizer):
+        return [parameter for group in value.param_groups for parameter in group["params"]]
+    if not isinstance(value, nn.Module) or "torch.distributed.tensor" not in sys.modules:
+        return ()
+    # Only the state shows the shards of parameters that stayed gathered after a forward pass.
+    return value.state_dict().values()
 
 
 def _like(value: Any, like: Any) -> Any:

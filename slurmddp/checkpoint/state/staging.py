@@ -1,4 +1,4 @@
-"""The staging buffers of a rank: copies training states into memory that outlives the rank, and reads them.
+"""Copy the training states of a rank into memory that outlives the rank, and read them: staging buffers.
 
 Two memory files take turns, so that one committed state exists during the next copy. The files and their
 pages stay allocated, so that a copy costs no allocation.
@@ -70,7 +70,7 @@ class ShardWriters(Protocol):
     def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
         """Let each rank write its file into the memory file `descriptor`, at its place in `starts`.
 
-        Returns False if another node makes no copy, so that this one is not needed.
+        Return False if another node makes no copy, so that nobody needs this copy.
         """
 
 
@@ -115,13 +115,14 @@ class StagingBuffers:
         self._preparing.start()
 
     def _prepare(self, size: int) -> None:
+        """Allocate buffers; `copy` raises the error of this thread."""
         try:
             self._make_slots(size)
             for slot in self._slots:
-                if not shared_buffer.is_writing(slot.descriptor):
+                if _is_free(slot):
                     self._fit(slot, size)
         except NoMemory as why:
-            self._refused = why  # `copy` raises it.
+            self._refused = why
 
     def _join(self) -> None:
         if self._preparing is not None:
@@ -150,81 +151,91 @@ class StagingBuffers:
         flat = flatten(snapshot.state, sharded=shards is not None)
         head, tensors = layout(flat.tensors)
         tree = flat.to_json()
+
         sizes = {TENSORS_FILE: len(head) + sum(tensor.nbytes for tensor in tensors)}
         if shards is not None:
             sizes |= {shard_file(rank): size for rank, size in shards.sizes.items()}
         files, tensors_bytes = _places(sizes)
-        facts = {"root": str(snapshot.root), "meta": dict(snapshot.meta), "versions": versions()}
-        sharded = {} if shards is None else {"files": files, "ranks": shards.ranks}
-        about = json.dumps(facts | sharded).encode()
+
+        facts: dict[str, Any] = {"root": str(snapshot.root), "meta": dict(snapshot.meta)}
+        facts["versions"] = versions()
+        if shards is not None:
+            facts |= {"files": files, "ranks": shards.ranks}
+        about = json.dumps(facts).encode()
         header = shared_buffer.StoredState(
             snapshot.step, snapshot.stamp, shared_buffer.PAGE_BYTES, tensors_bytes, len(tree), len(about)
         )
+
         if not wait and not self._is_ready(header.end):
             return None
         number = self._free_slot(header.end)
-        if number is not None:
-            slot = self._slots[number]
-            view = self._fit(slot, header.end)
-            shared_buffer.invalidate(slot.descriptor)
-            for start, text in zip(
-                (header.tensors_at, header.tree_at, header.about_at), (head, tree, about), strict=True
-            ):
-                view.area[start : start + len(text)] = text
-            view.copy(tensors, header.tensors_at + len(head))
-            if shards is not None:
-                starts = {rank: header.tensors_at + files[shard_file(rank)][0] for rank in shards.sizes}
-                if not shards.write(slot.descriptor, view, starts):
-                    return None
-            shared_buffer.commit(slot.descriptor, header)
+        if number is None:
+            return None
+
+        slot = self._slots[number]
+        view = self._fit(slot, header.end)
+        shared_buffer.invalidate(slot.descriptor)
+        for start, text in [(header.tensors_at, head), (header.tree_at, tree), (header.about_at, about)]:
+            view.area[start : start + len(text)] = text
+        view.copy(tensors, header.tensors_at + len(head))
+        if shards is not None:
+            starts = {rank: header.tensors_at + files[shard_file(rank)][0] for rank in shards.sizes}
+            if not shards.write(slot.descriptor, view, starts):
+                return None
+        shared_buffer.commit(slot.descriptor, header)
         return number
 
     def has_free(self) -> bool:
-        """Tell whether a buffer is free of writes."""
-        return len(self._slots) < self._wanted or not all(
-            shared_buffer.is_writing(s.descriptor) for s in self._slots
-        )
+        """Return whether a buffer is free of writes."""
+        return len(self._slots) < self._wanted or any(map(_is_free, self._slots))
 
     def _is_ready(self, size: int) -> bool:
-        """Tell whether buffers for a state of `size` bytes are allocated; start the allocation if not."""
+        """Return whether buffers for a state of `size` bytes are allocated; start the allocation if not."""
         if self._preparing is not None and self._preparing.is_alive():
             return False
         self._join()
-        if self._refused is None and (
-            len(self._slots) < self._wanted
-            or any(
-                slot.capacity < size and not shared_buffer.is_writing(slot.descriptor) for slot in self._slots
-            )
-        ):
-            self.prepare(size + self._growth(size))
-            self._outgrown = size
-            return False
-        return True
+
+        # `copy` raises the error of a refused allocation.
+        if self._refused is not None:
+            return True
+        is_missing = len(self._slots) < self._wanted
+        is_small = any(slot.capacity < size and _is_free(slot) for slot in self._slots)
+        if not is_missing and not is_small:
+            return True
+
+        self.prepare(size + self._growth(size))
+        self._outgrown = size
+        return False
 
     def _growth(self, size: int) -> int:
         """Return the bytes to add for a growing state, whose next copy would not fit otherwise."""
-        return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH) if self._outgrown else 0
+        if not self._outgrown:
+            return 0
+        return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH)
 
     def _free_slot(self, size: int) -> int | None:
         """Return the number of the free buffer with the oldest state; None if all are being written."""
         self._join()
         self._make_slots(size)
-        free = [
-            (
-                (-1, 0) if (found := shared_buffer.read_header(slot.descriptor)) is None else found.order,
-                number,
-            )
-            for number, slot in enumerate(self._slots)
-            if not shared_buffer.is_writing(slot.descriptor)
-        ]
-        return min(free)[1] if free else None
+
+        free = []
+        for number, slot in enumerate(self._slots):
+            if _is_free(slot):
+                state = shared_buffer.read_header(slot.descriptor)
+                # An empty buffer comes first.
+                free.append(((-1, 0) if state is None else state.order, number))
+        if not free:
+            return None
+        return min(free)[1]
 
     def _make_slots(self, size: int) -> None:
+        """Create missing buffers, as many as the memory holds; raise NoMemory if it holds none."""
         if self._refused is not None:
             raise self._refused
         missing = self._wanted - len(self._slots)
         if missing <= 0:
             return
+
         available = available_bytes()
         copies = copies_that_fit(_rounded(size), available, missing)
         if copies < missing:
@@ -245,6 +256,7 @@ class StagingBuffers:
         """Return the map of a buffer, enlarged to `size` bytes if needed."""
         if slot.view is not None and slot.capacity >= size:
             return slot.view
+
         more = _rounded(size) - os.fstat(slot.descriptor).st_size
         available = available_bytes()
         if more > 0 and copies_that_fit(more, available) == 0:
@@ -252,6 +264,7 @@ class StagingBuffers:
                 f"The state has grown by {size_text(more)}, and {size_text(available)} of memory are left: "
                 "training waits until each checkpoint is written."
             )
+
         _unmap(slot)
         try:
             area = shared_buffer.reserve(slot.descriptor, _rounded(size))
@@ -268,26 +281,26 @@ class StagingBuffers:
 
         The kind is True for one node's part of a sharded state.
         """
-        found = []
+        states = []
         for slot in self._slots:
             header = shared_buffer.read_header(slot.descriptor)
             if header is None:
                 continue
             with shared_buffer.mapped(slot.descriptor, header) as stored:
                 if stored.about["root"] == str(root):
-                    found.append((slot.descriptor, header, stored.part is not None))
-        return found
+                    states.append((slot.descriptor, header, stored.part is not None))
+        return states
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of the buffers, in the order of their numbers."""
+        """Return the descriptors of the buffers, in the order of their numbers."""
         return [slot.descriptor for slot in self._slots]
 
     def discard_after(self, order: tuple[int, int]) -> None:
         """Invalidate states newer than `order`, because training resumes from that state."""
         for slot in self._slots:
-            found = shared_buffer.read_header(slot.descriptor)
-            if found is not None and found.order > order and not shared_buffer.is_writing(slot.descriptor):
+            state = shared_buffer.read_header(slot.descriptor)
+            if state is not None and state.order > order and _is_free(slot):
                 shared_buffer.invalidate(slot.descriptor)
 
     def set_writing(self, number: int, writing: bool) -> None:
@@ -295,13 +308,13 @@ class StagingBuffers:
         shared_buffer.set_writing(self._slots[number].descriptor, writing)
 
     def is_writing(self) -> bool:
-        """Tell whether a process writes any of the states to the disk."""
-        return any(shared_buffer.is_writing(slot.descriptor) for slot in self._slots)
+        """Return whether a process writes any of the states to the disk."""
+        return not all(map(_is_free, self._slots))
 
     def set_urgent(self) -> None:
         """Mark all running writes as urgent."""
         for slot in self._slots:
-            if shared_buffer.is_writing(slot.descriptor):
+            if not _is_free(slot):
                 shared_buffer.set_urgent(slot.descriptor)
 
     def close(self) -> None:
@@ -315,10 +328,12 @@ class StagingBuffers:
 
 def _places(sizes: Mapping[str, int]) -> tuple[dict[str, tuple[int, int]], int]:
     """Return start and size of each file with tensors, and the end of the last; each starts at a page."""
-    files, end = {}, 0
+    files = {}
+    end = 0
     for name, size in sizes.items():
         start = -(-end // shared_buffer.PAGE_BYTES) * shared_buffer.PAGE_BYTES
-        files[name], end = (start, size), start + size
+        files[name] = (start, size)
+        end = start + size
     return files, end
 
 
@@ -326,9 +341,15 @@ def _rounded(size: int) -> int:
     return -(-size // _ROUND_BYTES) * _ROUND_BYTES
 
 
+def _is_free(slot: _Slot) -> bool:
+    """Return whether no process writes the state of a buffer to the disk."""
+    return not shared_buffer.is_writing(slot.descriptor)
+
+
 def _unmap(slot: _Slot) -> None:
     if slot.view is not None:
-        view, slot.view = slot.view, None
+        view = slot.view
+        slot.view = None
         view.close()
 
 

@@ -1,4 +1,4 @@
-"""Converts a nested training state to JSON plus named tensors and back, without pickle.
+"""Convert a nested training state to JSON plus named tensors and back, without pickle.
 
 JSON has no tuples and only string keys, so tags mark other values: `{"dict": [[key, value], ...]}` keeps the
 types of keys, `{"tuple": [...]}` tells tuples from lists, `{"tensor": name}` names a tensor.
@@ -44,7 +44,9 @@ class FlatState:
 
     def to_json(self) -> bytes:
         """Return the content of the tree file."""
-        content = {"format": FORMAT, "state": self.tree} | ({"shards": self.table} if self.table else {})
+        content = {"format": FORMAT, "state": self.tree}
+        if self.table:
+            content["shards"] = self.table
         return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -70,6 +72,7 @@ def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
+
     tag = next(iter(tree), "")
     if tag in _MAPPING_TYPES:
         return _mapping(tag, tree, tensors)
@@ -81,6 +84,7 @@ def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return int(tree[tag], 16)
     if tag == "float":
         return struct.unpack(">d", bytes.fromhex(tree[tag]))[0]
+
     raise CheckpointError(
         f"The checkpoint holds a value of the unknown kind {tag!r}.",
         hint="It was written by a newer slurmddp; load it with that version.",
@@ -109,16 +113,12 @@ class _Flattener:
         if value is None or kind in (bool, str):
             return value
         if kind is int:
-            return value if value.bit_length() <= _JSON_INT_BITS else {"int": hex(value)}
+            fits = value.bit_length() <= _JSON_INT_BITS
+            return value if fits else {"int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
-            entry = entry_of(value) if self._sharded else None
-            if entry is None:
-                return {"tensor": self._tensor(value, path)}
-            name = self._tensor(local(value.detach()), path)
-            self.table[name] = entry
-            return {"tensor": name}
+            return {"tensor": self._tensor(value, path)}
         return self._container(value, path, depth)
 
     def _container(self, value: Any, path: str, depth: int) -> Any:
@@ -129,6 +129,7 @@ class _Flattener:
                 f"The state is nested deeper than {MAX_DEPTH} levels at {begin}...",
                 hint="A container that holds itself can't be stored.",
             )
+
         if kind in _MAPPINGS:
             return self._pairs(value, path, depth)
         if kind in (list, tuple):
@@ -155,15 +156,27 @@ class _Flattener:
         return tree
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> str:
+        """Return the name of a tensor; of a sharded tensor this rank's rows are stored under it."""
+        entry = entry_of(tensor) if self._sharded else None
+        if entry is None:
+            return self._whole_tensor(tensor, path)
+
+        name = self._whole_tensor(local(tensor.detach()), path)
+        self.table[name] = entry
+        return name
+
+    def _whole_tensor(self, tensor: torch.Tensor, path: str) -> str:
         _check_plain(tensor, path)
+        # Tied tensors share an address and are stored once. Empty tensors may share one by chance.
+        same_address: list[tuple[torch.Tensor, str]] = []
         if tensor.numel():
-            here = self._names.setdefault(tensor.data_ptr(), [])
-            for other, name in here:
-                if _is_same(tensor, other):
-                    return name
+            same_address = self._names.setdefault(tensor.data_ptr(), [])
+        for other, name in same_address:
+            if _is_same(tensor, other):
+                return name
+
         name = _free_name(path or _TOP, self.tensors)
-        if tensor.numel():
-            here.append((tensor, name))
+        same_address.append((tensor, name))
         self.tensors[name] = tensor.detach() if tensor.requires_grad else tensor
         return name
 
@@ -172,25 +185,28 @@ def _in(path: str, key: str | int) -> str:
     return f"{path}/{key}" if path else str(key)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors with the same address have the same elements in the same order."""
-    facts = [(t.device, t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (one, other)]
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors with the same address have the same elements in the same order."""
+    facts = [(t.device, t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg()) for t in (tensor, other)]
     return facts[0] == facts[1]
 
 
 def _check_plain(tensor: torch.Tensor, path: str) -> None:
+    """Raise CheckpointError unless `tensor` is an ordinary dense tensor with values."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        found = f"a {type(tensor).__name__}"
+        kind = f"a {type(tensor).__name__}"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        found = f"a sparse, quantised or nested tensor ({tensor.layout}, {tensor.dtype})"
+        kind = f"a sparse, quantised or nested tensor ({tensor.layout}, {tensor.dtype})"
     elif tensor.is_meta:
-        found = "a tensor on the meta device, which has no values"
+        kind = "a tensor on the meta device, which has no values"
     elif tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        found = "a tensor whose storage was freed"  # Reading its values would crash the process.
+        # Reading its values would crash the process.
+        kind = "a tensor whose storage was freed"
     else:
         return
+
     raise CheckpointError(
-        f"The value at {path or _TOP} is {found}, which can't be stored or sent.",
+        f"The value at {path or _TOP} is {kind}, which can't be stored or sent.",
         hint="Give an ordinary dense tensor in its place.",
     )
 

@@ -1,4 +1,4 @@
-"""Writes a state as a checkpoint, and checks beforehand that such a write will succeed."""
+"""Write a state as a checkpoint, and check beforehand that such a write will succeed."""
 
 from __future__ import annotations
 
@@ -80,12 +80,16 @@ def _filler(state: Mapping[str, Any], parts: Parts | None) -> tuple[Fill, int]:
     """Return the function that writes the files of `state`, and their number of bytes."""
     flat = flatten(state, sharded=parts is not None)
     tree = flat.to_json()
-    files = {TENSORS_FILE: flat.tensors} | ({} if parts is None else {shard_file(0): flat.shards})
+    files = {TENSORS_FILE: flat.tensors}
+    if parts is not None:
+        files[shard_file(0)] = flat.shards
 
     def fill(folder: Path) -> dict[str, FileRecord]:
         records = {name: _write_tensors(folder / name, tensors) for name, tensors in files.items()}
         records[TREE_FILE] = write_hashed(folder / TREE_FILE, [memoryview(tree)])
-        return records if parts is None else records | parts.collect(parts.files - records.keys(), folder)
+        if parts is not None:
+            records |= parts.collect(parts.files - records.keys(), folder)
+        return records
 
     return fill, sum(map(encoded_size, files.values())) + len(tree)
 
@@ -124,6 +128,7 @@ def check_can_write(
         raise explained(error, f"A test save to {root} failed") from error
     if parts is not None:
         shutil.rmtree(parts.folder, ignore_errors=True)
+
     # During a write, all kept checkpoints still exist.
     wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
     if free < wanted:
