@@ -18,15 +18,18 @@ from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.stacks import RankStacks
 from slurmddp.runs.failures.kinds import PHRASES, Cause, FailureKind
 
-# Parts of the frames of ranks that wait for other ranks, that end, and that run the backward pass.
 _WAITS_IN = (
     "/torch/distributed/",
     "/torch/nn/parallel/distributed.py",
     "/slurmddp/training/process_group/rendezvous.py",
 )
+"""A rank waits for others if its innermost frame contains one of these paths."""
 _STOP = "/slurmddp/training/stopping/agreement.py"
+"""The file in which a rank waits for the agreement on a stop."""
 _END_OF_GROUP = (" in destroy_process_group", " in _shutdown_backend")
+"""Ends of frames in which a rank ends its process group."""
 _BACKWARD = "_engine_run_backward"
+"""The end of the innermost frame in a backward pass, which waits for the other ranks' gradients."""
 _SLURMDDP = f"{Path(slurmddp.__file__).parent}/"
 _LIBRARIES = ("/torch/", "/lib/python3", "<frozen ")
 _AT_WORK = 0.5
@@ -112,11 +115,11 @@ def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
     return first
 
 
-def _makes_progress(report: RankReport, longest_s: float) -> bool:
-    """Decide whether a rank may still work: a heartbeat within `longest_s`, no limit, or a debugger."""
+def _makes_progress(report: RankReport, recent_s: float) -> bool:
+    """Decide whether a rank may be at work: it has a recent heartbeat or no limit, or a debugger holds it."""
     if report.limit_s is None or report.state == "t":
         return True
-    return report.seconds < min(report.limit_s, longest_s)
+    return report.seconds < min(report.limit_s, recent_s)
 
 
 def _order_among(all_reports: Sequence[RankReport]) -> Any:
@@ -203,7 +206,7 @@ def _short(frame: str) -> str:
 
 
 def why(all_reports: Iterable[RankReport], first: RankReport) -> Cause:
-    """Return the cause of a failure by `first`: its activity and since when, the waiting ranks, its stack."""
+    """Return the cause of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
     others = sorted(
         (report for report in all_reports if report.rank != first.rank), key=lambda report: report.rank
     )

@@ -90,7 +90,7 @@ class DistributedLoader:
         """Yield this rank's batches of one epoch, with all their tensors on this rank's device.
 
         The first `for` after a `load` yields the rest of the interrupted epoch. A `for` that `break` has
-        left ends its epoch; the next one begins another.
+        left ends its epoch; the next `for` begins another epoch.
         """
         # A `break` has left the last `for`.
         if self._entered:

@@ -49,8 +49,7 @@ _GRACE_S = 5.0
 _READ_S = 5.0
 """The longest time in seconds that rank 0 waits until the ranks that joined have read a failure's reason."""
 _SLOW_S = 3.0
-"""Seconds from which on a connection is slow: it takes milliseconds, but a name server that does not answer
-costs five seconds and more."""
+"""A connection that takes longer counts as slow: a name server that does not answer costs five seconds."""
 _NAMES_HINT = (
     "Most likely this node's name server does not answer: see how long `getent hosts ADDRESS` takes for an "
     "address of rank 0's node, and mend /etc/resolv.conf or add the nodes to /etc/hosts."
@@ -94,7 +93,7 @@ def open_store(
         if outcome != COMPLETE:
             participants.confirm_outcome()
     except RuntimeError as error:
-        # The store has ended with rank 0's process, which may have been asked to stop as this rank was.
+        # Rank 0's process, which holds the store, ends early if the ranks are asked to stop.
         if stopped():
             raise _stopped_early() from error
 
@@ -188,6 +187,7 @@ def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Sto
 
 
 def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.Store:
+    """Open the store of an `init_method` in torch, without waiting for other ranks."""
     if init_method.startswith("file:"):
         path = urlsplit(init_method).path
         _refuse_damaged(path)
