@@ -99,7 +99,7 @@ class Sandbox:
         if any(sizes[key] != value for key, value in self._given_sizes.items()):
             raise ConfigError(
                 f"The sandbox {self.request.name!r} is up already, with {describe(running)}.",
-                hint="Run `slurmddp sandbox down` first, or give this one another --name.",
+                hint="Run `slurmddp sandbox down` first, or give the new sandbox another --name.",
             )
 
         return True
@@ -107,7 +107,7 @@ class Sandbox:
     def _create_root(self, layout: Plan) -> None:
         """Create the state folder, and record the plan in it."""
         self.root.mkdir(parents=True, exist_ok=True)
-        # `down` removes the whole folder.
+        # `down` will remove the whole folder, so the folder must hold nothing else.
         if not record.is_free(self.root):
             raise ConfigError(
                 f"{self.root} is not empty, and not a sandbox.",

@@ -136,7 +136,8 @@ def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
         if time.monotonic() > deadline:
             raise SlurmError(
                 f"Processes of the sandbox did not die within {patience_s:g} s: {sorted(pids)}.",
-                hint="They may belong to another user, or hang in the file system. End them, run down again.",
+                hint="They may belong to another user, or hang in the file system. End them, then run "
+                "`slurmddp sandbox down` again.",
             )
 
         time.sleep(0.02)
