@@ -81,9 +81,6 @@ class ProgramSettings:
     resumable: bool = key(
         False, "the script resumes by itself from its files, so its ranks may restart in place", FREE
     )
-    torchrun: bool = key(
-        False, "one torchrun per node starts the script's ranks, for scripts that need torch elastic", FREE
-    )
     checkpoints: str | None = key(
         None, "files that your program saves, a path or glob: slurmddp sees its progress there", FREE
     )

@@ -47,7 +47,7 @@ from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
-_OF_A_SCRIPT = ("script", "args", "free_args", "resume_args", "resumable", "torchrun", "checkpoints")
+_OF_A_SCRIPT = ("script", "args", "free_args", "resume_args", "resumable", "checkpoints")
 NOT_OPTIONS = ("_target_", *_OF_A_SCRIPT)
 """Keys of `program` that are not arguments of its function."""
 TIMEOUTS = ("rendezvous_timeout_s", "collective_timeout_s")

@@ -259,3 +259,34 @@ def test_a_wrong_command_is_refused_and_leaves_nothing(project, capsys, typed, c
     assert main(["run", *typed]) == code
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
     assert not (project / "runs").exists()
+
+
+ON_NODES = (
+    "sh -c 'exec torchrun --nnodes=$WORLD_SIZE --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT "
+    '--nproc-per-node=2 "$@"\' torchrun'
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        (
+            ["--launcher", "torchrun", "show.py", "a b"],
+            "slurmddp run -n 1 -- torchrun --standalone --nproc-per-node=auto show.py 'a b'",
+        ),
+        (
+            ["--launcher=torchrun", "-n", "4", "seed=1", "-m", "package.train"],
+            "slurmddp run seed=1 -n 1 -- torchrun --standalone --nproc-per-node=4 -m package.train",
+        ),
+        (
+            ["program.torchrun=true", "nodes=2", "ranks_per_node=2", "show.py"],
+            f"slurmddp run nodes=2 -n 1 -- {ON_NODES} show.py",
+        ),
+    ],
+)
+def test_the_former_ways_to_torchrun_are_refused_with_the_command_to_type(
+    project: Path, typed: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *typed]) == EXIT_USAGE
+    assert capsys.readouterr().err.endswith(f" Say {instead}\n")
+    assert not (project / "runs").exists()

@@ -19,7 +19,6 @@ TYPED = {
     "program.resumable": ("true", True),
     "program.checkpoints": ("out/*.pt", "out/*.pt"),
     "train.on_spike": ("rollback", "rollback"),
-    "program.torchrun": ("true", True),
     "train.flops": ("true", True),
     "train.best": ("eval_loss", "eval_loss"),
 }
@@ -52,6 +51,23 @@ def test_a_run_gives_its_job_back(project: Path) -> None:
     assert json.dumps(again.program.config) == json.dumps(first.program.config)
     for field in ("run_dir", "run_name", "resources", "cluster", "project_dir"):
         assert getattr(again, field) == getattr(first, field), field
+
+
+def test_a_run_of_an_earlier_version_that_names_torchrun_starts_its_script_by_the_agents(
+    project: Path,
+) -> None:
+    (project / "mine.py").touch()
+    folder = prepared(project, "program.script=mine.py", "program.resumable=true")
+    with folder.overrides_file.open("a") as file:
+        file.write("program.torchrun=true\n")
+    stored = yaml.safe_load(folder.config_file.read_text())
+    stored["program"]["torchrun"] = True
+    folder.config_file.write_text(yaml.safe_dump(stored))
+    again = job_of_run(folder)
+    assert again.run_dir == folder.path
+    assert again.program.config["program"] == {
+        name: value for name, value in stored["program"].items() if name != "torchrun"
+    }
 
 
 def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: Path) -> None:

@@ -1,9 +1,10 @@
-"""Ranks of torchrun, which `slurmddp run --launcher torchrun` or a person starts, and which restarts them."""
+"""Ranks of torchrun, which `slurmddp run` starts as any command, or a person without slurmddp."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,83 +15,14 @@ import psutil
 import pytest
 
 from slurmddp.environments.scrub import scrub
+from slurmddp.runs.folder.layout import RunFolder
 from support.runs.agent_runs import events, wait_until
 from support.runs.train_runs import only_run, slurmddp
 
 pytestmark = pytest.mark.distributed
 
-# Rank 1 dies at step 5 of the first group. The first attempt then trains until it is stopped. A later one
-# takes some steps in any case: rank 0 holds the store, and must not end before rank 1 has found the group.
-SCRIPT = """
-import math, os, signal, sys, time
-import torch
-import torch.distributed as dist
-
-file, rank, first = f"{sys.argv[1]}/mine.pt", int(os.environ["RANK"]), os.environ["SLURMDDP_ATTEMPT"] == "0"
-restart = int(os.environ["SLURMDDP_RESTART_COUNT"])
-asked = []
-signal.signal(signal.SIGUSR2, lambda number, frame: asked.append(number))
-dist.init_process_group("gloo")
-step = torch.load(file)["step"] if os.path.exists(file) else 0
-ranks = dist.get_world_size()
-print(f"rank {rank} of {ranks} begins at {step}, restart {restart}", *sys.argv[2:], flush=True)
-last = math.inf if first else step + 5
-while step < last:
-    if first and restart == 0 and rank == 1 and step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    stop = torch.tensor([len(asked)])
-    dist.all_reduce(stop)
-    step += 1
-    if rank == 0:
-        torch.save({"step": step}, f"{file}.new")
-        os.replace(f"{file}.new", file)
-    if stop.item():
-        dist.barrier()
-        print(f"rank {rank} saved step {step} after SIGUSR2", flush=True)
-        sys.exit(75)
-    time.sleep(0.02)
-dist.destroy_process_group()
-print("done", step, flush=True)
-"""
-
-
-def test_t9_t11_ranks_under_torchrun_restart_stop_at_sigusr2_and_resume(tmp_path: Path) -> None:
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    own = ['program.checkpoints="{run_dir}/mine.pt"', "program.resume_args=--again", "program.resumable=true"]
-    words = ["run", "--launcher", "torchrun", "nodes=2", "-n", "1", "name=fit", *own, "fit.py", "{run_dir}"]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "slurmddp", *words],
-        cwd=tmp_path,
-        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_until(lambda: first.poll() is not None or [*tmp_path.glob("runs/*/logs/*")], "a run folder")
-    run = only_run(tmp_path)
-    logs = [run.rank_log(0, rank) for rank in range(2)]
-    wait_until(lambda: all(log.exists() and "begins at 5" in log.read_text() for log in logs), "a restart")
-    slurmddp(tmp_path, "stop", run.name)
-    output, _ = first.communicate(timeout=120)
-    assert first.returncode == 75, output
-    assert all("after SIGUSR2" in log.read_text() for log in logs)
-    for log in logs:
-        assert "torchrun: restart 1 (a node may cause at most 10)" in log.read_text()
-        assert "begins at 5, restart 1 --again" in log.read_text()
-    assert [(event["generation"], event["rank"]) for event in events(run, "restarted")] == [(1, 1)]
-    shown = slurmddp(tmp_path, "status", run.name)
-    slurmddp(tmp_path, "report", run.name)
-    assert "was killed by SIGKILL" in (run.path / "report.html").read_text()
-    assert re.search(r"restarted +\S+ \S+: rank 1 on \S+ was killed by SIGKILL", shown), shown
-    slurmddp(tmp_path, *words)
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped", "finished"]
-    for rank in range(2):
-        text = run.rank_log(1, rank).read_text()
-        assert f"rank {rank} of 2 begins at " in text and "begins at 0" not in text
-        assert "--again" in text
-
-
-# With `die`, rank 1 dies in the first group. With `wait`, two ranks wait at step 20 for the loss of one.
+# With `die`, rank 1 dies in the first group. With `wait`, two ranks wait at step 20 for the loss of one. With
+# `stop`, the first attempt waits at step 30 for a request to stop.
 ELASTIC = """
 import os, signal, sys, time
 import torch
@@ -98,7 +30,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from slurmddp import Distributon
 
-restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+restart = int(os.environ.get("SLURMDDP_RESTART_COUNT", 0)) + int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+is_first = os.environ.get("SLURMDDP_ATTEMPT", "0") == "0"
 with Distributon(seed=0) as d:
     d.launch()
     model = d.setup_model(torch.nn.Linear(1, 1))
@@ -117,18 +50,29 @@ with Distributon(seed=0) as d:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if sys.argv[1] == "die" and step == 5 and restart == 0 and d.rank == 1:
+        if "die" in sys.argv and step == 5 and restart == 0 and d.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if step % 2 == 0:
             d.save(step, model=model, optimizer=optimizer)
-        while sys.argv[1] == "wait" and step == 20 and d.world_size == 2:
+        while "wait" in sys.argv and is_first and step == 20 and d.world_size == 2:
             time.sleep(0.1)
             d.barrier()
+        while "stop" in sys.argv and is_first and step == 30 and not d.should_stop():
+            time.sleep(0.1)
+        if d.should_stop():
+            d.save(step, model=model, optimizer=optimizer)
+            d.stop()
     d.print(f"done at step {step}")
 """
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.1"]
+AGENT = "slurmddp.launchers.agent"
+PROGRAM = str(Path(sys.executable).with_name("torchrun"))
+MEET = f"""exec {PROGRAM} --nnodes=$WORLD_SIZE --nproc-per-node=1 --monitor-interval=0.1 \\
+--rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT \\
+--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2 "$@"
+"""
 STARTED = re.compile(r"(\d) ranks, (\d) batches a step, from step (\d+), restart (\d)")
 
 
@@ -157,14 +101,81 @@ def lose(node: subprocess.Popen[str]) -> None:
     node.wait()
 
 
+def run_of(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `slurmddp run` with one torchrun on each node."""
+    (folder / "fit.py").write_text(ELASTIC)
+    return subprocess.Popen(
+        [sys.executable, "-m", "slurmddp", "run", "-n", "1", "name=fit", *words],
+        cwd=folder,
+        env={**scrub(os.environ), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def test_t9_after_a_dead_rank_torchrun_starts_all_ranks_again_from_the_last_checkpoint(
     tmp_path: Path,
 ) -> None:
-    run = begin(tmp_path, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "fit.py", "die")
-    assert run.wait(timeout=200) == 0, (tmp_path / "log").read_text()
-    text = (tmp_path / "log").read_text()
+    words = ["--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
+    started = run_of(tmp_path, "--", PROGRAM, *words, "fit.py", "die")
+    output, _ = started.communicate(timeout=200)
+    assert started.returncode == 0, output
+    run = only_run(tmp_path)
+    text = run.rank_log(0, 0).read_text()
     assert STARTED.findall(text) == [("2", "1", "0", "0"), ("2", "1", "4", "1")]
     assert "done at step 40" in text
+    assert [event["outcome"] for event in events(run, "ended")] == ["finished"], "slurmddp restarted nothing"
+
+
+def test_t9_t10_t11_torchruns_of_two_nodes_restart_lose_a_node_stop_at_sigusr2_and_resume(
+    tmp_path: Path,
+) -> None:
+    """slurmddp restarts the torchruns, which restart nothing; on one node they take two batches a step."""
+    own = ["nodes=2", "elastic=true", "program.resumable=true"]
+    words = [*own, "--", "sh", "-c", MEET, "torchrun", "fit.py", "die", "wait", "stop"]
+    first = run_of(tmp_path, *words)
+    wait_until(lambda: first.poll() is not None or [*tmp_path.glob("runs/*/logs/*/*")], "a run folder")
+    run = only_run(tmp_path)
+    wait_for_step(run, 20, first)
+    agents = [child for child in psutil.Process(first.pid).children() if AGENT in child.cmdline()]
+    first_agent, second_agent = sorted(agents, key=lambda agent: agent.environ()["SLURM_NODEID"])
+    second_agent.kill()
+    wait_for_step(run, 30, first)
+    first_agent.send_signal(signal.SIGUSR2)  # as SLURM does before the time limit
+    output, _ = first.communicate(timeout=120)
+    assert first.returncode == 75, output
+    text = run.rank_log(0, 0).read_text() + run.rank_log(0, 1).read_text()
+    assert sorted(STARTED.findall(text), key=lambda found: found[3]) == [
+        ("2", "1", "0", "0"),
+        ("2", "1", "4", "1"),
+        ("1", "2", "20", "2"),
+    ]
+    assert "closing signal SIGUSR2" in text
+    assert [event["signal"] for event in events(run, "signalled")] == ["SIGUSR2"]
+    restarts = events(run, "restarted")
+    assert [event["generation"] for event in restarts] == [1, 2]
+    assert "was killed by SIGKILL" in restarts[0]["reason"], "of the rank, not of its torchrun"
+    shown = slurmddp(tmp_path, "status", run.name)
+    assert re.search(
+        r"rank \d on \S+ was killed by SIGKILL.*in rank 1 of its torchrun\n.*node 1 \(\S+\) was lost", shown
+    ), shown
+
+    again = run_of(tmp_path, *words)
+    output, _ = again.communicate(timeout=200)
+    assert again.returncode == 0, output
+    assert [event["outcome"] for event in events(run, "ended")] == ["stopped", "finished"]
+    text = run.rank_log(1, 0).read_text() + run.rank_log(1, 1).read_text()
+    assert STARTED.findall(text) == [("2", "1", "30", "0")]
+
+
+def wait_for_step(run: RunFolder, step: int, process: subprocess.Popen[str]) -> None:
+    """Wait until the checkpoint of a step is the newest."""
+    latest = run.path / "checkpoints" / "latest"
+    name = f"step-{step:010d}"
+    wait_until(
+        lambda: process.poll() is not None or (latest.exists() and name in latest.read_text()), f"step {step}"
+    )
 
 
 def test_t10_after_the_loss_of_a_node_torchrun_continues_with_fewer_ranks_and_equal_steps(

@@ -5,6 +5,7 @@ All jobs are submitted at once and preempted together, so that their waits overl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from support.slurm.train_project import Command, Run, occupy
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
+MEET = f"""exec {Path(sys.executable).with_name("torchrun")} --nnodes=$WORLD_SIZE --nproc-per-node=1 \\
+--rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT --local-addr=$SLURMD_NODENAME "$@"
+"""
+"""The start of a torchrun on each node of a job."""
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
@@ -25,8 +31,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
     with own_sandbox("f", nodes=2, cpus=len(FRAMEWORKS) + 1) as sandbox:
         command = Command(project, sandbox.environment())
         found = {name: submit(command, name, framework.words) for name, framework in FRAMEWORKS.items()}
+        settings, *program = FRAMEWORKS["torch"].words
         found["torchrun"] = submit(
-            command, "torchrun", ["--launcher", "torchrun", *FRAMEWORKS["torch"].words]
+            command, "torchrun", [settings, "--", "sh", "-c", MEET, "torchrun", *program]
         )
         for name, run in found.items():
             pattern = FRAMEWORKS.get(name, FRAMEWORKS["torch"]).checkpoints

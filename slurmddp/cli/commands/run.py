@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from slurmddp.cli.json_output import add_json
 from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import ConfigError, UsageError
+from slurmddp.settings.removed import REMOVED_TORCHRUN, torchrun_command
 
 if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
@@ -48,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
-    parser.add_argument(
-        "--launcher",
-        choices=["torchrun"],
-        help="let one torchrun per node start the ranks (program.torchrun)",
-    )
+    parser.add_argument("--launcher", help=argparse.SUPPRESS)  # refused, with what to type instead
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
     add_json(parser)
@@ -66,13 +64,12 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         args: the words and flags of the command line, and the program.
         check: raises ConfigError if the job can't be started.
     """
+    _refuse_launcher(args)
     program = settings_of_program(args.program, _own_keys(args.overrides))
     for word in args.overrides:
         if word.lstrip("+").startswith(("program.script=", "program.args=")):
             raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {word!r}.")
     args.overrides += program
-    if args.launcher:
-        args.overrides.append("program.torchrun=true")
     if args.ranks is None:
         return train.run(args, check)
     args.overrides.append(f"ranks_per_node={args.ranks}")
@@ -83,6 +80,28 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
             text.replace("ranks_per_node=", "-n ") for text in (error.message, error.hint)
         )
         raise
+
+
+def _refuse_launcher(args: argparse.Namespace) -> None:
+    """Refuse the former flag and setting for torchrun; show the command to type instead."""
+    settings = [word for word in args.overrides if not word.lstrip("+").startswith(REMOVED_TORCHRUN)]
+    if args.launcher is None and len(settings) == len(args.overrides):
+        return
+    if args.launcher not in (None, "torchrun"):
+        raise UsageError(
+            f"slurmddp run has no flag --launcher, and no {args.launcher!r} for it.",
+            hint="launcher=NAME chooses how jobs are submitted.",
+        )
+
+    counts = [word.partition("=")[2] for word in settings if word.startswith("ranks_per_node=")]
+    settings = [word for word in settings if not word.startswith("ranks_per_node=")]
+    ranks = args.ranks or (counts[-1] if counts else "auto")
+    nodes = [word.partition("=")[2] for word in settings if word.startswith("nodes=")]
+    command = torchrun_command(ranks, args.program, has_nodes=nodes[-1:] not in ([], ["1"]))
+    raise UsageError(
+        "slurmddp run starts torchrun as any other command, with one rank on each node.",
+        hint=f"Say {shlex.join(['slurmddp', 'run', *settings, '-n', '1', '--', *command])}",
+    )
 
 
 def _own_keys(overrides: Sequence[str]) -> set[str]:

@@ -20,6 +20,7 @@ from slurmddp.plugins import src_layout_hint
 from slurmddp.settings.check_values import check_special_keys
 from slurmddp.settings.keys import NAMED_NODES, OPEN_NODES, TOP
 from slurmddp.settings.loggers import targets
+from slurmddp.settings.removed import removed_torchrun
 from slurmddp.settings.spec import CONTROLLER, MODULE, is_command, is_own_trainer, own_script
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -111,11 +112,8 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -
         here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
     """
     program = config["program"]
-    if program.get("torchrun") and not program.get("script"):
-        raise ConfigError(
-            "`program.torchrun` is for a script, and there is no script.",
-            hint="Say slurmddp run --launcher torchrun FILE.py, or leave it out.",
-        )
+    if "torchrun" in program:
+        raise removed_torchrun()
     if is_own_trainer(program):
         return _check_trainer(config)
     _check_placeholders(program)

@@ -19,6 +19,7 @@ from omegaconf.errors import (
 
 from slurmddp.errors import ConfigError, near_matches, nearest
 from slurmddp.settings.arguments import quoted
+from slurmddp.settings.removed import REMOVED_TORCHRUN, removed_torchrun
 from slurmddp.short_text import first_line
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
@@ -95,6 +96,8 @@ def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(f"`{key}` must be given: its file says ???.", hint=f"Say {key}=...")
     if isinstance(error, (ConfigAttributeError, ConfigKeyError)):
+        if key == REMOVED_TORCHRUN:
+            return removed_torchrun()
         node, _, name = key.rpartition(".")
         known = [str(one) for one in error.parent_node or () if not str(one).startswith("_")]
         near = near_matches(name, known, prefix=f"{node}.")

@@ -35,7 +35,7 @@ from slurmddp.host import process
 from slurmddp.host.process import OrphanReaper
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
 from slurmddp.host.streams import keep_output
-from slurmddp.launchers.agent import torchrun, user_program
+from slurmddp.launchers.agent import user_program
 from slurmddp.launchers.agent.event_loop import AgentLoop
 from slurmddp.launchers.agent.experiment_trackers import tracker_environment
 from slurmddp.launchers.agent.first_node_lost import batch_script_is_gone, requeue
@@ -203,9 +203,8 @@ class Agent:
             self.folder,
             self.attempt,
             self.node,
-            1 if rules.by_torchrun else rules.ranks_per_node,
-            rules.ranks_per_node if rules.by_torchrun else 1,
-            torchrun.ENTRY if rules.by_torchrun else entry,
+            rules.ranks_per_node,
+            entry,
             imports_s,
             common,
             forks=why is None,

@@ -45,7 +45,7 @@ from slurmddp.launchers.agent.meeting_watch import MeetingWatch
 from slurmddp.launchers.agent.worker import RankSpec, be_rank, spawn
 from slurmddp.launchers.coordinator.messages import StartWorkers
 from slurmddp.launchers.coordinator.restart_policy import Assignment
-from slurmddp.runs.failures import capture
+from slurmddp.runs.failures import capture, torchrun_report
 from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, is_consequence
 from slurmddp.runs.failures.kinds import Cause, FailureKind
 from slurmddp.runs.folder.layout import RunFolder
@@ -202,9 +202,7 @@ class WorkerSpec:
     attempt: int
     node: RankInfo
     """The agent's rank, node and hosts: one task on each node of the job."""
-    workers: int
-    """The number of processes that the agent starts: one per rank, or one torchrun."""
-    ranks_per_worker: int
+    ranks_per_node: int
     entry: str
     """`module:function` that a worker runs."""
     imports_s: float
@@ -230,11 +228,11 @@ class ForkedWorkers(WorkerGroup):
         in_child: Sequence[Callable[[], object]],
     ) -> None:
         """`in_child` are calls by which a forked rank closes what belongs to the agent."""
-        super().__init__(spec.workers, spec.node.node_rank)
+        super().__init__(spec.ranks_per_node, spec.node.node_rank)
         self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
         self._in_child = in_child
-        self._pages = [HeartbeatPage.create() for _ in range(spec.workers)]
-        self._logged = [0] * spec.workers
+        self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
+        self._logged = [0] * spec.ranks_per_node
         """Size of each rank's log when the rank started."""
         self._hints: dict[int, str] = {}
         """The advice of programs that have ended with an error, by local rank."""
@@ -252,10 +250,6 @@ class ForkedWorkers(WorkerGroup):
         self._seen_before: frozenset[int] = frozenset()
         """The signals that others had sent to the processes of this node before the last rank started."""
         self._meetings = MeetingWatch()
-
-    def rank(self, local_rank: int) -> int:
-        """Return the global rank of a worker; of a torchrun, the first one on its node."""
-        return super().rank(local_rank) * self._spec.ranks_per_worker
 
     def meeting_point(self, assignment: Assignment) -> tuple[str, int]:
         """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent asks."""
@@ -313,10 +307,15 @@ class ForkedWorkers(WorkerGroup):
 
         A script that saves at the signal usually ends with 0 or by the signal. A rank that then only loses
         its peers has stopped as well. slurmddp's own loop knows whether it has finished, and says so.
+        A torchrun ends with 1 after a stop and after any failure, and reports which it was.
         """
         code = self._pages[local_rank].explained(code)
         if self._ended_by_us:
             return code
+        if code == EXIT_FAILED and self._spec.is_foreign:
+            report = torchrun_report.read(self._last_lines(local_rank)())
+            if report is not None:
+                code = report.exit_code
         if -code in STOP_SIGNALS:
             return EXIT_STOPPED
         if not self._is_script_asked_to_stop:
@@ -353,7 +352,7 @@ class ForkedWorkers(WorkerGroup):
             nodes=len(agents),
             hosts=tuple(node.hosts[agent] for agent in agents) if knows_all else node.hosts,
         )
-        ranks = range(self._spec.workers)
+        ranks = range(self._spec.ranks_per_node)
         self._agents = agents
         self._step_variables = [rank_environment(step, one, len(ranks), os.environ) for one in ranks]
 
@@ -410,7 +409,7 @@ class ForkedWorkers(WorkerGroup):
 
         A rank with Distributon shows in its heartbeat that it has met the others.
         """
-        ranks = len(self._agents) * self._spec.workers * self._spec.ranks_per_worker
+        ranks = len(self._agents) * self._spec.ranks_per_node
         if ranks == 1 or not self._has_meeting_point():
             return 0
         if any(page.read().phase != "starting" for page in self._pages):

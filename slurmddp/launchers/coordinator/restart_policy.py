@@ -46,9 +46,6 @@ class Rules:
     is_resumable: bool
     """Whether this script resumes by itself, so that a restart needs no step that the agents can see."""
 
-    by_torchrun: bool
-    """Whether torchrun starts the ranks of a node, and starts them again if one dies."""
-
     @property
     def tolerates_node_loss(self) -> bool:
         """Whether the ranks of other nodes continue when a node is lost."""
@@ -80,7 +77,6 @@ def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
         samples=train.get("global_batch"),
         is_script=bool(program.get("script")),
         is_resumable=bool(program.get("script") and program.get("resumable")),
-        by_torchrun=bool(program.get("script") and program.get("torchrun")),
     )
 
 
@@ -153,8 +149,6 @@ def decide(facts: Facts, rules: Rules) -> Decision:
         return Decision(False, f"policy.max_restarts_in_place={rules.max_restarts}")
     if facts.lost or facts.unhealthy:
         return Decision(True, "a node is lost")
-    if rules.by_torchrun:
-        return Decision(False, "torchrun has used its restarts")
     if rules.is_resumable:
         return Decision(True, "the program resumes by itself")
     if facts.step <= facts.furthest:

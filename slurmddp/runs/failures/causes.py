@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from slurmddp.errors import EXIT_FAILED
+from slurmddp.runs.failures import torchrun_report
 from slurmddp.runs.failures.kinds import PHRASES, UNKNOWN, Cause, FailureKind
 from slurmddp.runs.failures.tracebacks import (
     FRAME,
@@ -59,7 +60,7 @@ _LOST = re.compile(
     r"|connection closed by peer \[|timeout caused pair closure|gloo (\S+ )?(failed|timed? ?out)"
     r"|(failed to pass|timed out in|reached) monitoredBarrier"
     r"|torch\.distributed\.Dist\w*Error: .*(connection|broken pipe|timed? ?out)"
-    r"|(TCPStore|SocketImpl).*(connection|broken pipe)"
+    r"|(TCPStore|SocketImpl|RendezvousConnectionError).*(connection|broken pipe)"
     r"|nccl.*(abort|remote|timed? ?out)|collective operation timeout",
     re.IGNORECASE,
 )
@@ -80,8 +81,10 @@ def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the `count` most useful of a process's last lines.
 
     These are the last lines without most frames of libraries, or after a crash the innermost frames, which
-    faulthandler writes first.
+    faulthandler writes first. After a torchrun they are lines of its ranks.
     """
+    if report := torchrun_report.read(lines):
+        lines = report.before
     crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASH)]
     if not crashes:
         return tuple(without_library_frames(lines))[-count:]
@@ -117,6 +120,18 @@ def find_cause(
         oom: how the kernel killed for memory (`at the limit of 4 GiB`); "" if it did not, None if not
             counted.
     """
+    report = torchrun_report.read(lines)
+    if report is None or report.rank is None:
+        return _find_cause(exit_code, signal, lines, oom)
+
+    cause = _find_cause(exit_code, signal, report.before, oom)
+    if cause.kind == "lost_peer":
+        return cause
+    where = f"in rank {report.rank} of its torchrun"
+    return Cause(cause.kind, ", ".join(filter(None, [cause.reason, where])))
+
+
+def _find_cause(exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None) -> Cause:
     if signal == "SIGKILL":
         return _of_sigkill(oom)
 

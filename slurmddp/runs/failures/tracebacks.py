@@ -20,7 +20,7 @@ _BRANCH = re.compile(r"\s*\+-\+-+ 1 -+$")
 _BRANCH_ENDS = re.compile(r"\s*\+-+( \d+ -+)?$")
 _MARGIN = re.compile(r"\s*[|+] ?")
 """Python's drawing of the tree of an exception group."""
-_OF_A_RANK = re.compile(r"\[rank\d+\]: ")
+OF_A_RANK = re.compile(r"\[rank\d+\]: ")
 """torch's prefix of the lines of a traceback after the rendezvous."""
 _SYNTAX = re.compile(r"(Syntax|Indentation|Tab)Error: ")
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
@@ -33,7 +33,7 @@ _OVER_AND_OVER = 8
 
 def plain_lines(lines: Sequence[str]) -> list[str]:
     """Return the lines without prefixes and ignored exceptions, and with the first exception of a group."""
-    return _first_of_group(_without_ignored([_OF_A_RANK.sub("", line) for line in lines]))
+    return _first_of_group(_without_ignored([OF_A_RANK.sub("", line) for line in lines]))
 
 
 def _without_ignored(lines: Sequence[str]) -> list[str]:

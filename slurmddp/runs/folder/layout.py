@@ -211,6 +211,9 @@ class RunFolder:
             raise SlurmddpError(
                 f"{self.config_file} holds no mapping.", hint="The file was damaged from outside."
             )
+        if isinstance(program := loaded.get("program"), dict):
+            # Runs of earlier versions name it; today's agents start the ranks of such a script themselves.
+            program.pop("torchrun", None)
         return loaded
 
     def add_event(self, event: str, **facts: Any) -> None:

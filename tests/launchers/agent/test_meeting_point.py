@@ -29,7 +29,7 @@ def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def among(*addresses: Address) -> list[tuple[str, int]]:
         known = [list(addresses)]
         monkeypatch.setattr(ports, "find_rank_zero", lambda node: known.pop())
-        spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, 1, "", 0.0, {})
+        spec = WorkerSpec(RunFolder(tmp_path), 0, NODE, 1, "", 0.0, {})
         reaper: Any = None
         workers = ForkedWorkers(spec, reaper, CheckpointService(), ())
         return [workers.meeting_point(Assignment(number, (0, 1))) for number in (0, 1)]

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from slurmddp.host.heartbeat_page import ReportedError
+from slurmddp.runs.failures import torchrun_report
 from slurmddp.runs.failures.capture import here, last_lines, tail_of, unexplained
 from slurmddp.runs.failures.causes import find_cause
 from slurmddp.runs.failures.failure import Failure, is_consequence
 from slurmddp.runs.failures.kinds import ADVICE, Cause
+from slurmddp.runs.failures.tracebacks import TRACEBACK
 
 LOGS = Path(__file__).parent / "last_lines"
-SIGNALS = {"segv": -11, "bus": -7}
+SIGNALS = {"segv": -11, "bus": -7, "torchrun_killed": -9}
 AT_LIMIT = "at the limit of 4 GiB"
 
 REASONS = {
@@ -49,6 +51,11 @@ REASONS = {
     "(train.py:1 in <module>)",
     "peer": "lost another rank: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
     "Connection closed by peer [10.0.0.1]:4711",
+    "torchrun_error": "ValueError: bad sample 5 (train.py:12 in step), in rank 1 of its torchrun",
+    "torchrun_killed": "in rank 1 of its torchrun",
+    "torchrun_stopped": "in rank 0 of its torchrun",
+    "torchrun_signal": "torch.distributed.elastic.multiprocessing.api.SignalException: Process 26896 got "
+    "signal: 15 (torchrun:8 in <module>)",
 }  # fmt: skip
 
 
@@ -65,6 +72,25 @@ def read(name: str, oom: str | None = None) -> str:
 def test_every_recorded_log_has_its_own_reason() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == set(REASONS)
     assert {name: read(name) for name in REASONS} == REASONS
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("torchrun_error", (1, 1)),
+        ("torchrun_killed", (-9, 1)),
+        ("torchrun_stopped", (75, 0)),
+        ("torchrun_signal", (-15, None)),
+        ("torch_exception", None),
+    ],
+)
+def test_a_torchrun_reports_how_its_ranks_ended(name: str, end: tuple[int, int | None] | None) -> None:
+    lines = last_lines(LOGS / f"{name}.log")
+    report = torchrun_report.read(lines)
+    assert (report and (report.exit_code, report.rank)) == end
+    assert torchrun_report.read([*lines, TRACEBACK, "ValueError: of the shell's next program"]) is None
+    if report:
+        assert not any("torchrun" in line for line in failure_in(name).last_lines)
 
 
 @pytest.mark.parametrize(
