@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slurmddp.environments.names import BIND_VARIABLE, RESTART_COUNT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
+from slurmddp.errors import ConfigError
 from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -28,6 +29,25 @@ def most_ranks(cpus: int) -> int:
     processes could use up the memory of a machine that other people work on.
     """
     return max(_RANKS_PER_CPU * cpus, _RANKS_ANYWHERE)
+
+
+def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 1) -> None:
+    """Raise ConfigError if the ranks are more than may share the CPUs.
+
+    Args:
+        ranks: the number of ranks on all machines.
+        cpus: the number of CPUs of each machine.
+        given: the words that set the number, with `{}` in its place.
+        place: the name of such a machine.
+        machines: the number of machines.
+    """
+    most = most_ranks(cpus)
+    if ranks > most * machines:
+        plural = "" if cpus == 1 else "s"
+        raise ConfigError(
+            f"{given.format(ranks)} is too much: {place} has {cpus} CPU{plural}, for at most {most} ranks.",
+            hint=f"Use {given.format(most * machines)} or fewer.",
+        )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
-from slurmddp.host.cpus import most_ranks
+from slurmddp.host.cpus import refuse_crowd
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.remote import channel, collective
@@ -103,13 +103,8 @@ class Workers:
     def _start(self) -> None:
         """Start the workers on this machine, or by srun on the nodes of this process's allocation."""
         in_allocation = slurm.in_allocation(os.environ) and not slurm.in_step(os.environ)
-        cpus = process.usable_cpus()
-        limit = most_ranks(cpus)
-        if not in_allocation and self._count > limit:
-            raise ConfigError(
-                f"workers({self._count}) are too many: this machine has {cpus} CPU(s).",
-                hint=f"Use workers({limit}) or fewer.",
-            )
+        if not in_allocation:
+            refuse_crowd(self._count, process.usable_cpus(), "workers({})", "this machine")
 
         self._listener = listen(_address_towards_nodes() if in_allocation else LOOPBACK, [0])
         address, port = self._listener.getsockname()[:2]

@@ -126,7 +126,7 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path, forked_python):
         (
             ["-n", "1000", "ls"],
             EXIT_CONFIG,
-            "2 CPUs, for at most 64 ranks. Say -n 64 or less",
+            "2 CPUs, for at most 64 ranks. Use -n 64 or fewer",
         ),
         (["-n", "2", "--lr", "3", "ls"], EXIT_USAGE, "own flags stand behind the program"),
         (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
@@ -146,11 +146,11 @@ def test_a_wrong_command_line_starts_nothing(words, code, message, tmp_path, mon
 @pytest.mark.parametrize(
     ("environ", "nodes", "refused"),
     [
-        ({"SLURM_JOB_CPUS_PER_NODE": "1"}, 1, "allocation has 1 CPU, .*Say -n 64 or less"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "1"}, 1, "allocation has 1 CPU, .*Use -n 64 or fewer"),
         (
             {"SLURM_JOB_CPUS_PER_NODE": "64(x2),2"},
             2,
-            "allocation has 2 CPUs.*Say -n 128 or less",
+            "allocation has 2 CPUs.*Use -n 128 or fewer",
         ),
         ({"SLURM_JOB_CPUS_PER_NODE": "64(x2)"}, 2, ""),
         ({}, 1, ""),

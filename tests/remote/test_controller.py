@@ -98,7 +98,7 @@ def test_a_worker_that_does_not_start_and_a_wrong_number_are_refused(w, alone, m
     monkeypatch.setattr(module.sys, "executable", "/bin/false")
     with pytest.raises(SlurmddpError, match="0, 1 of 2 did not start"):
         remote.workers(2)
-    with pytest.raises(ConfigError, match=r"10000\) are too many"):
+    with pytest.raises(ConfigError, match=r"10000\) is too much"):
         remote.workers(10_000)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="still open"):

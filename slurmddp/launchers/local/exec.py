@@ -23,12 +23,11 @@ from slurmddp.environments.slurm import STEP_OPTIONS
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
-from slurmddp.host.cpus import most_ranks
+from slurmddp.host.cpus import refuse_crowd
 from slurmddp.host.ports import candidate_ports, free_address, listen
-from slurmddp.launchers.local.allocation import Allocation, current
+from slurmddp.launchers.local.allocation import current
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE
 from slurmddp.launchers.local.script_run import ScriptRun
-from slurmddp.runs.text_format import counted
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
 """The probe listens there for a moment, so that the port is free on the address that the ranks will use."""
@@ -54,8 +53,11 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
             f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
             hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // nodes) * nodes}.",
         )
-    _refuse_crowd(ranks, nodes, allocation)
-    if allocation is not None:
+    if allocation is None:
+        refuse_crowd(ranks, process.usable_cpus(), "-n {}", "this machine")
+    else:
+        if allocation.cpus is not None:
+            refuse_crowd(ranks, allocation.cpus, "-n {}", "a node of this allocation", nodes)
         allocation.require(nodes, f"--nodes {nodes}")
         return _in_allocation(command, ranks, nodes)
     per_node = ranks // nodes
@@ -66,21 +68,6 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         _environment(info, local_rank, per_node, master) for info in infos for local_rank in range(per_node)
     ]
     return _run([program, *command[1:]], environments)
-
-
-def _refuse_crowd(ranks: int, nodes: int, allocation: Allocation | None) -> None:
-    """Raise ConfigError if the ranks are far too many for this machine, or for a node of the allocation."""
-    if allocation is None:
-        cpus, machines, where = process.usable_cpus(), 1, "this machine"
-    elif allocation.cpus is not None:
-        cpus, machines, where = allocation.cpus, nodes, "a node of this allocation"
-    else:
-        return
-    if ranks > (most := most_ranks(cpus)) * machines:
-        raise ConfigError(
-            f"-n {ranks} ranks are too many: {where} has {counted(cpus, 'CPU')}, for at most {most} ranks.",
-            hint=f"Say -n {most * machines} or less.",
-        )
 
 
 def main(words: Sequence[str]) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from slurmddp import plugins
+from slurmddp.host import process
+from slurmddp.host.cpus import refuse_crowd
 
 
 class Launcher(Protocol):
@@ -32,6 +34,7 @@ class LocalLauncher:
     """Processes of this machine: rank 0's output as it is, lines of other ranks as `[rank 1] ...`."""
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
+        refuse_crowd(len(ranks), process.usable_cpus(), "num_devices={}", "this machine")
         from slurmddp.launchers.local.script_run import ScriptRun  # Under a launcher no rank needs it.
 
         return ScriptRun(command, ranks, labelled=range(1, len(ranks)), folder=folder).run()

@@ -13,6 +13,7 @@ import pytest
 
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError
+from slurmddp.host import process
 from slurmddp.launchers.local.launcher import Launcher, LocalLauncher, build
 from slurmddp.plugins import methods
 from slurmddp.training.distributon import Distributon
@@ -116,6 +117,15 @@ def test_d11_launch_uses_the_launcher_that_is_given(
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 at {expected}" for rank in (0, 1)]
+
+
+def test_a_number_of_ranks_that_would_use_up_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "usable_cpus", lambda: 1)
+    refused = (
+        "num_devices=65 is too much: this machine has 1 CPU, for at most 64 ranks. Use num_devices=64 or"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        LocalLauncher().run(["true"], [{"RANK": str(rank)} for rank in range(65)], None)
 
 
 def test_d11_a_launcher_is_given_as_name_path_class_or_object() -> None:
