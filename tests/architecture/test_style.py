@@ -18,8 +18,10 @@ FINISHED = [
     "checkpoint/memory",
     "checkpoint/state",
     "collectives",
+    "remote",
     "runs/failures",
     "runs/status",
+    "sandbox",
     "strategies",
     "training/data",
     "training/device",
@@ -30,6 +32,8 @@ FINISHED = [
 """Rooms, as folders of the package."""
 WITH_REASONS = {
     "checkpoint/memory",
+    "remote",
+    "sandbox",
     "training/stopping",
     "transports",
 }
