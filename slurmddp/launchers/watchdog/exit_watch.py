@@ -129,6 +129,7 @@ def _io_bytes(folder: Path) -> int:
 
 def _is_held(folder: Path) -> bool:
     """Decide whether a thread of a process waits for a disk (state D), or a debugger traces it."""
+    # The process, or one of its threads, may have ended meanwhile.
     with suppress(OSError):
         for status in folder.glob("task/*/status"):
             text = status.read_text(errors="replace")

@@ -204,6 +204,7 @@ def _groups(leaders: set[int]) -> dict[int, list[int]]:
 
 def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int) -> None:
     """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
+    # An earlier hang of the same rank has its stacks in the same file.
     for rank, answer in sorted(stacks.items()):
         head = f"== restart count {generation}, rank {rank}, state {answer.state or 'unknown'}"
         path = log_dir / f"stacks-rank-{rank}.txt"
