@@ -128,7 +128,7 @@ def test_t9_after_a_dead_rank_torchrun_starts_all_ranks_again_from_the_last_chec
     assert [event["outcome"] for event in events(run, "ended")] == ["finished"], "slurmddp restarted nothing"
 
 
-def test_t9_t10_t11_torchruns_of_two_nodes_restart_lose_a_node_stop_at_sigusr2_and_resume(
+def test_t9_t10_t11_torchruns_of_two_nodes_restart_lose_a_node_and_stop_at_sigusr2(
     tmp_path: Path,
 ) -> None:
     """slurmddp restarts the torchruns, which restart nothing; on one node they take two batches a step."""
@@ -160,13 +160,6 @@ def test_t9_t10_t11_torchruns_of_two_nodes_restart_lose_a_node_stop_at_sigusr2_a
     assert re.search(
         r"rank \d on \S+ was killed by SIGKILL.*in rank 1 of its torchrun\n.*node 1 \(\S+\) was lost", shown
     ), shown
-
-    again = run_of(tmp_path, *words)
-    output, _ = again.communicate(timeout=200)
-    assert again.returncode == 0, output
-    assert [event["outcome"] for event in events(run, "ended")] == ["stopped", "finished"]
-    text = run.rank_log(1, 0).read_text() + run.rank_log(1, 1).read_text()
-    assert STARTED.findall(text) == [("2", "1", "30", "0")]
 
 
 def wait_for_step(run: RunFolder, step: int, process: subprocess.Popen[str]) -> None:
