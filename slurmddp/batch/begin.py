@@ -24,7 +24,7 @@ from slurmddp.environments.names import (
 from slurmddp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.folder.late_files import look_again
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.command_output import parse_run, parse_time
+from slurmddp.slurm.command_output import parse_time
 from slurmddp.slurm.job_script import may_be_of, script_of
 
 _LAST_WORDS = ("submitted", "started", "ended")
@@ -122,14 +122,10 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
     open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
     if not open_jobs:
         return ""
-    answer = job.squeue("%i|%T|%N|%k|%o", "--jobs", ",".join(open_jobs))
-    for line in answer.out.splitlines() if answer.code == 0 else ():
-        job_id, state, nodes, rest = [*line.split("|", 3), "", "", ""][:4]
-        comment, _, script = rest.rpartition("|")
-        run = parse_run(script) or parse_run(comment)  # Earlier versions put the token into the comment.
-        is_ours = may_be_of(names, run, script_of(job_id, script))
-        if state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
-            return f"{job_id} on {nodes}"
+    for queued in job.queue("--jobs", ",".join(open_jobs)) or ():
+        is_ours = may_be_of(names, queued.run, script_of(queued.job_id, queued.script))
+        if queued.state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
+            return f"{queued.job_id} on {queued.nodes}"
     return ""
 
 

@@ -144,7 +144,7 @@ class Exclusions:
             return
         for _ in range(_TRIES):
             answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
-            if answer.code == 0 or not answer.is_silence:
+            if answer.code == 0 or not answer.is_retryable:
                 break
             self._job.sleep(1)  # Just after a requeue, SLURM's accounting may hold the job's record.
         if answer.code == 0:

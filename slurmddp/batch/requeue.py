@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import said_if_not_recorded
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.slurm.command_output import SUBMIT_LINE, parse_job_id
+from slurmddp.slurm.command_output import QueuedJob, find_submitted, parse_job_id
 
 _DELAYS_S = (0, 5, 15)
 _HOLD = "#SBATCH --hold"
@@ -44,10 +46,10 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
     for delay in _DELAYS_S:
         if delay:
             job.sleep(delay)
-        queue = job.squeue("%i %o")
-        if queue.code and delay:
+        queue = job.queue()
+        if queue is None and delay:
             continue  # The sbatch before may have queued the job all the same.
-        new = _find(job, queue.out, folder, token) if queue.code == 0 else None
+        new = _find(job, queue or [], folder, token)
         if new is None:
             answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
             new = parse_job_id(answer.out) if answer.code == 0 else None
@@ -72,25 +74,17 @@ def _is_held(folder: RunFolder) -> bool:
         return False
 
 
-def _find(job: SlurmJob, queue: str, folder: RunFolder, token: str) -> str | None:
+def _find(job: SlurmJob, queue: Sequence[QueuedJob], folder: RunFolder, token: str) -> str | None:
     """Return the job in the queue that has `token` among the arguments of its script."""
-    unrecorded = None
-    for line in queue.splitlines():
-        other, _, shown = line.strip().partition(" ")
-        if token in shown.split():
-            return other
-        if shown.strip() != str(folder.script_file) or other == job.id:
-            continue
 
-        # squeue of SLURM 24.11 and later shows a script without its arguments.
-        answer = job.scontrol("-o", "show", "job", other)
-        if answer.code == 0 and token in answer.out.split():
-            return other
-        # SLURM 24.11 shows the arguments nowhere. The new job waits for the end of this one.
-        waits = answer.code == 0 and " JobState=PENDING " in answer.out
-        if waits and SUBMIT_LINE not in answer.out and other not in _recorded(folder):
-            unrecorded = other
-    return unrecorded
+    def facts_of(job_id: str) -> str:
+        answer = job.scontrol("-o", "show", "job", job_id)
+        return answer.out if answer.code == 0 else ""
+
+    others = [queued for queued in queue if queued.job_id != job.id]
+    # The new job waits for the end of this one.
+    waiting = {queued.number for queued in others if queued.state == "PENDING"}
+    return find_submitted(others, folder.script_file, token, waiting - _recorded(folder), facts_of)
 
 
 def _recorded(folder: RunFolder) -> set[str]:

@@ -1,74 +1,33 @@
-"""The job that runs the batch step: SLURM's commands, each with a time-out, and the facts they print."""
+"""The job that runs the batch step: what it asks of SLURM, and the facts that SLURM prints about it."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from slurmddp.batch import requeue_policy
 from slurmddp.environments.job_id import job_id
 from slurmddp.errors import ConfigError
-from slurmddp.slurm.command_output import parse_facts
+from slurmddp.slurm.command import CommandResult, run_command
+from slurmddp.slurm.command_output import QueuedJob, parse_facts, parse_queue, queue_command
 from slurmddp.slurm.job_script import may_be_of, script_of
 
-TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0, "sacctmgr": 20.0}
+_TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0, "sacctmgr": 20.0}
 _CONNECT_S = 5.0
 _EARLY_S = 60
 """SLURM may send the signal of `--signal` so many seconds early (sbatch(1))."""
-_PATIENCE = 40
-"""Number of questions to a controller that is away; with the waits, they take a quarter of an hour."""
+_MOST_QUERIES = 40
+"""Queries before giving up on an unreachable slurmctld (about 15 minutes with pauses)."""
 _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 """SLURM's reasons for the end of a job whose batch script was killed."""
 
 
 _COMMAND = re.compile(r" Command=(.*?)(?: SubmitLine=| \w+=/|$)")
 """The script of a job in `scontrol -o show job`; newer SLURMs print the sbatch line after it."""
-_Answer = TypeVar("_Answer")
-
-
-class Answer(NamedTuple):
-    """The exit code and the output of one command."""
-
-    code: int
-    out: str = ""
-    err: str = ""
-    timed_out: bool = False
-
-    @property
-    def is_silence(self) -> bool:
-        """Whether the controller was not reached, so that the same question may get an answer later."""
-        from slurmddp.slurm.rejections import is_transient  # `begin` has no use for it.
-
-        return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())
-
-
-def run_command(command: Sequence[str], environ: Mapping[str, str]) -> Answer:
-    """Run one of SLURM's commands; kill a command that hangs, with its children."""
-    try:
-        process = subprocess.Popen(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Answer(127, err=f"{command[0]}: {error.strerror}")
-    try:
-        out, err = process.communicate(timeout=TIMEOUTS_S[command[0]])
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return Answer(124, err=f"{command[0]} gave no answer.", timed_out=True)
-    return Answer(process.returncode, out, err)
+_Value = TypeVar("_Value")
 
 
 def answers(address: str, port: str) -> bool:
@@ -90,7 +49,7 @@ class SlurmJob:
     def __init__(
         self,
         environ: Mapping[str, str],
-        command: Callable[[Sequence[str], Mapping[str, str]], Answer] = run_command,
+        command: Callable[[Sequence[str], Mapping[str, str], float], CommandResult] = run_command,
         sleep: Callable[[float], None] = time.sleep,
         say: Callable[[str], None] = print,
         names: Collection[str] = (),
@@ -99,7 +58,7 @@ class SlurmJob:
 
         Args:
             environ: the variables of the job.
-            command: runs one of SLURM's commands.
+            command: runs one of SLURM's commands with variables and a time-out in seconds.
             sleep: waits.
             say: gets one line about a refusal.
             names: the name of the run and the name of its jobs, by which the job is recognized.
@@ -126,20 +85,24 @@ class SlurmJob:
         found = self.facts.get("Restarts", "")
         return int(found) if found.isdigit() else 0
 
-    def scontrol(self, *words: str) -> Answer:
-        return self._command(["scontrol", *words], self.environ)
+    def _run(self, command: Sequence[str]) -> CommandResult:
+        return self._command(command, self.environ, _TIMEOUTS_S[command[0]])
 
-    def squeue(self, form: str, *words: str) -> Answer:
-        command = ["squeue", "-h", "-a", "-r", "-t", "all", "-u", str(os.getuid()), *words, "-o", form]
-        return self._command(command, self.environ)
+    def scontrol(self, *words: str) -> CommandResult:
+        return self._run(["scontrol", *words])
 
-    def sbatch(self, *words: str) -> Answer:
+    def queue(self, *selection: str) -> list[QueuedJob] | None:
+        """Return the selected jobs of this account; None if SLURM does not answer."""
+        result = self._run(queue_command("--user", str(os.getuid()), *selection))
+        return parse_queue(result.out) if result.code == 0 else None
+
+    def sbatch(self, *words: str) -> CommandResult:
         from slurmddp.environments.scrub import scrub  # Most ends of an attempt submit nothing.
 
-        return self._command(["sbatch", *words], scrub(self.environ))
+        return self._command(["sbatch", *words], scrub(self.environ), _TIMEOUTS_S["sbatch"])
 
-    def scancel(self) -> Answer:
-        return self._command(["scancel", self.id], self.environ)
+    def scancel(self) -> CommandResult:
+        return self._run(["scancel", self.id])
 
     @property
     def script_was_killed(self) -> bool:
@@ -151,7 +114,7 @@ class SlurmJob:
         limit, ran = _limit_and_run_time(self.facts)
         return limit is not None and ran >= limit - lead_s - _EARLY_S
 
-    def poll(self) -> Answer:
+    def poll(self) -> CommandResult:
         """Ask SLURM about this job once and keep the facts, none without an answer."""
         answer = self.scontrol("-o", "show", "job", self.id)
         facts = parse_facts(answer.out) if answer.code == 0 else {}
@@ -167,11 +130,11 @@ class SlurmJob:
 
     def poll_patiently(self) -> None:
         """Ask SLURM what it has done with the job; wait for a controller that is away."""
-        for attempt in range(1, _PATIENCE + 1):
+        for attempt in range(1, _MOST_QUERIES + 1):
             answer = self.poll()
-            if answer.code == 0 or (attempt >= 3 and not answer.is_silence):
+            if answer.code == 0 or (attempt >= 3 and not answer.is_retryable):
                 break
-            if attempt < _PATIENCE:
+            if attempt < _MOST_QUERIES:
                 self.sleep(min(attempt, 30))
         self.fate = fate_of(self.facts, self.restart_count, self._preemption_requeues)
 
@@ -200,13 +163,13 @@ class SlurmJob:
         if not qos:
             return ""
 
-        answer = self._command(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"], self.environ)
+        answer = self._run(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"])
         grace = parse_seconds(answer.out.strip()) if answer.code == 0 else None
         return "" if grace is None else str(grace)
 
     def nodes(self, names: str) -> list[dict[str, str]]:
         """Return SLURM's facts about each node in a host list."""
-        answer = self.scontrol("-a", "-o", "show", "nodes", names) if names else Answer(1)
+        answer = self.scontrol("-a", "-o", "show", "nodes", names) if names else CommandResult(1)
         lines = answer.out.splitlines() if answer.code == 0 else []
         return [facts for facts in map(parse_facts, lines) if "NodeName" in facts]
 
@@ -231,12 +194,12 @@ class SlurmJob:
 
 
 def ask_at_once(
-    questions: Mapping[str, Callable[[], _Answer]], limit_s: float = 60.0
-) -> Callable[[], dict[str, _Answer]]:
+    questions: Mapping[str, Callable[[], _Value]], limit_s: float = 60.0
+) -> Callable[[], dict[str, _Value]]:
     """Ask all questions at once; the returned function waits for the answers that come within the limit."""
     import threading
 
-    found: dict[str, _Answer] = {}
+    found: dict[str, _Value] = {}
 
     def ask(name: str) -> None:
         found[name] = questions[name]()
@@ -246,7 +209,7 @@ def ask_at_once(
         thread.start()
     until = time.monotonic() + limit_s
 
-    def answers() -> dict[str, _Answer]:
+    def answers() -> dict[str, _Value]:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return {**found}

@@ -56,10 +56,11 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
     from slurmddp.control.start import groups
     from slurmddp.launchers.submit import array
     from slurmddp.slurm import client
+    from slurmddp.slurm.limits.queries import cluster_name
 
     if client.on_path() and any(job.launcher == "slurm" for job in jobs):
         try:
-            client.SlurmClient().cluster_name()  # Where it has no answer, the size of an array would be 0.
+            cluster_name(client.SlurmClient())  # Where it has no answer, the size of an array would be 0.
             return groups(jobs)
         except SlurmError as error:
             print(

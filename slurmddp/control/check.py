@@ -15,6 +15,7 @@ from slurmddp.slurm.limits import partitions
 from slurmddp.slurm.limits import site as limits
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.nodes import nodes_away
+from slurmddp.slurm.limits.queries import describe
 from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_for
 
 
@@ -79,7 +80,7 @@ def check(groups: Sequence[Sequence[Job]]) -> Checked:
                 hint="Choose a cluster with +cluster=NAME, or leave --check out.",
             )
     slurm = client.SlurmClient()
-    site = slurm.describe()
+    site = describe(slurm)
     return Checked(tuple(_check(group, slurm, site) for group in groups))
 
 
@@ -101,7 +102,7 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
             "This folder has no conf/cluster/*.yaml.",
             hint="Name a cluster, or write a file with `slurmddp cluster detect --write`.",
         )
-    site = slurm.describe()
+    site = describe(slurm)
     findings = {name: _check_cluster(name, project, slurm, site) for name in names}
     avoided = [
         AvoidedNode(

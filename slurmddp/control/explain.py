@@ -71,8 +71,9 @@ def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
 
 def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
     from slurmddp.config.resume import job_of_run
+    from slurmddp.slurm.limits.queries import describe
     from slurmddp.slurm.limits.site import check
 
     with suppress(SlurmddpError):  # A configuration of another version says nothing about the queue.
-        return tuple(check(job_of_run(folder), slurm.describe().with_empty_queue()))
+        return tuple(check(job_of_run(folder), describe(slurm).with_empty_queue()))
     return ()

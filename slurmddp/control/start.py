@@ -40,6 +40,7 @@ from slurmddp.runs.folder.owner import refuse_foreign
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm import client
+from slurmddp.slurm.limits.queries import max_array_size
 
 if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
@@ -259,7 +260,7 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
 def _longest_array(slurm: client.SlurmClient) -> int:
     """Return how many elements one array may have: SLURM bounds the index, and each lock is an open file."""
     most_files = OpenFiles.allow_most()
-    longest = slurm.max_array_size()
+    longest = max_array_size(slurm)
     if most_files == resource.RLIM_INFINITY:
         return longest
     return min(longest, most_files - _OTHER_FILES)

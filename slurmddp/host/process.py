@@ -252,7 +252,7 @@ class OpenFiles:
     """The limit of open files of this process, and the limit that it had at its start."""
 
     first: int | None = None
-    """The soft limit before `allow_most` raised it."""
+    """The soft limit before `allow_most` raised it, for sbatch: it hands its limits on to the job."""
 
     @classmethod
     def allow_most(cls) -> int:
@@ -262,13 +262,6 @@ class OpenFiles:
             cls.first = soft
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
-
-    @classmethod
-    def with_first(cls, command: Sequence[str]) -> list[str]:
-        """Return a command that runs with the first soft limit: sbatch hands its limits on to the job."""
-        if cls.first is None:
-            return list(command)
-        return ["sh", "-c", f'ulimit -Sn {cls.first} && exec "$@"', "sh", *command]
 
 
 def age_s() -> float:

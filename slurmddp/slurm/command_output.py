@@ -2,12 +2,93 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
-SUBMIT_LINE = " SubmitLine="
+_SUBMIT_LINE = " SubmitLine="
 """Stands before sbatch's command line in `scontrol show job`, where SLURM shows that."""
 _FACT = re.compile(r"(?:^|\s)(\w+)(?:=| += )(\S*)")
+_ROW = re.compile(r"([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*?)\|(/.*|[^|]*)")
+"""A row of `queue_command`. A comment may hold bars; the path of a script begins with a slash."""
+
+
+class QueuedJob(NamedTuple):
+    """A job, or an element of an array, as squeue shows it."""
+
+    job_id: str
+    state: str
+    nodes: str
+    reason: str
+    start: str
+    comment: str
+    script: str
+    """The path of the batch script, with its arguments before SLURM 24.11."""
+
+    @property
+    def number(self) -> str:
+        """The id of the job; of an element of an array: the id of the array."""
+        return self.job_id.partition("_")[0]
+
+    @property
+    def run(self) -> str:
+        """The run that the job's token names; empty without a token."""
+        return parse_run(self.script) or parse_run(self.comment)  # Earlier versions put it into the comment.
+
+
+def queue_command(*selection: str) -> list[str]:
+    """Return the command that prints the selected jobs for `parse_queue`, also jobs that ended just now."""
+    states = ["--noheader", "--all", "--array", "--states=all"]
+    return ["squeue", *states, *selection, "-o", "%i|%T|%N|%r|%S|%k|%o"]
+
+
+def parse_queue(text: str) -> list[QueuedJob]:
+    """Return the jobs that `queue_command` has printed; lines of a site's own are left out."""
+    rows = filter(None, map(_ROW.fullmatch, text.splitlines()))
+    return [QueuedJob(*map(str.strip, row.groups())) for row in rows]
+
+
+def find_submitted(
+    queue: Iterable[QueuedJob],
+    script: Path,
+    token: str,
+    new: Collection[str],
+    facts_of: Callable[[str], str],
+) -> str | None:
+    """Find the job of a submission whose answer was lost; None if it is not in the queue.
+
+    Args:
+        queue: the jobs of this account.
+        script: the script of the submission.
+        token: the argument of the script that only this submission has.
+        new: numbers of jobs, of which one of the script is the job where SLURM shows no arguments.
+        facts_of: returns what `scontrol show job` prints of a job; empty if SLURM does not know the job.
+    """
+    unrecorded = None
+    facts_of = lru_cache(maxsize=None)(facts_of)  # The elements of an array share them.
+    for job in queue:
+        if token in job.script.split():
+            return job.number
+        if not _is_same_file(job.script, str(script)):
+            continue
+
+        # squeue of SLURM 24.11 and later shows a script without its arguments.
+        facts = facts_of(job.number)
+        if token in facts.split():
+            return job.number
+        # SLURM 24.11 shows the arguments nowhere.
+        if facts and _SUBMIT_LINE not in facts and job.number in new:
+            unrecorded = job.number
+    return unrecorded
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    """Compare paths that may hold links; folders with other names are not looked at."""
+    return path.split("/")[-2:] == other.split("/")[-2:] and os.path.realpath(path) == os.path.realpath(other)
 
 
 def parse_facts(text: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ give ids that an earlier job had. So the id alone does not say that a job belong
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,11 @@ ELEMENTS = "elements"
 """A file beside the script of an array. Its line INDEX + 1 is the name of the run folder of an element."""
 ELEMENT = "element"
 """A folder beside the script of an array. It holds the files that are equal for all its runs."""
+
+
+def job_name(name: str) -> str:
+    """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
+    return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
 
 
 def script_of(job_id: str, script: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
+from slurmddp.slurm.job_script import job_name
 from slurmddp.slurm.units import render_minutes
 
 Option = str | int | bool
@@ -112,11 +113,6 @@ def note_on_cpus(job: Job) -> str:
         f"No CPUs are asked for, so the {ranks} ranks of a node share what this SLURM gives to one task, "
         f"often one CPU: cpus_per_node={ranks} asks for one each."
     )
-
-
-def job_name(name: str) -> str:
-    """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
-    return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
 
 
 def _output(job: Job) -> str:

@@ -107,13 +107,14 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "SLURM's accounting does not answer: try again in a minute; `sacct` shows if it is back.",
     ),
     (
-        r"unable to contact|socket timed out|connection refused|unexpected message received",
-        "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
-    ),
-    (
         r"temporarily unable to accept",
         "The site has as many jobs as SLURM keeps (MaxJobCount, with jobs that ended minutes ago): try again "
         "later, or submit fewer at once.",
+    ),
+    (
+        r"unable to contact|gave no answer within|socket timed out|connection refused"
+        r"|unexpected message received",
+        "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
     ),
     (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
     (r"slurm_load_(?!job).*denied", "This site shows that to its staff only (PrivateData)."),

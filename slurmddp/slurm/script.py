@@ -20,7 +20,8 @@ from slurmddp.environments.names import (
 from slurmddp.environments.slurm import STEP_OPTIONS
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
-from slurmddp.slurm.options import Option, job_name, sbatch_options, srun_options
+from slurmddp.slurm.job_script import job_name
+from slurmddp.slurm.options import Option, sbatch_options, srun_options
 from slurmddp.templates import template
 
 _OF_A_TASK = (

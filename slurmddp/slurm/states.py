@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.slurm.job_script import is_of_unread_array, may_be_of
-from slurmddp.slurm.options import job_name
+from slurmddp.slurm.job_script import is_of_unread_array, job_name, may_be_of
 
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """The job waits; it may have run before."""
@@ -56,8 +55,6 @@ class JobState:
     nodes: str = ""
     """The nodes of the job, as a host list."""
     exit_code: int | None = None
-    signal: int | None = None
-    """The signal that ended the job; None without a signal, or if SLURM was not asked."""
     run: str = ""
     """The run that the token among the script's arguments names; empty without a token."""
     script: str = ""
@@ -87,13 +84,10 @@ def parse_state(text: str) -> str:
     return word if word in ALL else UNKNOWN
 
 
-def parse_exit(text: str) -> tuple[int | None, int | None]:
-    """Return (exit code, signal) of SLURM's `code:signal`; (None, None) when it is neither."""
-    match = re.fullmatch(r"\s*(\d+):(\d+)\s*", text)
-    if match is None:
-        return None, None
-    code, signal = int(match[1]), int(match[2])
-    return code, signal or None
+def parse_exit(text: str) -> int | None:
+    """Return the exit code of SLURM's `code:signal`; None if `text` is something else."""
+    match = re.fullmatch(r"\s*(\d+):\d+\s*", text)
+    return int(match[1]) if match else None
 
 
 def parse_start(text: str) -> str:

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "slurmddp"
 # From the bottom to the top; a room may import itself and any room before it.
 # A room's own modules may stand beside its inner rooms: they are modules of the outer room.
 _ABOVE = """
-    errors short_text plugins settings environments host slurm.units slurm.command_output slurm.limits slurm
+    errors short_text plugins settings environments host slurm.units slurm slurm.limits
     sandbox
     runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status pages runs.report bench
     batch

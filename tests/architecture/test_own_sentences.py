@@ -20,6 +20,7 @@ READS |= {"split", "rsplit", "find", "index", "count"}
 SEARCHES = frozenset({"match", "search", "fullmatch", "findall", "finditer", "sub"})
 ALLOWED = {
     "slurmddp/slurm/client.py": "the message of a SlurmError holds the words of SLURM",
+    "slurmddp/slurm/limits/queries.py": "the message of a SlurmError holds the words of SLURM",
     "slurmddp/runs/failures/failure.py": "records of earlier versions have a reason, and no kind",
 }
 """Modules that read a sentence, and why they have to."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.batch.slurm_job import Answer
+from slurmddp.slurm.command import CommandResult
 from support.slurm.batch_run import PARTITION, RUNNING, STOP, Run, exits
 
 
@@ -60,7 +60,7 @@ def test_an_element_leaves_a_run_alone_that_another_element_runs(run: Run, state
 
 
 def test_an_element_is_resubmitted_as_a_job_of_its_own(run: Run) -> None:
-    run.slurm.on["requeue"] = lambda: Answer(1, err="Requested operation is presently disabled")
+    run.slurm.on["requeue"] = lambda: CommandResult(1, err="Requested operation is presently disabled")
     run.start(STOP, **ELEMENT)
     (submitted,) = run.submissions()
     assert "--dependency=afterany:40_3" in submitted and submitted[-3:-1] == [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slurmddp.batch import slurm_job
-from slurmddp.batch.slurm_job import Answer
 from slurmddp.runs.folder.excluded_nodes import FoundBy, adopt, exclude, share, shared_nodes
+from slurmddp.slurm.command import CommandResult
 from support.slurm.batch_run import (
     ENDING,
     FINISH,
@@ -48,7 +48,7 @@ def failing(run: Run, *nodes: str) -> Run:
     return run
 
 
-def refuse_all() -> Answer:
+def refuse_all() -> CommandResult:
     return refused("allocation failure: Requested node configuration is not available\n")
 
 
@@ -305,8 +305,10 @@ def test_a_run_that_avoids_no_nodes_neither_shares_nor_adopts_them(tmp_path: Pat
 # --- When nobody was left to note it ---
 
 
-def starts_at(when: Callable[[], str]) -> Callable[[], Answer]:
-    return lambda: Answer(0, err=f"sbatch: Job 7 to start at {when()} using 1 processors on nodes n5\n")
+def starts_at(when: Callable[[], str]) -> Callable[[], CommandResult]:
+    return lambda: CommandResult(
+        0, err=f"sbatch: Job 7 to start at {when()} using 1 processors on nodes n5\n"
+    )
 
 
 SOON = starts_at(lambda: time.strftime("%Y-%m-%dT%H:%M:%S"))
@@ -341,8 +343,10 @@ def test_it_asks_for_as_many_others_as_it_was_given_failed_nodes(run: Run) -> No
     assert {"--nodes=2", "--exclude=n1,n2"} <= set(run.questions_to_sbatch()[0])
 
 
-@pytest.mark.parametrize("answer", [LATER, refuse_all, lambda: Answer(0)], ids=["later", "never", "silent"])
-def test_it_stays_where_no_others_are_free_now(run: Run, answer: Callable[[], Answer]) -> None:
+@pytest.mark.parametrize(
+    "answer", [LATER, refuse_all, lambda: CommandResult(0)], ids=["later", "never", "silent"]
+)
+def test_it_stays_where_no_others_are_free_now(run: Run, answer: Callable[[], CommandResult]) -> None:
     vanished(run).slurm.on["test-only"] = answer
     assert again(run) == 0
     assert run.end == ("finished", "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.batch.attempt import read_settings
-from slurmddp.batch.slurm_job import Answer
+from slurmddp.slurm.command import CommandResult
 from support.slurm.batch_run import (
     ENDING,
     RUNNING,
@@ -87,7 +87,7 @@ def test_a_job_is_recognized_by_its_script_or_by_its_name(run: Run, own: str) ->
 
 @pytest.mark.parametrize("job", [GRANTED, "JobState=PENDING Restarts=0"], ids=["granted", "pending"])
 def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Run, job: str) -> None:
-    def grant() -> Answer:
+    def grant() -> CommandResult:
         run.slurm.job = job
         return refused()
 
@@ -97,7 +97,7 @@ def test_a_request_that_was_granted_though_its_answer_was_lost_is_enough(run: Ru
 
 
 def test_a_requeue_that_is_seen_only_at_the_last_poll_is_enough(run: Run) -> None:
-    def third() -> Answer:
+    def third() -> CommandResult:
         if len(run.slurm.of("requeue")) == 3:
             run.slurm.job = GRANTED
         return refused()
@@ -116,7 +116,7 @@ def test_a_run_that_a_person_ends_while_slurm_refuses_is_not_submitted_again(
 ) -> None:
     """None: by `scancel`."""
 
-    def refuse() -> Answer:
+    def refuse() -> CommandResult:
         if mark is None:
             run.slurm.job = ENDING
         else:

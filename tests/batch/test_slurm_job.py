@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from slurmddp.batch import slurm_job
-from slurmddp.batch.slurm_job import ask_at_once, run_command
-from support.runs.agent_runs import runs, wait_until
+from slurmddp.batch.slurm_job import ask_at_once
+from slurmddp.slurm.command import CommandResult
 from support.slurm.batch_run import (
     ENDING,
     GIVEN_UP,
@@ -58,7 +57,7 @@ def test_an_element_is_recognized_by_the_script_of_its_array(tmp_path: Path, aft
     variables = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}
 
     def is_forgotten(name: str) -> bool:
-        job = slurm_job.SlurmJob(variables, command=lambda *_: slurm_job.Answer(0, text), names=[name])
+        job = slurm_job.SlurmJob(variables, command=lambda *_: CommandResult(0, text), names=[name])
         job.poll()
         return job.is_forgotten
 
@@ -176,32 +175,6 @@ def test_a_controller_that_stays_away_is_asked_for_a_quarter_of_an_hour(run: Run
     run.start(SAVE + do(silence) + exits(1))
     assert run.end == ("failed", "none")
     assert 900 < sum(run.slept) < 3000
-
-
-# --- SLURM's commands ---
-
-
-def test_a_command_that_hangs_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A site may wrap SLURM's commands in scripts."""
-    wrapper = tmp_path / "scontrol"
-    wrapper.write_text("#!/bin/bash\nsleep 600 &\necho $! >child\nwait\n")
-    wrapper.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    child, timeout_s = tmp_path / "child", 0.5
-    while not (child.exists() and child.read_text()):  # On a busy machine the child takes its time to start.
-        timeout_s *= 2
-        monkeypatch.setitem(slurm_job.TIMEOUTS_S, "scontrol", timeout_s)
-        answer = run_command(["scontrol", "show", "config"], os.environ)
-        assert answer.is_silence and answer.code
-    wait_until(lambda: not runs(int(child.read_text())), "the child of scontrol has ended")
-
-
-def test_a_command_that_is_missing_is_a_refusal() -> None:
-    answer = run_command(["scontrol"], {"PATH": "/nowhere"})
-    assert answer.code == 127 and not answer.is_silence
 
 
 def test_questions_are_asked_side_by_side_and_a_late_answer_is_left_out() -> None:

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from slurmddp.errors import SlurmError
 from slurmddp.host.process import OpenFiles
-from slurmddp.slurm import client
+from slurmddp.slurm import client, command
 from slurmddp.slurm.client import RETRY_DELAYS_S, SlurmClient, parse_job_id
-from support.slurm import sites
+from slurmddp.slurm.command import CommandResult
+from slurmddp.slurm.limits import queries
 from support.slurm.slurm_jobs import PROGRAMS, FakePrograms
 
 
 @pytest.fixture
 def sleeps() -> list[float]:
     return []
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that puts a program on PATH which prints words and then hangs."""
+    folder = tmp_path / "hanging"
+    folder.mkdir()
+
+    def add(name: str, words: str = "") -> None:
+        program = folder / name
+        program.write_text(f'#!/bin/sh\necho "{words}" >&2\nexec sleep 30\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    return add
 
 
 @pytest.fixture
@@ -177,37 +192,32 @@ def test_a_refusal_is_not_retried(programs: FakePrograms, slurm: SlurmClient, sc
     assert "qos=" in caught.value.hint
 
 
-def test_the_words_of_a_program_that_tries_again_by_itself_are_quoted(
-    slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_person_is_told_of_a_wait_and_a_query_gives_up_early(
+    hanging: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
-    answer = slurm._answer
-
-    def run_out_of_time(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-        if command[0] == "sbatch":
-            raise subprocess.TimeoutExpired(command, limit_s, stderr=words)
-        return answer(command, limit_s)
-
-    monkeypatch.setattr(slurm, "_answer", run_out_of_time)
-    with pytest.raises(
-        SlurmError, match=r"gave no answer .* It said: sbatch: error: .* retrying\. \w"
-    ) as caught:
-        slurm.submit(script, token="t:1")
-    assert "MaxJobCount" in caught.value.hint
-
-
-def test_a_person_is_told_of_a_wait_for_a_program_that_hangs_and_a_query_gives_up_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 30\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    hanging("squeue")
     monkeypatch.setattr(client, "QUERY_TIMEOUT_S", 0.4)
-    monkeypatch.setattr(client, "_SILENT_S", 0.1)
+    monkeypatch.setattr(command, "_ANNOUNCED_AFTER_S", 0.1)
     said: list[str] = []
-    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.4 s"):
+    with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.4 s\. \w") as caught:
         SlurmClient(say=said.append).jobs(["1"])
     assert said == ["squeue has not answered yet; waiting up to 0.4 s for it."]
+    assert "scontrol ping" in caught.value.hint
+
+
+def test_a_silent_sbatch_may_have_queued_the_job_and_its_words_are_quoted(
+    programs: FakePrograms,
+    hanging: Callable[..., None],
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """sbatch tries again by itself, for instance while the site has too many jobs."""
+    monkeypatch.setattr(client, "RETRY_DELAYS_S", (0.0,))
+    hanging("sbatch", "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying")
+    slurm = SlurmClient(timeout_s=1.0, sleep=lambda _: None, say=lambda _: None)
+    with pytest.raises(SlurmError, match=r"within 1 s\. It said: sbatch: error: .* retrying\. \w") as caught:
+        slurm.submit(script, token="t:1")
+    assert caught.value.may_be_queued and "MaxJobCount" in caught.value.hint
 
 
 def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
@@ -243,23 +253,6 @@ def test_a_waiting_job_says_when_it_starts(programs: FakePrograms, slurm: SlurmC
         assert slurm.jobs([job_id])[job_id].start == ""
     programs.write(f"jobs/{job_id}", "RUNNING|n1||\n")
     assert slurm.jobs([job_id])[job_id].start == ""
-
-
-def test_the_cluster_is_named_by_slurms_configuration(programs: FakePrograms, slurm: SlurmClient) -> None:
-    programs.write("config", "ClusterName             = alpha\n")
-    assert slurm.cluster_name() == "alpha"
-    programs.write("config", "Configuration data\n")
-    with pytest.raises(SlurmError, match="names no cluster"):
-        slurm.cluster_name()
-
-
-def test_a_site_may_have_no_arrays_or_not_say(programs: FakePrograms, slurm: SlurmClient) -> None:
-    assert slurm.max_array_size() == 0, "scontrol show config is refused"
-    programs.write("config", "MaxArraySize            = 1001\n")
-    assert slurm.max_array_size() == 1001
-    programs.write("silence", "slurm_load_ctl_conf error: Unable to contact slurm controller\n")
-    with pytest.raises(SlurmError, match="Unable to contact"):
-        slurm.max_array_size()
 
 
 def test_every_command_asks_the_cluster_that_a_person_selects(
@@ -301,8 +294,8 @@ def test_accounting_answers_for_what_squeue_has_forgotten(
         "3": "FAILED",
         "4": "PENDING",
     }
-    assert (jobs["2"].exit_code, jobs["2"].signal, jobs["2"].nodes) == (0, 15, "n[1-2]")
-    assert (jobs["3"].exit_code, jobs["3"].signal) == (78, None)
+    assert (jobs["2"].exit_code, jobs["2"].nodes) == (0, "n[1-2]")
+    assert jobs["3"].exit_code == 78
     assert jobs["4"].nodes == ""
 
 
@@ -467,7 +460,7 @@ def test_a_fatal_error_is_told_without_the_tries_before_it(
 ) -> None:
     programs.write("silence", NO_SLURM)
     with pytest.raises(SlurmError) as caught:
-        slurm.partitions()
+        queries.partitions(slurm)
     assert (
         caught.value.message
         == "scontrol failed: scontrol: fatal: Could not establish a configuration source."
@@ -490,60 +483,6 @@ sacct: error: Sending PersistInit msg: Connection refused
 sacct: error: Problem talking to the database: Connection refused
 """  # noqa: E501
 """sacct 22.05 prints this while slurmdbd is away."""
-
-
-def write_site(programs: FakePrograms) -> None:
-    for name, text in {
-        "partitions": sites.PARTITIONS,
-        "nodes-of-partitions": sites.NODES,
-        "config": sites.CONFIG,
-        "qos": sites.QOS,
-        "associations": sites.ASSOCIATIONS,
-        "accounts": sites.ACCOUNTS,
-        "default-account": "physics",
-        "account-and-qos": "physics|tight",
-    }.items():
-        programs.write(name, text)
-
-
-def test_a_site_is_described_by_partitions_nodes_settings_and_accounting(
-    programs: FakePrograms, slurm: SlurmClient, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SINFO_FORMAT", "%A")
-    write_site(programs)
-    slurm.submit(script, token="t:1")
-    assert slurm.describe() == sites.site(tight=1)
-
-
-def test_without_accounting_only_its_limits_are_not_known(
-    programs: FakePrograms, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_site(programs)
-    (programs.folder / "qos").unlink()
-    assert SlurmClient().describe().accounting is None
-    assert "Limits of accounts and QOS are not compared." in capsys.readouterr().err
-    programs.write("config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)"))
-    assert SlurmClient().describe().accounting is None
-    assert capsys.readouterr().err == ""
-
-
-def test_what_a_site_shows_to_its_staff_only_is_left_out(
-    programs: FakePrograms,
-) -> None:
-    said: list[str] = []
-    slurm = SlurmClient(say=said.append)
-    write_site(programs)
-    programs.write("deny-nodes", "")
-    assert slurm.describe() == replace(sites.site(), groups=())
-    assert said == [
-        "sinfo failed: slurm_load_node: Access/permission denied. "
-        "The nodes of this site are left out of the comparison."
-    ]
-    programs.write("deny-partitions", "")
-    assert slurm.describe() == replace(sites.site(), groups=(), partitions={})
-    programs.write("silence", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
-    with pytest.raises(SlurmError, match="Unable to contact"):
-        slurm.describe()
 
 
 @pytest.mark.parametrize("between", ["", "a "], ids=["22.05", "26.05"])
@@ -609,18 +548,18 @@ def test_a_sacct_of_before_21_08_is_asked_without_the_submit_line(
     assert slurm.jobs(["7"])["7"].state == "COMPLETED"
 
 
-def test_a_submission_waits_for_a_slow_queue(programs: FakePrograms, tmp_path: Path) -> None:
+def test_a_submission_waits_for_a_slow_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query has ten seconds at most, but the answer to a submission is worth a minute."""
     limits = []
 
-    class Watched(SlurmClient):
-        def _answer(self, command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-            limits.append(limit_s)
-            return super()._answer(command, limit_s)
+    def answer(command: Sequence[str], environ: object, timeout_s: float, **_: object) -> CommandResult:
+        limits.append(timeout_s)
+        return CommandResult(0)
 
-    Watched().jobs_of_each([tmp_path])
-    Watched().jobs(["1"])
-    assert limits[0] == 60.0 and limits[1] == 10.0
+    monkeypatch.setattr(client, "run_command", answer)
+    SlurmClient().jobs_of_each([tmp_path])
+    SlurmClient().jobs(["1"])
+    assert limits[:2] == [60.0, 10.0]
 
 
 def test_a_job_gets_the_limit_of_open_files_that_the_command_began_with(

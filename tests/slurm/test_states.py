@@ -46,16 +46,9 @@ def test_a_word_that_is_no_state_is_never_an_end() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("0:0", (0, None)),
-        ("0:9", (0, 9)),
-        ("78:0", (78, None)),
-        (" 1:15 ", (1, 15)),
-        ("", (None, None)),
-        ("x", (None, None)),
-    ],
+    [("0:9", 0), ("78:0", 78), (" 1:15 ", 1), ("", None), ("x", None)],
 )
-def test_exit_codes(text: str, expected: tuple[int | None, int | None]) -> None:
+def test_exit_codes(text: str, expected: int | None) -> None:
     assert parse_exit(text) == expected
 
 

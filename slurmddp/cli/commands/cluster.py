@@ -55,7 +55,7 @@ def drafts(site: Site, names: Sequence[str] = ()) -> dict[Path, str]:
         site: the site.
         names: partitions; all usable ones if empty.
     """
-    from slurmddp.slurm.cluster_draft import draft, file_name, usable
+    from slurmddp.slurm.limits.cluster_draft import draft, file_name, usable
 
     partitions = {partition.name: partition for partition in usable(site)}
     if not partitions:
@@ -75,8 +75,9 @@ def drafts(site: Site, names: Sequence[str] = ()) -> dict[Path, str]:
 
 def _detect(names: Sequence[str], *, write: bool) -> int:
     from slurmddp.slurm import client
+    from slurmddp.slurm.limits.queries import describe
 
-    drafted = drafts(client.SlurmClient().describe(), names)
+    drafted = drafts(describe(client.SlurmClient()), names)
     if not write:
         print("\n".join(f"# {path}\n{text}" for path, text in drafted.items()), end="")
         print("slurmddp: nothing was written; --write writes these files.", file=sys.stderr)

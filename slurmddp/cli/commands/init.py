@@ -52,11 +52,12 @@ def _cluster_files() -> dict[Path, str]:
     """Return drafts of cluster files; none without a SLURM that answers."""
     from slurmddp.cli.commands.cluster import drafts
     from slurmddp.slurm import client
+    from slurmddp.slurm.limits.queries import describe
 
     if not client.on_path():
         return {}
     try:
-        return drafts(client.SlurmClient().describe())
+        return drafts(describe(client.SlurmClient()))
     except SlurmError as error:
         words = " ".join(f"{error.message} {error.hint}".split())
         print(f"slurmddp: note: no cluster file is drafted: {words}", file=sys.stderr)

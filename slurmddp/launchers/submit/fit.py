@@ -14,7 +14,7 @@ from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.launchers.submit.submitter import build
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.limits import partitions
+from slurmddp.slurm.limits import partitions, queries
 from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
 
@@ -59,11 +59,11 @@ def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
     Raises:
         SlurmError: SLURM does not show its partitions.
     """
-    findings = partitions.check(job, slurm.partitions())
+    findings = partitions.check(job, queries.partitions(slurm))
     if not findings:
         return Fit()
     try:
-        site = slurm.describe()
+        site = queries.describe(slurm)
         findings = partitions.check(job, partitions_for(job, site))
         return judge(job, findings, site, lambda: slurm.test(script))
     except SlurmError:

@@ -18,7 +18,8 @@ from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.options import job_name
+from slurmddp.slurm.job_script import job_name
+from slurmddp.slurm.limits.queries import cluster_name
 from slurmddp.slurm.script import render
 
 
@@ -75,7 +76,7 @@ def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]
     """Return the nodes to avoid; other runs' nodes are left out if SLURM does not say which cluster it is."""
     if shared_nodes():
         with suppress(SlurmError, OSError):
-            cluster = slurm.cluster_name()
+            cluster = cluster_name(slurm)
             for folder in folders:
                 adopt(folder, cluster)
     return list(dict.fromkeys(node for folder in folders for node in excluded_nodes(folder)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.errors import (
     EXIT_CONFIG,
@@ -20,10 +20,12 @@ from slurmddp.errors import (
     RankFailure,
     SlurmddpError,
 )
-from slurmddp.host.heartbeat_page import ReportedError
 from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer, telling
 from slurmddp.runs.failures.kinds import ADVICE, LOST_NODES, PHRASES, STALLS, Cause, FailureKind
+
+if TYPE_CHECKING:
+    from slurmddp.host.heartbeat_page import ReportedError
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
 """Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""

@@ -41,6 +41,7 @@ MODULES = (
     "slurmddp.runs.folder.layout",
     "slurmddp.runs.folder.owner",
     "slurmddp.short_text",
+    "slurmddp.slurm.command",
     "slurmddp.slurm.command_output",
     "slurmddp.slurm.job_script",
     "slurmddp.slurm.rejections",

@@ -16,7 +16,7 @@ from slurmddp.slurm.limits.partitions import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The facts of one SLURM, as `SlurmClient.describe` asks for them."""
+    """The facts of one SLURM, as `queries.describe` asks for them."""
 
     partitions: Mapping[str, Partition]
     groups: tuple[NodeGroup, ...] = ()

@@ -16,8 +16,9 @@ from slurmddp.batch.attempt import Attempt, read_settings
 from slurmddp.batch.begin import begin
 from slurmddp.batch.end import AttemptEnd
 from slurmddp.batch.first_node import first_node_lost
-from slurmddp.batch.slurm_job import Answer, SlurmJob
+from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.slurm.command import CommandResult
 from slurmddp.slurm.script import settings
 from support.slurm.slurm_jobs import make_job
 
@@ -124,74 +125,77 @@ class FakeSlurm:
         self.shows_submissions = True
         """Whether `scontrol show job` shows sbatch's command line, which 24.11 does not."""
         self.silent_queue = 0
-        self.on: dict[str, Callable[[], Answer | None]] = {}
+        self.on: dict[str, Callable[[], CommandResult | None]] = {}
         """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
         self.calls: list[list[str]] = []
         self.submitted_with: Mapping[str, str] = {}
 
-    def __call__(self, command: Sequence[str], environ: Mapping[str, str]) -> Answer:
+    def __call__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> CommandResult:
         self.calls.append([*command])
         if self.silence and command[0] in ("scontrol", "squeue"):
-            return Answer(1, err=self.silence)
+            return CommandResult(1, err=self.silence)
         return getattr(self, f"_{command[0]}")([*command[1:]], environ)
 
-    def _hook(self, name: str) -> Answer | None:
+    def _hook(self, name: str) -> CommandResult | None:
         return self.on[name]() if name in self.on else None
 
-    def _scontrol(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+    def _scontrol(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
         if words[0] in ("requeue", "update", "release"):
-            return self._hook(words[0]) or Answer(0)
+            return self._hook(words[0]) or CommandResult(0)
         what = [word for word in words if not word.startswith("-")][1]
         if what == "job" and not self.shows_arguments and words[-1] in self.jobs and words[-1] != "41":
             script = self.jobs[words[-1]].split("|")[-1]
             submission = f"SubmitLine=sbatch {script}" if self.shows_submissions else ""
-            return Answer(0, f"JobId={words[-1]} JobState=PENDING Reason=None {submission} WorkDir=/\n")
+            return CommandResult(
+                0, f"JobId={words[-1]} JobState=PENDING Reason=None {submission} WorkDir=/\n"
+            )
         if what == "job":
             found = self._hook("show job")
-            return found or (Answer(1) if self.job.startswith("down") else Answer(0, self.job + "\n"))
+            return found or (
+                CommandResult(1) if self.job.startswith("down") else CommandResult(0, self.job + "\n")
+            )
         if what == "nodes":
-            return Answer(0, self.nodes)
-        return Answer(0, {"config": self.config, "partition": self.partition}[what])
+            return CommandResult(0, self.nodes)
+        return CommandResult(0, {"config": self.config, "partition": self.partition}[what])
 
-    def _sacctmgr(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+    def _sacctmgr(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
         if not self.qos_grace:
-            return Answer(1, err="sacctmgr: error: Connection refused")
-        return Answer(0, f"{self.qos_grace}\n")
+            return CommandResult(1, err="sacctmgr: error: Connection refused")
+        return CommandResult(0, f"{self.qos_grace}\n")
 
-    def _squeue(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+    def _squeue(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
         if self.silent_queue:
             self.silent_queue -= 1
-            return Answer(1, err="slurm_load_jobs error: Socket timed out on send/recv operation")
+            return CommandResult(1, err="slurm_load_jobs error: Socket timed out on send/recv operation")
         asked = words[words.index("--jobs") + 1].split(",") if "--jobs" in words else list(self.jobs)
         if len(asked) == 1 and asked[0] not in self.jobs and "--jobs" in words:
-            return Answer(1, err="slurm_load_jobs error: Invalid job id specified")
-        rows = [[one, *self.jobs[one].split("|")] for one in asked if one in self.jobs]
-        if words[-1] == "%i %o":
-            shown = {
-                row[0]: row[-1] if self.shows_arguments else row[-1].partition(" resubmitted")[0]
-                for row in rows
-            }
-            return Answer(0, "".join(f"{job_id} {script}\n" for job_id, script in shown.items()))
-        return Answer(0, "".join("|".join([*row, ""][:5]) + "\n" for row in rows))
+            return CommandResult(1, err="slurm_load_jobs error: Invalid job id specified")
+        rows = [self._row(job_id) for job_id in asked if job_id in self.jobs]
+        return CommandResult(0, "".join(f"{row}\n" for row in rows))
 
-    def _scancel(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+    def _row(self, job_id: str) -> str:
+        state, nodes, comment, script = [*self.jobs[job_id].split("|"), "", "", ""][:4]
+        shown = script if self.shows_arguments else script.partition(" resubmitted")[0]
+        return f"{job_id}|{state}|{nodes}|None|N/A|{comment}|{shown}"
+
+    def _scancel(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
         self.jobs[words[0]] = "CANCELLED||"
-        return Answer(0)
+        return CommandResult(0)
 
-    def _sbatch(self, words: list[str], environ: Mapping[str, str]) -> Answer:
+    def _sbatch(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
         assert "SLURM_JOB_ID" not in environ
         if "--test-only" in words:
-            return self._hook("test-only") or Answer(1 if self.refusal else 0, err=self.refusal)
+            return self._hook("test-only") or CommandResult(1 if self.refusal else 0, err=self.refusal)
         self.submitted_with = environ
         found = self._hook("sbatch")
         if found or self.refusal:
-            return found or Answer(1, err=self.refusal)
+            return found or CommandResult(1, err=self.refusal)
         if self.lost_submissions:
             self.lost_submissions -= 1
             if self.queued_anyway:
                 self._queue(words)
-            return Answer(1, err="sbatch: error: Batch job submission failed: Socket timed out")
-        return Answer(0, f"{self._queue(words)}\n")
+            return CommandResult(1, err="sbatch: error: Batch job submission failed: Socket timed out")
+        return CommandResult(0, f"{self._queue(words)}\n")
 
     def _queue(self, words: list[str]) -> str:
         script = " ".join(word for word in words if not word.startswith("-"))
@@ -204,8 +208,8 @@ class FakeSlurm:
         return [call for call in self.calls if set(words) <= set(call)]
 
 
-def refused(text: str = "") -> Answer:
-    return Answer(1, err=text)
+def refused(text: str = "") -> CommandResult:
+    return CommandResult(1, err=text)
 
 
 class Run:

@@ -11,7 +11,6 @@ from slurmddp.errors import SlurmError
 from slurmddp.slurm.command_output import parse_run
 from slurmddp.slurm.job_script import script_of
 from slurmddp.slurm.limits.partitions import Partition
-from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.states import JobState, parse_state
 
 
@@ -56,9 +55,6 @@ class FakeSlurm:
             self.states[one] = JobState(job_id=one, state="PENDING", reason="Priority", run=parse_run(token))
         return job_id
 
-    def cluster_name(self) -> str:
-        return "alpha"
-
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
         return not (self.silence or self.refusal or self.lacks_nodes)
 
@@ -80,10 +76,6 @@ class FakeSlurm:
             return any(folder in Path(script_of(job_id, str(path))).parents for path in scripts)
         return any(folder.absolute() in path.parents for path in scripts)
 
-    def max_array_size(self) -> int:
-        self._answer()
-        return self.largest_array
-
     def cancel(self, *job_ids: str) -> None:
         self._answer()
         for job_id in job_ids:
@@ -91,12 +83,14 @@ class FakeSlurm:
             if job is not None and not job.terminal:
                 self.states[job_id] = replace(job, state="CANCELLED", reason="")
 
-    def partitions(self) -> dict[str, Partition]:
+    def query(self, command: list[str], timeout_s: float | None = None) -> str:
+        """Print the site as SLURM's programs print it: its configuration and its partitions."""
         self._answer()
-        return self.site
-
-    def describe(self) -> Site:
-        return Site(partitions=self.partitions())
+        if command[-1] == "config":
+            return f"ClusterName = alpha\nMaxArraySize = {self.largest_array}\n"
+        if command[-1] == "partition":
+            return "".join(map(_show, self.site.values()))
+        return ""
 
     def test(self, text: str) -> str:
         """Refuse a job with more nodes than its partition gives, as `sbatch --test-only` does."""
@@ -125,3 +119,15 @@ class FakeSlurm:
     def _answer(self) -> None:
         if self.silence:
             raise SlurmError(self.silence, hint="The fake was told not to answer.")
+
+
+def _show(partition: Partition) -> str:
+    """Return the line of `scontrol -o show partition`, with the limits that tests set."""
+    limits = {
+        "MaxNodes": partition.max_nodes,
+        "MaxTime": partition.max_time_min,
+        "TotalNodes": partition.total_nodes,
+        "Default": "YES" if partition.is_default else "NO",
+    }
+    shown = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    return " ".join([f"PartitionName={partition.name}", *shown]) + "\n"

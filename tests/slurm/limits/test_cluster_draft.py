@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from slurmddp.settings.schema import Cluster
-from slurmddp.slurm.cluster_draft import draft, file_name, usable
 from slurmddp.slurm.command_output import parse_facts
+from slurmddp.slurm.limits.cluster_draft import draft, file_name, usable
 from slurmddp.slurm.limits.nodes import parse_groups, without_reserved
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.limits.site import Site, check_cluster

@@ -1,0 +1,95 @@
+"""Run one of SLURM's commands; for the login side and the batch step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+_ANNOUNCED_AFTER_S = 3.0
+"""Seconds of waiting before the wait is announced."""
+
+
+class CommandResult(NamedTuple):
+    """The exit code and the output of one command."""
+
+    code: int
+    out: str = ""
+    err: str = ""
+    timed_out: bool = False
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether slurmctld could not be reached, so that the command may succeed later."""
+        from slurmddp.slurm.rejections import is_transient  # `begin` has no use for it.
+
+        return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())
+
+
+def run_command(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    *,
+    open_files: int | None = None,
+    announce: Callable[[str], object] = lambda _text: None,
+) -> CommandResult:
+    """Run a command to its end; kill a command that hangs, with its children.
+
+    Args:
+        command: the program and its arguments.
+        environ: the variables of the command.
+        timeout_s: seconds after which the command counts as hanging.
+        open_files: the soft limit of open files of the command; None: that of this process.
+        announce: gets a sentence about a wait that a person would notice.
+
+    Returns:
+        The output, with exit code 127 for a program that can't be started, and 124 for one that was killed.
+    """
+    program = command[0]
+    if open_files is not None:
+        command = ["sh", "-c", f'ulimit -Sn {open_files} && exec "$@"', "sh", *command]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return CommandResult(127, err=f"{program}: {error.strerror}")
+
+    with process:
+        try:
+            out, err = _output(process, program, timeout_s, announce)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return CommandResult(124, err=_silence(program, timeout_s, error.stderr), timed_out=True)
+    return CommandResult(process.returncode, out, err)
+
+
+def _output(
+    process: subprocess.Popen[str], program: str, timeout_s: float, announce: Callable[[str], object]
+) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=min(timeout_s, _ANNOUNCED_AFTER_S))
+    except subprocess.TimeoutExpired:
+        if timeout_s <= _ANNOUNCED_AFTER_S:
+            raise
+    announce(f"{program} has not answered yet; waiting up to {timeout_s:g} s for it.")
+    return process.communicate(timeout=timeout_s - _ANNOUNCED_AFTER_S)
+
+
+def _silence(program: str, timeout_s: float, err: bytes | None) -> str:
+    """Return a sentence about a time-out, with what the command printed while it tried again by itself."""
+    sentence = f"{program} gave no answer within {timeout_s:g} s."
+    printed = " ".join((err or b"").decode(errors="replace").split())
+    return f"{sentence} It said: {printed.rstrip('.')}." if printed else sentence
