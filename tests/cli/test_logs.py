@@ -7,7 +7,7 @@ import pytest
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG, EXIT_USAGE, SlurmError
 from slurmddp.runs.status.run_end import end_of
-from slurmddp.slurm import client
+from slurmddp.slurm import command
 from support.runs.cli_runs import end, start, submit
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -148,7 +148,7 @@ def test_following_asks_a_silent_slurm_ever_less_often(make_run, slurm):
 def test_a_slow_slurm_is_not_told_among_the_lines(make_run, programs, monkeypatch, capsys):
     logged(make_run())
     programs.write("jobs/7", "COMPLETED||None|\n")
-    monkeypatch.setattr(client, "_SILENT_S", 0.0)
+    monkeypatch.setattr(command, "_ANNOUNCED_AFTER_S", 0.0)
     assert main(["logs", "-f", "gpt", "-n", "1"]) == 0
     out, err = capsys.readouterr()
     assert "-- lost: SLURM calls job 7 completed" in out

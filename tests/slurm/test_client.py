@@ -157,6 +157,25 @@ def test_a_new_job_of_the_script_is_the_one_where_slurm_shows_arguments_nowhere(
     assert slurm.submit(script, token="t:1", known=known) == job_id
 
 
+@pytest.mark.parametrize(("folder", "job_id"), [("other", "8"), ("link", "7")])
+def test_only_a_job_of_the_same_file_is_the_one_where_slurm_shows_arguments_nowhere(
+    programs: FakePrograms, slurm: SlurmClient, tmp_path: Path, folder: str, job_id: str
+) -> None:
+    """Two projects may have runs of one name."""
+    for name in ("mine", "other"):
+        (tmp_path / name / "gpt").mkdir(parents=True)
+        (tmp_path / name / "gpt" / "job.sbatch").touch()
+    (tmp_path / "link").symlink_to("mine")
+    (programs.folder / "scripts").mkdir()
+    programs.write("no-arguments", "")
+    programs.write("timeouts", "1")
+    programs.write("last-id", "7")
+    programs.write("jobs/7", "PENDING|||\n")
+    programs.write("scripts/7", f"{tmp_path}/{folder}/gpt/job.sbatch\n")
+    programs.write("job", "JobId=7 Command=/gone WorkDir=/\n")
+    assert slurm.submit(tmp_path / "mine/gpt/job.sbatch", token="t:1") == job_id
+
+
 def test_another_runs_token_is_not_taken_for_ours(
     programs: FakePrograms, slurm: SlurmClient, script: Path
 ) -> None:
