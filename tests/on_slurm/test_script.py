@@ -8,6 +8,7 @@ import pytest
 
 from slurmddp.sandbox import Sandbox
 from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.limits.queries import partitions
 from support.slurm.stub_runs import ENDLESS, Start
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -88,6 +89,6 @@ def test_what_a_person_writes_reaches_sbatch_as_it_is(
 
 
 def test_limits_are_read_and_hold(slurm: SlurmClient, start: Start) -> None:
-    assert slurm.partitions()["low"].total_nodes == 3
+    assert partitions(slurm)["low"].total_nodes == 3
     with pytest.raises(Exception, match="nodes=9: partition 'low' gives a job"):
         start(goal=1, nodes=9)
