@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from slurmddp import plugins
-from slurmddp.strategies.data_parallel import DataParallel
 from slurmddp.strategies.ddp import Ddp
 from slurmddp.strategies.fsdp import Fsdp
 from slurmddp.strategies.local_sgd import DiLoCo, LocalSgd
 from slurmddp.strategies.parameter_server import ParameterServer
 from slurmddp.strategies.ring import Ring
-from slurmddp.strategies.single import Single
+from slurmddp.strategies.single import DataParallel, Single
 
 
 class Strategy(Protocol):

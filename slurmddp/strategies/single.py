@@ -1,4 +1,4 @@
-"""Train in one process, without wrapping the model."""
+"""Train in one process: the bare model, or torch's DataParallel over several GPUs."""
 
 from __future__ import annotations
 
@@ -28,4 +28,26 @@ class Single:
         return nullcontext()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+
+class DataParallel(Single):
+    """Split each batch over the visible GPUs of one process; with one GPU or none, the bare model.
+
+    torch's DataParallel copies the model to every GPU and gathers the outputs in each step, under one
+    interpreter lock. torch advises DistributedDataParallel even on one machine, so this is for comparison.
+    """
+
+    name = "data_parallel"
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        model = super().wrap(model, device)
+        if device.type == "cuda" and torch.cuda.device_count() > 1:
+            return nn.DataParallel(model)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        if isinstance(model, nn.DataParallel):
+            unwrapped: nn.Module = model.module
+            return unwrapped
         return model
