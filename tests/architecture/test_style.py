@@ -30,6 +30,7 @@ FINISHED = [
     "training/device",
     "training/loggers",
     "training/preflight",
+    "training/process_group",
     "training/stopping",
     "transports",
 ]
@@ -40,6 +41,7 @@ WITH_REASONS = {
     "launchers/watchdog",
     "remote",
     "sandbox",
+    "training/process_group",
     "training/stopping",
     "transports",
 }

@@ -211,8 +211,12 @@ def _refuse_damaged(path: str) -> None:
     torch's FileStore writes keys and values in turn, each after its length in 4 bytes.
     """
     with suppress(OSError), open(path, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # As torch does it: another rank may be writing.
-        size, at, parts = os.fstat(file.fileno()).st_size, 0, 0
+        # Another rank may be writing; torch locks the file in the same way.
+        fcntl.flock(file, fcntl.LOCK_SH)
+        size = os.fstat(file.fileno()).st_size
+
+        at = 0
+        parts = 0
         while at < size:
             at = file.seek(at + 4 + int.from_bytes(file.read(4), sys.byteorder))
             parts += 1
