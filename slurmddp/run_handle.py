@@ -198,7 +198,7 @@ class Run:
         """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
         self._refuse_removed()
         attempts = self._folder.attempts()
-        chosen = logs.Selection(frozenset({rank}))
+        chosen = logs.ChosenLogs(frozenset({rank}))
         return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None)) if attempts else ""
 
     def stop(self) -> StoppedRun:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ClusterCosts:
     """Constants of a cluster."""
 
     alpha_s: float
@@ -36,9 +36,9 @@ class Work:
     added: float
     """Bytes added up."""
 
-    def seconds(self, machine: Machine) -> float:
+    def seconds(self, costs: ClusterCosts) -> float:
         """Return the predicted time in seconds."""
-        return self.messages * machine.alpha_s + self.sent * machine.beta_s + self.added * machine.gamma_s
+        return self.messages * costs.alpha_s + self.sent * costs.beta_s + self.added * costs.gamma_s
 
 
 def _ring(ranks: int, size: float) -> Work:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmddp.collectives.cost_model import WORK, Machine, Work
+from slurmddp.collectives.cost_model import WORK, ClusterCosts, Work
 from slurmddp.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ class Measurement:
         return cls(work=Work(messages=0, sent=0, added=size), bytes=size, seconds=seconds)
 
 
-def fit(measured: Sequence[Measurement]) -> Machine:
+def fit(measured: Sequence[Measurement]) -> ClusterCosts:
     """Return the constants that predict the measured times with the least squares of relative errors.
 
     No constant is negative: of all subsets of the constants, the best fit without a negative value is taken.
@@ -76,7 +76,7 @@ def fit(measured: Sequence[Measurement]) -> Machine:
             constants[columns] = solution / scale[columns]
 
     alpha, beta, gamma = map(float, constants)
-    return Machine(alpha_s=alpha, beta_s=beta, gamma_s=gamma)
+    return ClusterCosts(alpha_s=alpha, beta_s=beta, gamma_s=gamma)
 
 
 def _subsets() -> Iterator[list[int]]:
@@ -96,7 +96,7 @@ def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
 class Validation:
     """Constants that were fitted to a part of the sizes, and their errors on the other part."""
 
-    machine: Machine
+    costs: ClusterCosts
     held_out: tuple[int, ...]
     """The sizes, in bytes, that the fit has left out."""
     median_error: float
@@ -114,12 +114,12 @@ def validate(measured: Sequence[Measurement]) -> Validation:
     if not held_out:
         raise ConfigError("The cost model needs times of three sizes or more.", hint="Give more --sizes.")
 
-    machine = fit([item for item in measured if item.bytes not in held_out])
+    costs = fit([item for item in measured if item.bytes not in held_out])
     unseen = [item for item in measured if item.bytes in held_out and item.work.messages]
-    errors = [abs(item.work.seconds(machine) / item.seconds - 1) for item in unseen]
+    errors = [abs(item.work.seconds(costs) / item.seconds - 1) for item in unseen]
 
     return Validation(
-        machine=machine,
+        costs=costs,
         held_out=tuple(sorted(held_out)),
         median_error=statistics.median(errors),
         largest_error=max(errors),

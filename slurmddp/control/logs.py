@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import Selection, files, job_lines, label, snapshot
+from slurmddp.runs.status.logs import ChosenLogs, files, job_lines, label, snapshot
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
 
@@ -27,11 +27,13 @@ class Logs:
     """Why there are no lines, as the state of the run, if no attempt has begun."""
 
 
-def selection(ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False) -> Selection:
+def selection(
+    ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False
+) -> ChosenLogs:
     """Return which logs are chosen: rank 0 if neither ranks nor nodes are named."""
     if not ranks and not nodes:
         ranks = (0,)
-    return Selection(frozenset(ranks), frozenset(nodes), everything=everything)
+    return ChosenLogs(frozenset(ranks), frozenset(nodes), everything=everything)
 
 
 def logs(

@@ -12,7 +12,7 @@ from slurmddp.control.listing import Listing, list_runs
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.excluded_nodes import excluded_nodes
-from slurmddp.runs.folder.history import Attempt, fold, how_ended, of_newest_attempt
+from slurmddp.runs.folder.history import RecordedAttempt, fold, how_ended, of_newest_attempt
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
@@ -123,7 +123,7 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
         return {}
 
 
-def _history(attempts: Sequence[Attempt]) -> tuple[AttemptFacts, ...]:
+def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
     return tuple(
         AttemptFacts(
             number=attempt.number,
@@ -150,5 +150,5 @@ def _awaited(events: Iterable[Any]) -> str:
 
 def _last_lines(folder: RunFolder) -> tuple[str, ...]:
     attempts = folder.attempts()
-    paths = logs.selected_files(folder, attempts[-1], logs.Selection(frozenset())) if attempts else []
+    paths = logs.selected_files(folder, attempts[-1], logs.ChosenLogs(frozenset())) if attempts else []
     return tuple(f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _LAST_LINES))

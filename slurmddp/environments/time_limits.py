@@ -24,7 +24,7 @@ At most half of KillWait is kept free.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """The time limits of this job; None means not known."""
 
     end_time: float | None = None
@@ -37,12 +37,12 @@ class Limits:
     """Further seconds before SIGKILL if the job is preempted."""
 
 
-def read_limits(environ: Mapping[str, str]) -> Limits:
+def read_limits(environ: Mapping[str, str]) -> TimeLimits:
     """Return the limits that the batch step found. SLURM itself sets SLURM_JOB_END_TIME from 23.02 on."""
     lead = _seconds(environ, LEAD_VARIABLE)
-    return Limits(
+    return TimeLimits(
         end_time=_seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME"),
-        lead_s=Limits.lead_s if lead is None else lead,
+        lead_s=TimeLimits.lead_s if lead is None else lead,
         kill_wait_s=_seconds(environ, KILL_WAIT_VARIABLE),
         preempt_grace_s=_seconds(environ, PREEMPT_GRACE_VARIABLE) or 0.0,
     )
@@ -53,7 +53,7 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
     return float(text) if text.isascii() and text.isdecimal() else None
 
 
-def leave_at(limits: Limits, terminated: float | None, share: float = 1.0) -> float | None:
+def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -> float | None:
     """Return the time at which a rank should leave, just before SIGKILL.
 
     SLURM adds the preemption grace only at a preemption. Other senders of SIGTERM before the end either end

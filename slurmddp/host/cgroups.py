@@ -28,7 +28,7 @@ _CPU_QUOTA = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """The control group of this process for one controller."""
 
     version: int
@@ -38,14 +38,14 @@ class Group:
     """False in a container that names the group by a path outside of the mounted part of the hierarchy."""
 
 
-def own_group(controller: str, root: Path = _ROOT) -> Group | None:
+def own_group(controller: str, root: Path = _ROOT) -> ControlGroup | None:
     """Return the control group that holds this process for `controller`; None if none is mounted.
 
     Args:
         controller: `memory` or `cpu`.
         root: the folder that holds the host's `proc` and `sys`.
     """
-    topmost: Group | None = None
+    topmost: ControlGroup | None = None
     with suppress(OSError, ValueError):
         # Names of groups and mounts are bytes of any encoding.
         cgroup, mounts = (
@@ -65,8 +65,8 @@ def own_group(controller: str, root: Path = _ROOT) -> Group | None:
                 if group.is_relative_to(first) and ".." not in group.parts:
                     folder = top / group.relative_to(first)
                     above = (one for one in folder.parents if one.is_relative_to(top))
-                    return Group(version, (folder, *above))
-                topmost = topmost or Group(version, (top,), visible=False)
+                    return ControlGroup(version, (folder, *above))
+                topmost = topmost or ControlGroup(version, (top,), visible=False)
     return topmost
 
 

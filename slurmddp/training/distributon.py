@@ -48,7 +48,7 @@ from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.checkpointer import Checkpointer
 from slurmddp.training.checkpointing.finite import gradient_norm
 from slurmddp.training.checkpointing.program import (
-    Program,
+    UserProgram,
     loaded_line,
     nothing_left_line,
     shared_folder_line,
@@ -164,7 +164,7 @@ class Distributon:
         """The checkpointer, from the first save or load on."""
         self.resumed_from: str | None = None
         """Where `load` found the state: "memory" or "disk"; None without a state."""
-        self._program = Program.current(self._session.run)
+        self._program = UserProgram.current(self._session.run)
         self._resumed: tuple[Path, int] | None = None
         """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
         self._known_folders: set[Path] = set()  # Their programs were printed.
@@ -1175,7 +1175,7 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 def _as_rank(
     settings: Mapping[str, Any],
-    program: Program | None,
+    program: UserProgram | None,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],

@@ -11,7 +11,7 @@ import torch
 
 from slurmddp.collectives import ALGORITHMS, CountedLink, Link, ThreadLink, all_reduce, operations
 from slurmddp.collectives.chunks import chunks
-from slurmddp.collectives.cost_model import WORK, Machine, bus_bandwidth
+from slurmddp.collectives.cost_model import WORK, ClusterCosts, bus_bandwidth
 from slurmddp.errors import ConfigError
 from support.distributed import collective_jobs
 from support.distributed.ranks import run_ranks
@@ -151,12 +151,12 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> N
 
 
 def test_the_cost_model_ranks_algorithms_by_size() -> None:
-    machine = Machine(alpha_s=1e-5, beta_s=1e-9, gamma_s=1e-10)
+    machine = ClusterCosts(alpha_s=1e-5, beta_s=1e-9, gamma_s=1e-10)
 
     def fastest(ranks: int, size: float) -> str:
         return min(WORK, key=lambda name: WORK[name](ranks, size).seconds(machine))
 
     assert fastest(64, 1e3) in ("tree", "halving_doubling")
     assert fastest(64, 1e9) in ("ring", "sharded_server", "halving_doubling")
-    seconds = WORK["ring"](64, 1e9).seconds(Machine(alpha_s=0, beta_s=1e-9, gamma_s=0))
+    seconds = WORK["ring"](64, 1e9).seconds(ClusterCosts(alpha_s=0, beta_s=1e-9, gamma_s=0))
     assert bus_bandwidth(1e9, 64, seconds) == pytest.approx(1e9)

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from slurmddp.collectives.cost_model import WORK, Machine, Work
+from slurmddp.collectives.cost_model import WORK, ClusterCosts, Work
 from slurmddp.collectives.cost_model_fit import Measurement, fit, held_out_sizes, validate
 from slurmddp.errors import ConfigError
 
-MACHINE = Machine(alpha_s=4e-5, beta_s=8e-10, gamma_s=2e-10)
+MACHINE = ClusterCosts(alpha_s=4e-5, beta_s=8e-10, gamma_s=2e-10)
 SIZES = [1_000 * 4**power for power in range(9)]
 NOISE = 0.05
 
 
-def times(noise: float, machine: Machine = MACHINE) -> list[Measurement]:
+def times(noise: float, machine: ClusterCosts = MACHINE) -> list[Measurement]:
     draw = random.Random(7)
 
     def noisy(work: Work) -> float:
@@ -49,7 +49,7 @@ def test_c7_a_wrong_formula_is_seen_in_the_error_on_held_out_sizes() -> None:
 
 
 def test_no_constant_is_negative() -> None:
-    without_sums = Machine(alpha_s=1e-5, beta_s=1e-9, gamma_s=1e-14)
+    without_sums = ClusterCosts(alpha_s=1e-5, beta_s=1e-9, gamma_s=1e-14)
     found = fit(times(NOISE, without_sums))
     assert min(vars(found).values()) >= 0
     assert found.alpha_s == pytest.approx(1e-5, rel=2 * NOISE)
@@ -75,7 +75,7 @@ def test_c7_the_fit_does_not_see_the_held_out_sizes() -> None:
     held = held_out_sizes(SIZES)
     spoilt = [replace(one, seconds=one.seconds * 10) if one.bytes in held else one for one in times(noise=0)]
     found = validate(spoilt)
-    assert vars(found.machine) == pytest.approx(vars(MACHINE), rel=1e-6)
+    assert vars(found.costs) == pytest.approx(vars(MACHINE), rel=1e-6)
     assert found.median_error == pytest.approx(0.9)
 
 

@@ -10,7 +10,7 @@ import tempfile
 import psutil
 import pytest
 
-from slurmddp.checkpoint.memory.channel import MAX_MESSAGE_BYTES, Channel
+from slurmddp.checkpoint.memory.channel import MAX_MESSAGE_BYTES, WriterChannel
 from slurmddp.environments.names import CHANNEL_VARIABLE, HEARTBEAT_VARIABLE
 from slurmddp.host.heartbeat_page import PHASES, HeartbeatPage
 
@@ -55,15 +55,15 @@ def test_without_an_agent_nobody_reads_and_nothing_breaks() -> None:
     page = HeartbeatPage.attach({})
     page.enter("step")
     assert page.read().phase == "step"
-    assert Channel.attach({}) is None
+    assert WriterChannel.attach({}) is None
     page.close()
 
 
 def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:
-    service, rank_end = Channel.pair()
+    service, rank_end = WriterChannel.pair()
 
     def rank() -> None:
-        own = Channel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
+        own = WriterChannel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
         assert own is not None
         descriptor = os.memfd_create("state")
         os.write(descriptor, b"weights")
@@ -81,7 +81,7 @@ def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:
 
 
 def test_a_line_says_when_there_is_nothing_and_when_nobody_is_left() -> None:
-    one, other = Channel.pair()
+    one, other = WriterChannel.pair()
     assert one.receive() is None
     other.send({"kind": "last"})
     other.close()
@@ -94,7 +94,7 @@ def test_a_line_says_when_there_is_nothing_and_when_nobody_is_left() -> None:
 
 
 def test_a_message_that_is_too_long_is_refused_not_cut() -> None:
-    one, other = Channel.pair()
+    one, other = WriterChannel.pair()
     with pytest.raises(OSError, match="at most"):
         one.send({"kind": "x" * MAX_MESSAGE_BYTES})
     one.send({"kind": "x" * (MAX_MESSAGE_BYTES - 100)})
@@ -105,7 +105,7 @@ def test_a_message_that_is_too_long_is_refused_not_cut() -> None:
 
 def test_descriptors_that_come_without_a_word_are_closed() -> None:
     end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = Channel(end)
+    line = WriterChannel(end)
     with other, tempfile.TemporaryFile() as file:
         before = psutil.Process().num_fds()
         socket.send_fds(other, [b""], [file.fileno()])
@@ -116,7 +116,7 @@ def test_descriptors_that_come_without_a_word_are_closed() -> None:
 
 
 def test_what_was_sent_is_heard_though_the_sender_went_without_reading_its_answers() -> None:
-    service, rank_end = Channel.pair()
+    service, rank_end = WriterChannel.pair()
     service.send({"kind": "written"})
     rank_end.send({"kind": "write", "step": 7})
     rank_end.close()
@@ -130,6 +130,6 @@ def test_what_was_sent_is_heard_though_the_sender_went_without_reading_its_answe
 def test_a_number_that_is_no_line_here_is_passed_over() -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    assert Channel.attach({CHANNEL_VARIABLE: str(reader)}) is None
+    assert WriterChannel.attach({CHANNEL_VARIABLE: str(reader)}) is None
     os.close(reader)
-    assert Channel.attach({CHANNEL_VARIABLE: str(reader)}) is None
+    assert WriterChannel.attach({CHANNEL_VARIABLE: str(reader)}) is None

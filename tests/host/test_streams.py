@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.scrub import scrub
 from slurmddp.host import streams
@@ -76,7 +76,7 @@ def test_a_rank_whose_log_is_on_a_full_disk_continues_and_keeps_its_code(tmp_pat
 
 def test_a_writer_whose_log_is_on_a_full_disk_reports_its_error(tmp_path: Path) -> None:
     (tmp_path / "no folder").touch()
-    own, theirs = Channel.pair()
+    own, theirs = WriterChannel.pair()
     with open("/dev/full", "wb") as full:
         command = writer_process.command(theirs)
         writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)

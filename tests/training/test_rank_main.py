@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.errors import CheckpointError, ConfigError, RankFailure
 from slurmddp.runs.failures.capture import tail_of
 from slurmddp.runs.failures.causes import find_cause
@@ -114,7 +114,7 @@ LOST = RankFailure("Rank 0 went away.")
 def test_only_a_lost_peer_during_a_stop_is_no_failure(
     error: Exception, signal: str | None, code: int
 ) -> None:
-    guard = ExitGuard(StopSignals(), Limits())
+    guard = ExitGuard(StopSignals(), TimeLimits())
     guard.begin()
     guard.signals.received = signal
     assert rank_main._code_after(error, guard) == code

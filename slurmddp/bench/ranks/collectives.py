@@ -115,7 +115,7 @@ def cost_model(times: Sequence[Measurement]) -> dict[str, Any]:
     """Return the fitted constants, their error on held-out sizes, and curves up to 1,024 nodes."""
     found = validate(times)
     return {
-        **asdict(found.machine),
+        **asdict(found.costs),
         "held_out": list(found.held_out),
         "median_error": found.median_error,
         "largest_error": found.largest_error,
@@ -124,7 +124,7 @@ def cost_model(times: Sequence[Measurement]) -> dict[str, Any]:
                 "algorithm": name,
                 "bytes": size,
                 "ranks": _CURVE_RANKS,
-                "seconds": [work(ranks, size).seconds(found.machine) for ranks in _CURVE_RANKS],
+                "seconds": [work(ranks, size).seconds(found.costs) for ranks in _CURVE_RANKS],
             }
             for name, work in WORK.items()
             for size in _CURVE_BYTES

@@ -20,20 +20,20 @@ MAX_MESSAGE_BYTES = 128 * 1024
 _MAX_DESCRIPTORS = 16
 
 
-class Channel:
+class WriterChannel:
     """One end of the channel; `pair` makes both."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
+    def pair(cls) -> tuple[WriterChannel, WriterChannel]:
         """Return the two ends of a new channel; an exec closes them unless it names them in pass_fds."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(left), cls(right)
 
     @classmethod
-    def attach(cls, environ: Mapping[str, str]) -> Channel | None:
+    def attach(cls, environ: Mapping[str, str]) -> WriterChannel | None:
         """Return a duplicate of the rank's end of the channel to its agent; None without an agent.
 
         The processes that a rank has started see the variable, but not the channel.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurmddp.checkpoint.files.manifest import newest_step
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.writer_process import Request, Result
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.failures.capture import signal_name
@@ -30,15 +30,15 @@ _UNKILLABLE_S = 2.0
 _KEEP_ALL = sys.maxsize
 """`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
 
-Start = Callable[[], tuple[Channel, subprocess.Popen[bytes]]]
+Start = Callable[[], tuple[WriterChannel, subprocess.Popen[bytes]]]
 
 
 @dataclass
 class _RankChannel:
     """Both ends of the channel to a rank; the agent keeps the rank's end open until the next rank starts."""
 
-    agent_end: Channel
-    rank_end: Channel
+    agent_end: WriterChannel
+    rank_end: WriterChannel
 
     def close(self) -> None:
         self.agent_end.close()
@@ -59,7 +59,7 @@ class _Write:
 class _Writer:
     """The process that writes, and the channel to it; a writer that `is_gone` has not been reaped yet."""
 
-    channel: Channel
+    channel: WriterChannel
     process: subprocess.Popen[bytes]
     is_gone: bool = False
 
@@ -101,7 +101,7 @@ class CheckpointService:
         previous = self._channels.pop(local_rank, None)
         if previous is not None:
             previous.close()
-        self._channels[local_rank] = _RankChannel(*Channel.pair())
+        self._channels[local_rank] = _RankChannel(*WriterChannel.pair())
         return self._channels[local_rank].rank_end.fileno()
 
     def _release_unrequested(self) -> None:
@@ -356,7 +356,7 @@ class CheckpointService:
         self._answer(write, writer_process.conclude(write.request, error))
 
 
-def _register(channel: Channel, slot: int, descriptor: int) -> None:
+def _register(channel: WriterChannel, slot: int, descriptor: int) -> None:
     channel.send({"kind": "memory", "slot": slot}, [descriptor])
 
 

@@ -28,7 +28,7 @@ from slurmddp.checkpoint.files.manifest import TREE_FILE, folder_name
 from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.files.publish import publish
 from slurmddp.checkpoint.memory import shared_buffer
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.environments.names import CHANNEL_VARIABLE
 from slurmddp.errors import EXIT_USAGE, CheckpointError, SlurmddpError
 from slurmddp.host.streams import keep_output
@@ -54,9 +54,9 @@ _NICENESS = 5
 """Niceness of a write in the background, so that the training gets the processors first."""
 
 
-def start() -> tuple[Channel, subprocess.Popen[bytes]]:
+def start() -> tuple[WriterChannel, subprocess.Popen[bytes]]:
     """Start a writer; return its channel and its process, which outlives this one until all is written."""
-    starter_end, writer_end = Channel.pair()
+    starter_end, writer_end = WriterChannel.pair()
     # Signals stay blocked until the writer ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
@@ -76,7 +76,7 @@ def start() -> tuple[Channel, subprocess.Popen[bytes]]:
     return starter_end, writer
 
 
-def command(channel: Channel) -> list[str]:
+def command(channel: WriterChannel) -> list[str]:
     """Return the command of a writer that inherits `channel`.
 
     The working directory may hold modules with names of the standard library. With -c it is the empty entry
@@ -246,7 +246,7 @@ def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 
 
-def serve(channel: Channel, do: Perform = perform) -> None:
+def serve(channel: WriterChannel, do: Perform = perform) -> None:
     """Carry out the requests that arrive on `channel`, one by one, until its other end is closed.
 
     Received: `{"kind": "memory", "slot": N}` with the descriptor of a buffer; a Request of the kind "write";
@@ -276,7 +276,7 @@ def serve(channel: Channel, do: Perform = perform) -> None:
         _send(channel, {"kind": "finished"})
 
 
-def _watch(done: Future[object], channel: Channel, descriptor: int) -> None:
+def _watch(done: Future[object], channel: WriterChannel, descriptor: int) -> None:
     """Wait for a write; mark it urgent once the requester has ended, because the job may end soon."""
     while not wait([done], _POLL_S).done:
         if channel.is_closed_by_peer():
@@ -290,12 +290,12 @@ def _lower_priority() -> None:
         os.nice(max(0, _NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _answer(channel: Channel, descriptor: int, result: Result) -> None:
+def _answer(channel: WriterChannel, descriptor: int, result: Result) -> None:
     shared_buffer.set_writing(descriptor, False)
     _send(channel, result)
 
 
-def _send(channel: Channel, message: Mapping[str, Any]) -> None:
+def _send(channel: WriterChannel, message: Mapping[str, Any]) -> None:
     # The requester may have ended.
     with suppress(OSError):
         channel.send(message)
@@ -311,7 +311,7 @@ def _ignore_signals() -> None:
 
 def main() -> int:
     """Serve the channel whose descriptor is the last argument; return the exit code."""
-    channel = Channel.attach({CHANNEL_VARIABLE: sys.argv[-1]})
+    channel = WriterChannel.attach({CHANNEL_VARIABLE: sys.argv[-1]})
     if channel is None:
         print(f"slurmddp writer: descriptor {sys.argv[-1]!r} is not a checkpoint channel", file=sys.stderr)
         return EXIT_USAGE

@@ -16,7 +16,7 @@ from slurmddp.control.logs import logs, selection
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import Selection, follow
+from slurmddp.runs.status.logs import ChosenLogs, follow
 from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_FINISHED
 
 
-def _follow(folder: RunFolder, chosen: Selection, count: int | None) -> int:
+def _follow(folder: RunFolder, chosen: ChosenLogs, count: int | None) -> int:
     slurm = SlurmClient(say=lambda _text: None)  # A notice of a slow answer would stand among the lines.
     try:
         for line in follow(folder, chosen, count=count, has_ended=end_of(folder, slurm)):

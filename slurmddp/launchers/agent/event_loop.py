@@ -16,7 +16,7 @@ from dataclasses import replace
 from slurmddp import errors
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.node_watch import NodeWatch
@@ -58,7 +58,7 @@ class AgentLoop:
         checkpoints: CheckpointService,
         watch: NodeWatch,
         records: Records,
-        limits: Limits,
+        limits: TimeLimits,
         is_over: Callable[[], bool],
     ) -> None:
         self._node, self._inbox, self._link = node, inbox, link

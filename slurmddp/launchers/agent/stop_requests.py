@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from slurmddp.environments.time_limits import Limits, leave_at
+from slurmddp.environments.time_limits import TimeLimits, leave_at
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import Records
@@ -48,7 +48,7 @@ class StopRequests:
         workers: ForkedWorkers,
         rules: Rules,
         records: Records,
-        limits: Limits,
+        limits: TimeLimits,
         request: Callable[[signal.Signals, bool], object],
     ) -> None:
         self.is_stopping = False

@@ -20,7 +20,7 @@ from slurmddp.host.regular_file import open_regular, read_regular
 from slurmddp.runs.failures import capture, causes
 from slurmddp.runs.failures.failure import Failure, from_json, is_consequence
 from slurmddp.runs.failures.kinds import LOST_NODES, STALLS, Cause
-from slurmddp.runs.folder.history import Attempt
+from slurmddp.runs.folder.history import RecordedAttempt
 from slurmddp.runs.folder.late_files import names_in
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -89,7 +89,7 @@ def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
     return sorted(readable, key=lambda failure: (failure.generation, failure.time))
 
 
-def read_restarts(folder: RunFolder, attempts: Iterable[Attempt]) -> tuple[Restart, ...]:
+def read_restarts(folder: RunFolder, attempts: Iterable[RecordedAttempt]) -> tuple[Restart, ...]:
     """Return the restarts in place of all attempts in their order."""
     # A stop may come between a failure and the restart; then no step stands for it.
     return tuple(

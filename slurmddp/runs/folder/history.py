@@ -20,7 +20,7 @@ UNANSWERED = "unanswered"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class RecordedAttempt:
     """One attempt; None means that the events do not say."""
 
     number: int
@@ -90,7 +90,7 @@ def stop_reason(source: str | None) -> str:
     return shown.get(source or "", source or "")
 
 
-def why_stopped(attempt: Attempt) -> str:
+def why_stopped(attempt: RecordedAttempt) -> str:
     """Return the reason why an attempt stopped: `preempted`; empty if no event says.
 
     `requeued` is a requeue by a person, or a preemption without grace: SLURM does not tell them apart.
@@ -103,7 +103,7 @@ def why_stopped(attempt: Attempt) -> str:
     return reason
 
 
-def how_ended(attempt: Attempt) -> str:
+def how_ended(attempt: RecordedAttempt) -> str:
     """Return how an attempt ended, for people: `time limit, last save at step 200`."""
     if attempt.is_open:
         outcome = why_stopped(attempt) or "SLURM took it off its nodes"
@@ -116,13 +116,13 @@ def how_ended(attempt: Attempt) -> str:
     return outcome + code + _limits(attempt) + _saved(attempt)
 
 
-def _limits(attempt: Attempt) -> str:
+def _limits(attempt: RecordedAttempt) -> str:
     """Return how many time limits in a row left no newer checkpoint; empty if none."""
     count = attempt.without_progress
     return f", {counted(count, 'time limit')} in a row without a newer checkpoint" if count else ""
 
 
-def _saved(attempt: Attempt) -> str:
+def _saved(attempt: RecordedAttempt) -> str:
     """Name the last recorded save. Files that a script saves by itself, as by torch.save, have no record."""
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
@@ -134,7 +134,7 @@ def _saved(attempt: Attempt) -> str:
 class History:
     """All attempts of a run, and its jobs."""
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[RecordedAttempt, ...] = ()
     last: str | None = None
     """The newest of submitted, unanswered, started, ended, cancelled."""
     job_id: str | None = None
@@ -145,11 +145,11 @@ class History:
     """When the run was first submitted or started."""
 
     @property
-    def newest(self) -> Attempt | None:
+    def newest(self) -> RecordedAttempt | None:
         return self.attempts[-1] if self.attempts else None
 
     @property
-    def last_saved(self) -> Attempt | None:
+    def last_saved(self) -> RecordedAttempt | None:
         """The newest attempt that recorded a save."""
         return next((one for one in reversed(self.attempts) if one.saved_step is not None), None)
 
@@ -195,7 +195,7 @@ def of_newest_attempt(events: Iterable[Any]) -> tuple[int, list[Mapping[str, Any
 
 def fold(events: Iterable[Any]) -> History:
     """Fold events into a History; skip events and facts that this version does not know."""
-    attempts: dict[int, Attempt] = {}
+    attempts: dict[int, RecordedAttempt] = {}
     open_jobs: dict[str, None] = {}
     named: set[str] = set()
     early: set[str] = set()  # Jobs that wrote `started` before their submission was recorded.
@@ -219,13 +219,13 @@ def fold(events: Iterable[Any]) -> History:
         if kind == "ended" and event.get("next") != "requeue":
             open_jobs.pop(str(job), None)
         if isinstance(number, int):
-            known = attempts.get(number, Attempt(number=number))
+            known = attempts.get(number, RecordedAttempt(number=number))
             attempts[number] = replace(known, seen=event.get("time"), **_facts(known, event))
     ordered = tuple(attempts[number] for number in sorted(attempts))
     return History(attempts=ordered, last=last, job_id=job_id, open_jobs=tuple(open_jobs), created=created)
 
 
-def _facts(known: Attempt, event: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an attempt that one event sets."""
     kind, time, step = event.get("event"), event.get("time"), event.get("step")
     if kind == "started":

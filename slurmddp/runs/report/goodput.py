@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmddp.runs.folder.history import Attempt, fold
+from slurmddp.runs.folder.history import RecordedAttempt, fold
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.timeline import Timeline
 from slurmddp.runs.status.alive import is_alive
@@ -209,5 +209,5 @@ def read_goodput(folder: RunFolder, found: RunStatus, now: float) -> Goodput:
     )
 
 
-def _is_elsewhere(newest: Attempt) -> bool:
+def _is_elsewhere(newest: RecordedAttempt) -> bool:
     return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None

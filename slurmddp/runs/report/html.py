@@ -20,7 +20,7 @@ from slurmddp.pages.table import Cell, Column, Table, table
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import read_failure, read_restarts
 from slurmddp.runs.folder import config_secrets
-from slurmddp.runs.folder.history import Attempt, History, read_history, why_stopped
+from slurmddp.runs.folder.history import History, RecordedAttempt, read_history, why_stopped
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import curves
@@ -208,7 +208,7 @@ def _time_tile(goodput: Goodput) -> Tile:
     return Tile("Goodput", percent(goodput.share), f"of {duration(goodput.whole)}")
 
 
-def _lasted(attempt: Attempt, logged: LoggedStep | None) -> float | None:
+def _lasted(attempt: RecordedAttempt, logged: LoggedStep | None) -> float | None:
     if attempt.started is None:
         return None
     seen = [moment for moment in (attempt.seen, logged.time if logged else None) if moment is not None]
@@ -232,14 +232,16 @@ def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunSta
     )
 
 
-def _steps(attempt: Attempt, logged: LoggedStep | None) -> str:
+def _steps(attempt: RecordedAttempt, logged: LoggedStep | None) -> str:
     known = (logged.step if logged else None, attempt.saved_step)
     last = max((step for step in known if step is not None), default=None)
     first = "?" if attempt.start_step is None else attempt.start_step
     return "none" if last is None else f"{first} to {last}"
 
 
-def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStatus) -> tuple[str, str]:
+def _outcome(
+    attempt: RecordedAttempt, folder: RunFolder, history: History, now: RunStatus
+) -> tuple[str, str]:
     """Return how an attempt ended, in words, and the tone of its colour."""
     failure = read_failure(folder, attempt.number)
     if attempt.outcome == "finished":
@@ -254,7 +256,7 @@ def _outcome(attempt: Attempt, folder: RunFolder, history: History, now: RunStat
     return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
 
 
-def _stopped(attempt: Attempt, failure: Failure | None) -> str:
+def _stopped(attempt: RecordedAttempt, failure: Failure | None) -> str:
     """Return how an attempt was stopped: at a checkpoint if one is known, why, and a script's own error."""
     known = attempt.saved_step is not None or attempt.resumed_step is not None
     reason = why_stopped(attempt)

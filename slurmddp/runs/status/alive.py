@@ -6,13 +6,13 @@ import os
 import socket
 
 from slurmddp.host import process
-from slurmddp.runs.folder.history import Attempt
+from slurmddp.runs.folder.history import RecordedAttempt
 
 _SLACK_S = 5.0
 """Seconds between the start of a process and its event at most; the two clocks may differ by as much."""
 
 
-def is_alive(attempt: Attempt) -> bool | None:
+def is_alive(attempt: RecordedAttempt) -> bool | None:
     """Return whether the process of a local attempt still runs; None if this can't be seen.
 
     The process may be on another host or unknown, or /proc does not show it (`hidepid`).
@@ -31,7 +31,7 @@ def is_alive(attempt: Attempt) -> bool | None:
     return _began(fields) <= attempt.started + _SLACK_S
 
 
-def is_here(attempt: Attempt) -> bool:
+def is_here(attempt: RecordedAttempt) -> bool:
     """Return whether an attempt was started on this machine, judged by the host name."""
     return attempt.host in (None, socket.gethostname())
 

@@ -12,7 +12,7 @@ from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import describe_other_ranks, rank_exits, read_failure, read_restarted
-from slurmddp.runs.folder.history import Attempt, read_history
+from slurmddp.runs.folder.history import RecordedAttempt, read_history
 from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -24,7 +24,7 @@ _LINE_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True)
-class Selection:
+class ChosenLogs:
     """The logs that a command shows."""
 
     ranks: frozenset[int] = frozenset({0})
@@ -59,7 +59,7 @@ def label(path: Path) -> str:
     return path.stem.replace("-", " ")
 
 
-def selected_files(folder: RunFolder, attempt: int, selection: Selection) -> list[Path]:
+def selected_files(folder: RunFolder, attempt: int, selection: ChosenLogs) -> list[Path]:
     """Return the selected logs; if all of these are empty, the logs of nodes and batch that are not.
 
     If an attempt fails before its ranks start, only its node and batch logs have the reason.
@@ -94,7 +94,7 @@ def _last(lines: list[str], count: int | None) -> list[str]:
     return lines[-count:] if count else lines
 
 
-def snapshot(folder: RunFolder, attempt: int, selection: Selection, count: int | None) -> Iterator[str]:
+def snapshot(folder: RunFolder, attempt: int, selection: ChosenLogs, count: int | None) -> Iterator[str]:
     """Yield the last lines of the selected logs of one attempt, then its failures."""
     for path in selected_files(folder, attempt, selection):
         for line in tail(path, count):
@@ -208,7 +208,7 @@ class LineReader:
 @dataclass
 class _Follower:
     folder: RunFolder
-    selection: Selection
+    selection: ChosenLogs
     attempt: int
     readers: dict[Path, LineReader] = field(default_factory=dict)
 
@@ -241,7 +241,7 @@ class _Follower:
         return (f"[{label(path)}] {line}" for line in lines)
 
 
-def _end_of(attempt: Attempt) -> str:
+def _end_of(attempt: RecordedAttempt) -> str:
     if attempt.ended is None:
         return "recorded no end"
     outcome = attempt.outcome or "ended"
@@ -250,7 +250,7 @@ def _end_of(attempt: Attempt) -> str:
 
 def follow(
     folder: RunFolder,
-    selection: Selection,
+    selection: ChosenLogs,
     *,
     count: int | None = 20,
     has_ended: Callable[[], bool],

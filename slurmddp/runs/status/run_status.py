@@ -13,7 +13,7 @@ from pathlib import Path
 from slurmddp.errors import SlurmddpError, SlurmError, plain
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import Restart, read_failure, read_restarts
-from slurmddp.runs.folder.history import Attempt, History, how_ended, read_history, why_stopped
+from slurmddp.runs.folder.history import History, RecordedAttempt, how_ended, read_history, why_stopped
 from slurmddp.runs.folder.late_files import is_there, names_in
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
@@ -238,8 +238,8 @@ def _compose(content: _Content, verdict: Verdict) -> RunStatus:
     folder = content.folder
     history = content.history
     values = latest(folder)
-    newest = history.newest or Attempt(number=0)
-    saved = history.last_saved or Attempt(number=0)
+    newest = history.newest or RecordedAttempt(number=0)
+    saved = history.last_saved or RecordedAttempt(number=0)
     # The last values may be those of an earlier attempt.
     current = values
     if history.newest is not None and values.attempt != newest.number:
@@ -287,7 +287,7 @@ def _compose(content: _Content, verdict: Verdict) -> RunStatus:
     )
 
 
-def _stop_reason(folder: RunFolder, verdict: Verdict, newest: Attempt) -> str:
+def _stop_reason(folder: RunFolder, verdict: Verdict, newest: RecordedAttempt) -> str:
     if verdict.state != "stopped":
         return ""
     if folder.is_stopped and not verdict.active:
@@ -296,7 +296,11 @@ def _stop_reason(folder: RunFolder, verdict: Verdict, newest: Attempt) -> str:
 
 
 def _detail(
-    verdict: Verdict, failure: Failure | None, newest: Attempt, step: int | None, total_steps: int | None
+    verdict: Verdict,
+    failure: Failure | None,
+    newest: RecordedAttempt,
+    step: int | None,
+    total_steps: int | None,
 ) -> str:
     """Return the reason of a state, with the failure of a failed run."""
     if verdict.state == "finished":
@@ -359,7 +363,7 @@ def _reached(history: History, values: Latest) -> int | None:
     return last_saved.saved_step
 
 
-def _log(folder: RunFolder, newest: Attempt, failure: Failure | None) -> Path | None:
+def _log(folder: RunFolder, newest: RecordedAttempt, failure: Failure | None) -> Path | None:
     """Return the log that a person should open first."""
     logs = folder.log_dir(newest.number)
     wanted = [folder.rank_log(newest.number, 0), folder.node_log(newest.number, 0)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from slurmddp.runs.folder.history import (
     AGAIN,
     UNANSWERED,
-    Attempt,
     History,
+    RecordedAttempt,
     how_ended,
     stop_reason,
     why_stopped,
@@ -153,7 +153,7 @@ def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -
     return verdict.state == "lost" and job is not None
 
 
-def _end(attempt: Attempt, cancelled: bool, names_files: bool) -> Verdict:
+def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> Verdict:
     """Return the state of a run whose last attempt has recorded its end."""
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":

@@ -20,7 +20,7 @@ from typing import Any
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.best_by_metric import Best
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.writer_process import conclude, error_of, fail_part
 from slurmddp.checkpoint.state.staging import NoMemory, Snapshot, StagingBuffers
 from slurmddp.collectives import values as collectives
@@ -62,7 +62,7 @@ class AsyncWriter:
     """The saves of one rank that another process writes."""
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
-        self._channel = Channel.attach(environ)
+        self._channel = WriterChannel.attach(environ)
         self.has_agent = self._channel is not None
         # Duplicates: a second Distributon in this process needs the originals.
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
@@ -280,7 +280,7 @@ class AsyncWriter:
         if failed is not None:
             raise failed
 
-    def _open_channel(self) -> Channel:
+    def _open_channel(self) -> WriterChannel:
         """Return the channel to the writer; start a writer if this rank has none."""
         if (
             self._writer is not None

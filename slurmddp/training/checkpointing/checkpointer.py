@@ -33,7 +33,7 @@ from slurmddp.checkpoint.state.state_tree import flatten
 from slurmddp.collectives import values as collectives
 from slurmddp.training.checkpointing.async_writer import AsyncWriter, Keep
 from slurmddp.training.checkpointing.finite import require_finite
-from slurmddp.training.checkpointing.program import Program
+from slurmddp.training.checkpointing.program import UserProgram
 from slurmddp.training.checkpointing.shard_copy import ShardCopy
 from slurmddp.training.checkpointing.snapshot_interval import Figures, SnapshotInterval
 from slurmddp.training.checkpointing.training_state import Loaders, Unwrap, collect, of_this_rank
@@ -76,7 +76,7 @@ class Checkpointer:
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
-    program: Program | None = None
+    program: UserProgram | None = None
     """The program of this process; None if it is not known."""
     saves: AsyncWriter
     pace: SnapshotInterval

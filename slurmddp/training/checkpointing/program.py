@@ -25,7 +25,7 @@ _LONGEST_COMMAND = 500
 
 
 @dataclass(frozen=True)
-class Program:
+class UserProgram:
     """A script or module with its arguments."""
 
     file: str
@@ -34,7 +34,7 @@ class Program:
     """The file and its arguments, for people."""
 
     @classmethod
-    def current(cls, run: RunContext) -> Program | None:
+    def current(cls, run: RunContext) -> UserProgram | None:
         """Return the program of this process; None in a notebook, for typed code and for slurmddp's own."""
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         if not file or Path(file).resolve().is_relative_to(_PACKAGE):
@@ -49,7 +49,7 @@ class Program:
         return {"program": {"file": self.file, "command": self.command, "time": round(time.time())}}
 
 
-def refuse_other(meta: Mapping[str, Any], program: Program | None, root: Path) -> None:
+def refuse_other(meta: Mapping[str, Any], program: UserProgram | None, root: Path) -> None:
     """Raise CheckpointError if another program than `program` wrote the newest checkpoint of `root`.
 
     Args:
@@ -68,7 +68,7 @@ def refuse_other(meta: Mapping[str, Any], program: Program | None, root: Path) -
     )
 
 
-def shared_folder_line(root: Path, program: Program | None) -> str:
+def shared_folder_line(root: Path, program: UserProgram | None) -> str:
     """Return a line for the screen if another program has saved in the folder to save in; else an empty one.
 
     Its checkpoints stay. But `load` takes the newest of the folder, whoever wrote it.
@@ -87,7 +87,7 @@ def shared_folder_line(root: Path, program: Program | None) -> str:
     )
 
 
-def loaded_line(root: Path, step: int, program: Program | None, *, is_chosen: bool) -> str:
+def loaded_line(root: Path, step: int, program: UserProgram | None, *, is_chosen: bool) -> str:
     """Return a line for the screen about the checkpoint that was loaded.
 
     Args:

@@ -28,7 +28,7 @@ from slurmddp.checkpoint.state.staging import read_state
 from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError
 from slurmddp.training.checkpointing.checkpointer import NEWEST_STAMP, Checkpointer
-from slurmddp.training.checkpointing.program import Program, refuse_other
+from slurmddp.training.checkpointing.program import UserProgram, refuse_other
 from slurmddp.training.checkpointing.training_state import (
     apply,
     check,
@@ -66,7 +66,7 @@ def load(
     best: Best | None = None,
     strict: bool = True,
     allow_other_config: bool = False,
-    of_program: Program | None = None,
+    of_program: UserProgram | None = None,
 ) -> tuple[int, str] | None:
     """Load the newest state into `objects`, or the checkpoint of `step`, or the best one.
 
@@ -134,7 +134,7 @@ class _Load:
     checkpointer: Checkpointer
     strict: bool
     allow_other_config: bool
-    of_program: Program | None
+    of_program: UserProgram | None
 
     def run(self) -> tuple[int, str] | None:
         offer, on_disk = self._find()

@@ -50,7 +50,7 @@ TMP = Path("/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class NodeFault:
     """A fault of a node."""
 
     node: str
@@ -81,24 +81,24 @@ class CheckContext:
     """The number of loader workers of each rank."""
 
 
-Check = Callable[[CheckContext], Iterable[Finding]]
+Check = Callable[[CheckContext], Iterable[NodeFault]]
 
 
-def run_checks(checks: Iterable[Check], context: CheckContext, limit_s: float) -> list[Finding]:
+def run_checks(checks: Iterable[Check], context: CheckContext, limit_s: float) -> list[NodeFault]:
     """Return the findings of the checks; a check that raises or exceeds `limit_s` is a finding, too."""
     return [finding for check in checks for finding in _run_check(check, context, limit_s)]
 
 
-def _run_check(check: Check, context: CheckContext, limit_s: float) -> list[Finding]:
+def _run_check(check: Check, context: CheckContext, limit_s: float) -> list[NodeFault]:
     try:
         return within(limit_s, lambda: list(check(context)), context.device)
     except Exception as error:
         cause = typed_first_line(error)
         text = f"the check of its {check.__name__} failed on rank {context.info.rank}: {cause}."
-        return [Finding(node=context.node, text=text, hint="Have the node examined.")]
+        return [NodeFault(node=context.node, text=text, hint="Have the node examined.")]
 
 
-def device(context: CheckContext) -> Iterable[Finding]:
+def device(context: CheckContext) -> Iterable[NodeFault]:
     """Multiply matrices whose product is known to the last bit: in float32, and in bfloat16 on GPUs."""
     yield from _unseen_gpus(context)
 
@@ -108,10 +108,10 @@ def device(context: CheckContext) -> Iterable[Finding]:
     for dtype in dtypes:
         if not multiplies_right(context.device, dtype):
             text = f"{context.device} of rank {context.info.rank} multiplies matrices wrongly in {dtype}."
-            yield Finding(node=context.node, text=text, hint="Have the device examined.")
+            yield NodeFault(node=context.node, text=text, hint="Have the device examined.")
 
 
-def _unseen_gpus(context: CheckContext) -> Iterable[Finding]:
+def _unseen_gpus(context: CheckContext) -> Iterable[NodeFault]:
     """Yield a finding if the ranks of this node would compute on CPUs although SLURM gave them GPUs."""
     granted = context.info.gpus_on_node
     hidden = visible_names(os.environ) == ()
@@ -120,10 +120,10 @@ def _unseen_gpus(context: CheckContext) -> Iterable[Finding]:
 
     text = f"SLURM has given {granted} GPU(s), and torch shows none: the ranks would compute on CPUs."
     if torch.version.cuda or torch.version.hip:
-        yield Finding(node=context.node, text=text, hint="Have its driver examined (`nvidia-smi`).")
+        yield NodeFault(node=context.node, text=text, hint="Have its driver examined (`nvidia-smi`).")
     else:
         hint = "This torch is built without CUDA: install one that fits the driver."
-        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=NOBODY)
 
 
 def multiplies_right(device: torch.device, dtype: torch.dtype) -> bool:
@@ -137,7 +137,7 @@ def multiplies_right(device: torch.device, dtype: torch.dtype) -> bool:
     return torch.equal(product, expected)
 
 
-def memory(context: CheckContext) -> Iterable[Finding]:
+def memory(context: CheckContext) -> Iterable[NodeFault]:
     """Allocate memory on the device; warn if another process holds memory of the GPU."""
     if context.device.type != "cuda":
         torch.ones(_CPU_BYTES, dtype=torch.uint8)
@@ -148,13 +148,13 @@ def memory(context: CheckContext) -> Iterable[Finding]:
     if held > _GPU_USED * whole:
         text = f"{size_text(held)} of the {size_text(whole)} of {context.device} are in use already."
         hint = "Ask for whole GPUs, or tell the site's administrators, unless the process is yours."
-        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=NOBODY)
 
     torch.ones(_GPU_BYTES, dtype=torch.uint8, device=context.device)
     torch.cuda.empty_cache()
 
 
-def disk(context: CheckContext) -> Iterable[Finding]:
+def disk(context: CheckContext) -> Iterable[NodeFault]:
     """Write to the node's temporary folder, and check the free space there and in the run folder."""
     if context.info.rank == 0:
         yield from _run_disk(context)
@@ -167,14 +167,14 @@ def disk(context: CheckContext) -> Iterable[Finding]:
     if tmpdir and not Path(tmpdir).is_dir():
         text = f"TMPDIR is {tmpdir}, which is not a folder there: {folder} is used instead."
         hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
-        yield Finding(node=context.node, text=text, hint=hint, fault=NOBODY)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=NOBODY)
     elif tmpdir:
         # Python skips a folder that it can't write to; other libraries that use TMPDIR don't.
         folder = Path(tmpdir)
     yield from _node_disk(context, folder)
 
 
-def _run_disk(context: CheckContext) -> Iterable[Finding]:
+def _run_disk(context: CheckContext) -> Iterable[NodeFault]:
     needed = _DISK_BYTES
     use = "a training should find"
     checkpoint_bytes = _checkpoint_bytes(context.folder)
@@ -186,10 +186,10 @@ def _run_disk(context: CheckContext) -> Iterable[Finding]:
     if free < needed:
         text = f"{size_text(free)} are free in the run folder; {use} {size_text(needed)}."
         hint = "Make room, or begin in another runs_dir."
-        yield Finding(node=context.node, text=text, hint=hint, fault=RUN)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=RUN)
 
 
-def _node_disk(context: CheckContext, folder: Path) -> Iterable[Finding]:
+def _node_disk(context: CheckContext, folder: Path) -> Iterable[NodeFault]:
     # Another node would find the same fault on the disk of the run folder.
     fault = RUN if folder.stat().st_dev == context.folder.path.stat().st_dev else NODE
     try:
@@ -200,14 +200,14 @@ def _node_disk(context: CheckContext, folder: Path) -> Iterable[Finding]:
     except OSError as error:
         text = f"{folder} (TMPDIR) can't be written to: {error.strerror}."
         hint = "Have its disk examined, or set TMPDIR to another folder."
-        yield Finding(node=context.node, text=text, hint=hint, fault=fault)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=fault)
         return
 
     free = free_bytes(folder)
     if free < _DISK_BYTES:
         text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."
         hint = "Remove the files of earlier jobs there, or set TMPDIR to another folder."
-        yield Finding(node=context.node, text=text, hint=hint, fault=fault)
+        yield NodeFault(node=context.node, text=text, hint=hint, fault=fault)
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
@@ -219,7 +219,7 @@ def _checkpoint_bytes(folder: RunFolder) -> int | None:
     return None
 
 
-def limits(context: CheckContext) -> Iterable[Finding]:
+def limits(context: CheckContext) -> Iterable[NodeFault]:
     """Warn of limits that fail a training late: open files, locked memory, shared memory."""
     if context.info.local_rank != 0:
         return
@@ -242,7 +242,7 @@ def _has_rdma() -> bool:
     return _RDMA.is_dir() and any(_RDMA.iterdir())
 
 
-def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers: int) -> Iterable[Finding]:
+def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers: int) -> Iterable[NodeFault]:
     """Yield a warning for each limit that is too low.
 
     Args:
@@ -254,8 +254,8 @@ def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers
     """
     unlimited = resource.RLIM_INFINITY
 
-    def warning(text: str, hint: str) -> Finding:
-        return Finding(node=node, text=text, hint=hint, fault=NOBODY)
+    def warning(text: str, hint: str) -> NodeFault:
+        return NodeFault(node=node, text=text, hint=hint, fault=NOBODY)
 
     if files != unlimited and files < _FILES:
         text = f"a process may have {files} files open; with loader workers that is soon too few."

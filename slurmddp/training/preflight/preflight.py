@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError, UnhealthyNodeError
 from slurmddp.runs.folder.excluded_nodes import exclude
@@ -35,7 +35,7 @@ from slurmddp.training.preflight.checks import (
     RUN,
     Check,
     CheckContext,
-    Finding,
+    NodeFault,
     run_checks,
 )
 from slurmddp.training.preflight.pairs import Pair, check_pairs, check_sum
@@ -64,10 +64,10 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PartResult:
     """The result of one part of the preflight, which a rank sends to rank 0."""
 
-    findings: Sequence[Finding] = ()
+    findings: Sequence[NodeFault] = ()
     failed_pairs: Mapping[Pair, str] = field(default_factory=dict)
     at: float = field(default_factory=lambda: time.time())
     """When the answer was made, in seconds since the epoch by this node's clock."""
@@ -77,10 +77,10 @@ class Answer:
         return json.dumps([[asdict(finding) for finding in self.findings], failed, self.at])
 
     @classmethod
-    def from_json(cls, text: str) -> Answer:
+    def from_json(cls, text: str) -> PartResult:
         findings, failed, at = json.loads(text)
         return cls(
-            findings=[Finding(**facts) for facts in findings],
+            findings=[NodeFault(**facts) for facts in findings],
             failed_pairs={(a, b): why for a, b, why in failed},
             at=at,
         )
@@ -107,20 +107,20 @@ def run(
 
     workers = int((config.get("train") or {}).get("workers") or 0)
     facts = CheckContext(info=info, device=device, node=preflight.node, folder=folder, workers=workers)
-    preflight.share("own", Answer(findings=run_checks(checks, facts, check_s)))
+    preflight.share("own", PartResult(findings=run_checks(checks, facts, check_s)))
     if context.store is not None:
-        preflight.share("pairs", Answer(failed_pairs=check_pairs(info, device, pair_s)))
+        preflight.share("pairs", PartResult(failed_pairs=check_pairs(info, device, pair_s)))
         reason = check_sum(device, pair_s)
         findings = [_failed_sum(info.rank, preflight.node, reason)] if reason else []
-        preflight.share("sum", Answer(findings=findings))
+        preflight.share("sum", PartResult(findings=findings))
 
     preflight.end()
 
 
-def _failed_sum(rank: int, node: str, reason: str) -> Finding:
+def _failed_sum(rank: int, node: str, reason: str) -> NodeFault:
     text = f"the sum over all ranks failed on rank {rank}: {reason}."
     hint = "The pairs of nodes work, so look for a fault that shows only with all ranks at once."
-    return Finding(node=node, text=text, hint=hint, fault=RUN)
+    return NodeFault(node=node, text=text, hint=hint, fault=RUN)
 
 
 def exclude_conflicting_nodes(
@@ -132,12 +132,12 @@ def exclude_conflicting_nodes(
     """
     preflight = _Preflight(info, None, folder, config)
     findings = [
-        Finding(node=preflight.names[node], text=error.message, hint=error.hint) for node in error.nodes
+        NodeFault(node=preflight.names[node], text=error.message, hint=error.hint) for node in error.nodes
     ]
     preflight.conclude(findings)
 
 
-class Verdict(NamedTuple):
+class PreflightResult(NamedTuple):
     """Rank 0's decision on the findings of all ranks."""
 
     failed: list[str]
@@ -166,19 +166,19 @@ class _Preflight:
         self.names = node_names(info)
         self.node = self.names[info.node_rank]
 
-    def share(self, part: str, answer: Answer) -> None:
+    def share(self, part: str, answer: PartResult) -> None:
         """Share this rank's results of a part of the preflight; raise on all ranks if a check failed."""
         key = f"slurmddp/preflight/{part}"
 
         def decide(texts: list[str | None]) -> str:
-            verdict = self._judge(part, [Answer.from_json(text) if text else None for text in texts])
+            verdict = self._judge(part, [PartResult.from_json(text) if text else None for text in texts])
             self._continued = time.time()
             return json.dumps(verdict)
 
         decision = self._store.decide_at_zero(
             key, self.info, answer.to_json(), decide, subject="the preflight", timeout_s=ANSWER_S
         )
-        verdict = Verdict(*json.loads(decision))
+        verdict = PreflightResult(*json.loads(decision))
         if not verdict.failed:
             return
 
@@ -191,7 +191,7 @@ class _Preflight:
         hint = "No node was excluded for it. preflight=off starts without these checks."
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
-    def conclude(self, findings: Sequence[Finding]) -> None:
+    def conclude(self, findings: Sequence[NodeFault]) -> None:
         """Raise UnhealthyNodeError for findings that all ranks know, if their nodes can be excluded."""
         verdict = self._verdict(findings)
         if self.info.rank == 0 and not self._run.is_superseded:
@@ -206,7 +206,7 @@ class _Preflight:
         if self.info.rank == 0 and not self._run.is_superseded:
             self._add_event(failed=[])
 
-    def _judge(self, part: str, answers: Sequence[Answer | None]) -> Verdict:
+    def _judge(self, part: str, answers: Sequence[PartResult | None]) -> PreflightResult:
         """Record and return the verdict; a rank that reads the verdict may exit at once."""
         received = [answer for answer in answers if answer is not None]
         findings = [finding for answer in received for finding in answer.findings]
@@ -224,17 +224,17 @@ class _Preflight:
         verdict = self._verdict(findings)
         # A later attempt has the run folder: write nothing there, and exclude no node.
         if self._run.is_superseded:
-            return Verdict(verdict.failed, {}, {})
+            return PreflightResult(verdict.failed, {}, {})
 
         self._record(findings, verdict, [[self.names[node] for node in pair] for pair in failed])
         return verdict
 
-    def _missing_answer(self, rank: int) -> Finding:
+    def _missing_answer(self, rank: int) -> NodeFault:
         node = self.names[rank // self.info.local_world_size]
         text = f"rank {rank} sent no findings within {ANSWER_S:.0f} s."
-        return Finding(node=node, text=text, hint="Its log may say why.")
+        return NodeFault(node=node, text=text, hint="Its log may say why.")
 
-    def _verdict(self, findings: Sequence[Finding]) -> Verdict:
+    def _verdict(self, findings: Sequence[NodeFault]) -> PreflightResult:
         """Decide what follows from the findings; nodes are at fault only if other nodes may be healthy."""
         reasons = {finding.node: finding.text for finding in findings if finding.fault == NODE}
 
@@ -246,10 +246,13 @@ class _Preflight:
             unhealthy = {self.names.index(node): reason for node, reason in reasons.items()}
 
         failed = [finding.sentence for finding in findings if finding.fault != NOBODY]
-        return Verdict(failed, excluded, unhealthy)
+        return PreflightResult(failed, excluded, unhealthy)
 
     def _record(
-        self, findings: Sequence[Finding], verdict: Verdict, failed_pairs: Sequence[Sequence[str]] = ()
+        self,
+        findings: Sequence[NodeFault],
+        verdict: PreflightResult,
+        failed_pairs: Sequence[Sequence[str]] = (),
     ) -> None:
         """Record the findings, and the nodes that the next attempts avoid."""
         for finding in findings:
@@ -285,7 +288,7 @@ def _report_unhealthy(nodes: Mapping[int, str]) -> None:
         return
 
     # Without an agent there is no channel, and no spare node.
-    channel = Channel.attach(os.environ)
+    channel = WriterChannel.attach(os.environ)
     if channel is None:
         return
 
@@ -301,6 +304,6 @@ def _shortened(failed: Sequence[str]) -> str:
     return first_items(failed, _SHOWN, separator=" ", rest=" And {} more.")
 
 
-def _unhealthy_nodes(verdict: Verdict) -> UnhealthyNodeError:
+def _unhealthy_nodes(verdict: PreflightResult) -> UnhealthyNodeError:
     hint = f"The next attempt runs on other nodes than {', '.join(verdict.excluded)}."
     return UnhealthyNodeError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)

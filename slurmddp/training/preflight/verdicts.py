@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, Finding
+from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, NodeFault
 from slurmddp.training.preflight.pairs import Pair, describe, faulty_nodes
 
 SKEW_WARNED_S = 2.0
@@ -57,18 +57,20 @@ def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[
 
 def find_faulty(
     failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()
-) -> list[Finding]:
+) -> list[NodeFault]:
     """Return a finding for each node that explains failed pairs; `suspected` comes from `suspects`."""
     nodes = faulty_nodes(failed, suspected)
     hint = "Have its network examined: interface, cable, firewall."
     fault = NODE if 2 * len(nodes) <= len(names) else RUN
     return [
-        Finding(node=names[node], text=describe(node, failed, names, suspected), hint=hint, fault=fault)
+        NodeFault(node=names[node], text=describe(node, failed, names, suspected), hint=hint, fault=fault)
         for node in nodes
     ]
 
 
-def check_clocks(names: Sequence[str], stamps: Sequence[float], after: float, before: float) -> list[Finding]:
+def check_clocks(
+    names: Sequence[str], stamps: Sequence[float], after: float, before: float
+) -> list[NodeFault]:
     """Return a finding for each clock that differs from most others.
 
     Only a certain difference counts: a stamp between `after` and `before` proves nothing, so that a slow
@@ -91,6 +93,6 @@ def check_clocks(names: Sequence[str], stamps: Sequence[float], after: float, be
             direction = "ahead of" if offset > median else "behind"
             text = f"its clock is {skew_s:.1f} s {direction} most others."
             fault = NODE if skew_s > SKEW_REFUSED_S else NOBODY
-            findings.append(Finding(node=name, text=text, hint=hint, fault=fault))
+            findings.append(NodeFault(node=name, text=text, hint=hint, fault=fault))
 
     return findings

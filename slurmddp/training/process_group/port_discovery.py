@@ -32,7 +32,7 @@ _POLL_S = 0.002
 
 
 @dataclass
-class _Caller:
+class _PortRequest:
     """A caller with an incomplete request."""
 
     since: float
@@ -91,7 +91,7 @@ class PortServer:
     def __init__(self, address: Address, handshake: Handshake) -> None:
         """Listen on the first candidate port that is free."""
         self._handshake = handshake
-        self._callers: dict[socket.socket, _Caller] = {}
+        self._callers: dict[socket.socket, _PortRequest] = {}
         self._listener = listen(address, handshake.ports, handshake.publish)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -136,7 +136,7 @@ class PortServer:
             if len(self._callers) >= _MAX_CALLERS:
                 self._drop_oldest()
 
-            self._callers[connection] = _Caller(now)
+            self._callers[connection] = _PortRequest(now)
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket, store_port: int) -> None:

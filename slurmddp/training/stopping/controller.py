@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from slurmddp.collectives import values as collectives
-from slurmddp.environments.time_limits import Limits, read_limits
+from slurmddp.environments.time_limits import TimeLimits, read_limits
 from slurmddp.errors import SlurmddpError
 from slurmddp.host.signals import STOP_SIGNALS
 from slurmddp.runs.folder.history import TIME_LIMIT
@@ -23,7 +23,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.stopping.agreement import StopAgreement, StopReason, file_reason, signal_reason
-from slurmddp.training.stopping.deadline import Pace, last_safe_moment, shortfalls
+from slurmddp.training.stopping.deadline import StepDurations, last_safe_moment, shortfalls
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
@@ -56,7 +56,7 @@ class StopController:
 
         self._steps = 0
         """How many optimizer steps have started."""
-        self._pace = Pace()
+        self._pace = StepDurations()
         self._answered_at: float | None = None
         """When `should_stop` last returned, in seconds of `time.monotonic`."""
 
@@ -157,8 +157,8 @@ class StopController:
         return self._agreement is not None
 
     @property
-    def _limits(self) -> Limits:
-        return self._guard.limits if self._guard is not None else Limits()
+    def _limits(self) -> TimeLimits:
+        return self._guard.limits if self._guard is not None else TimeLimits()
 
     def saved(self, seconds: float) -> None:
         """Record that a save took `seconds` until it was durable, so that the deadline allows for it."""

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from slurmddp.environments.time_limits import RESERVE_S, Limits
+from slurmddp.environments.time_limits import RESERVE_S, TimeLimits
 
 SPREAD = 1.25
 """The next save may take longer than the longest measured save by this factor."""
@@ -26,7 +26,7 @@ class Measured:
     """Whether an earlier save is still being written; a stop waits for it before its own save."""
 
 
-class Pace:
+class StepDurations:
     """Collect the durations of steps and saves."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Pace:
         return Measured(step_s=steps[int(0.9 * (len(steps) - 1))], save_s=self._save_s)
 
 
-def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
+def last_safe_moment(limits: TimeLimits, measured: Measured) -> float | None:
     """Return the latest time of a request to stop after which two steps and a save still fit before the end.
 
     Before the first measured save, a save is assumed to take as long as the lead.
@@ -63,7 +63,7 @@ def last_safe_moment(limits: Limits, measured: Measured) -> float | None:
     return limits.end_time - RESERVE_S - save_s * saves - 2 * measured.step_s
 
 
-def shortfalls(limits: Limits, measured: Measured) -> dict[str, str]:
+def shortfalls(limits: TimeLimits, measured: Measured) -> dict[str, str]:
     """Return a warning for each limit that is too short for the measured save, by the limit's name."""
     warnings: dict[str, str] = {}
     if measured.save_s is None:

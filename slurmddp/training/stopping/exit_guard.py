@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from slurmddp.environments.time_limits import Limits, leave_at
+from slurmddp.environments.time_limits import TimeLimits, leave_at
 from slurmddp.errors import EXIT_STOPPED
 from slurmddp.host.streams import tell
 from slurmddp.training.stopping.signals import StopSignals
@@ -45,7 +45,7 @@ class ExitGuard:
     def __init__(
         self,
         signals: StopSignals,
-        limits: Limits,
+        limits: TimeLimits,
         *,
         now: Callable[[], float] = time.time,
         leave: Callable[[str], None] | None = None,

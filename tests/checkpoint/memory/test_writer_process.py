@@ -13,7 +13,7 @@ import pytest
 
 from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.layout import RunFolder
@@ -75,7 +75,7 @@ def test_a_write_is_urgent_if_training_waits_for_it(
 
 
 def test_a_write_becomes_urgent_when_the_requester_has_ended(tmp_path: Path) -> None:
-    own, theirs = Channel.pair()
+    own, theirs = WriterChannel.pair()
     asked, gone = threading.Event(), threading.Event()
     seen: list[bool] = []
 

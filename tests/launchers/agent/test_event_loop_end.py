@@ -12,7 +12,7 @@ import pytest
 
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent import stop_requests
 from slurmddp.launchers.agent.event_loop import AgentLoop
@@ -104,7 +104,7 @@ class Script:
             cast(CheckpointService, service),
             cast(NodeWatch, watch),
             Records(RunFolder(folder), 0),
-            Limits(),
+            TimeLimits(),
             is_over=lambda: False,
         )
 
@@ -199,6 +199,6 @@ def test_a_state_is_still_written_when_slurm_is_about_to_kill(
     monkeypatch.setattr(stop_requests, "time", SimpleNamespace(time=lambda: 116.5))
     script = Script(folder, START, Joined())
     stops = script.loop._stops
-    stops._limits, stops._terminated = Limits(kill_wait_s=20.0), 100.0
+    stops._limits, stops._terminated = TimeLimits(kill_wait_s=20.0), 100.0
     assert script.loop.run() == 75
     assert script.done == ["StartWorkers", "part", "expedite", "Joined"]

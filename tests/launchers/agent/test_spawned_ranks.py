@@ -25,7 +25,7 @@ from slurmddp.launchers.agent import preload
 from slurmddp.launchers.agent.worker_group import start_process
 from slurmddp.launchers.agent.worker import RankSpec
 from slurmddp.host.signals import SignalInbox
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.host.heartbeat_page import HeartbeatPage
 
 if sys.argv[1] == "cuda":
@@ -33,7 +33,7 @@ if sys.argv[1] == "cuda":
     sys.modules["torch"].cuda = types.SimpleNamespace(is_initialized=lambda: True)
 folder = Path(sys.argv[2])
 sys.path[0] = str(folder)
-page, (ours, theirs) = HeartbeatPage.create(), Channel.pair()
+page, (ours, theirs) = HeartbeatPage.create(), WriterChannel.pair()
 environ = {"RANK": "3", HEARTBEAT_VARIABLE: str(page.descriptor), CHANNEL_VARIABLE: str(theirs.fileno())}
 with SignalInbox((signal.SIGTERM, signal.SIGCHLD)) as inbox:
     log = folder / "rank.log"
@@ -49,7 +49,7 @@ print(json.dumps([code, page.read().step, message]))
 """
 PROGRAM = """
 import os, sys
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.host.heartbeat_page import HeartbeatPage
 
 def main(run_dir):
@@ -58,7 +58,7 @@ def main(run_dir):
     with open("/proc/self/cmdline", "rb") as command:
         seen.append(b"RANK" in command.read())
     seen.append("slurmddp.launchers.agent.worker_group" in sys.modules)
-    Channel.attach(os.environ).send({"seen": seen})
+    WriterChannel.attach(os.environ).send({"seen": seen})
     print("said by a rank")
     return 0
 """

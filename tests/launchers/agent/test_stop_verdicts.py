@@ -13,7 +13,7 @@ from unittest.mock import MagicMock, call
 import psutil
 import pytest
 
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.host.process import REAPER_NAME
 from slurmddp.launchers.agent.stop_requests import StopRequests
 from slurmddp.runs.failures import capture
@@ -251,7 +251,7 @@ def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so(is_late: bool)
     story = MagicMock()
     story.attach_mock(workers.ask_to_stop, "signal")
     story.attach_mock(records.say, "say")
-    requests = StopRequests(workers, MagicMock(), records, Limits(), MagicMock())
+    requests = StopRequests(workers, MagicMock(), records, TimeLimits(), MagicMock())
     requests.forward(signal.SIGTERM, by_slurm=True)
     assert story.mock_calls == [call.say("the run was asked to stop on another node")]
     if is_late:

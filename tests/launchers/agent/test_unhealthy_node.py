@@ -14,7 +14,7 @@ from support.runs.restarting_runs import agents_of, begun, codes, lines_of, node
 
 LOOKING = """
 import json, os, time
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.host.heartbeat_page import HeartbeatPage
 
 rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
@@ -24,7 +24,7 @@ def main(run_dir):
     verdict, unhealthy = f"{run_dir}/verdict-{generation}", f"{run_dir}/unhealthy-{generation}"
     if os.path.exists(unhealthy):
         nodes = {open(unhealthy).read(): "it is hot."}
-        Channel.attach(os.environ).send({"kind": "unhealthy", "nodes": nodes})
+        WriterChannel.attach(os.environ).send({"kind": "unhealthy", "nodes": nodes})
         if rank == 0:
             open(verdict, "w").close()
         while not os.path.exists(verdict):

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from slurmddp.host import process
-from slurmddp.runs.folder.history import Attempt, read_history
+from slurmddp.runs.folder.history import RecordedAttempt, read_history
 from slurmddp.runs.status.alive import is_alive
 from support.runs.local_runs import local_run
 
 HOUR_S = 3600.0
 
 
-def attempt(pid: int, **facts: object) -> Attempt:
-    return Attempt(**({"number": 0, "pid": pid, "started": time.time()} | facts))
+def attempt(pid: int, **facts: object) -> RecordedAttempt:
+    return RecordedAttempt(**({"number": 0, "pid": pid, "started": time.time()} | facts))
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status import logs
-from slurmddp.runs.status.logs import Selection
+from slurmddp.runs.status.logs import ChosenLogs
 
-RANK_0 = Selection()
-ALL = Selection(everything=True)
+RANK_0 = ChosenLogs()
+ALL = ChosenLogs(everything=True)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_t14_every_line_has_the_label_of_its_process_ranks_in_order(folder):
 def test_t14_rank_0_is_shown_unless_others_are_asked_for(folder):
     fill(folder)
     assert list(logs.snapshot(folder, 0, RANK_0, 1)) == ["[rank 0] two of rank-0.log"]
-    assert list(logs.snapshot(folder, 0, Selection(frozenset({2, 10})), 1)) == [
+    assert list(logs.snapshot(folder, 0, ChosenLogs(frozenset({2, 10})), 1)) == [
         "[rank 2] two of rank-2.log",
         "[rank 10] two of rank-10.log",
     ]

@@ -14,7 +14,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight, verdicts
-from slurmddp.training.preflight.checks import CheckContext, Finding
+from slurmddp.training.preflight.checks import CheckContext, NodeFault
 
 LIMIT_S = 0.5
 """Seconds until an action that never ends is abandoned; no healthy action has to end within them."""
@@ -48,7 +48,7 @@ def with_a_bad_device(folder: str, rank: int, hours: int) -> tuple[str, int, str
 
 
 def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: CheckContext) -> list[Finding]:
+    def device(here: CheckContext) -> list[NodeFault]:
         time.sleep(3600)
         return []
 
@@ -58,7 +58,7 @@ def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
 
 
 def with_a_check_that_raises(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: CheckContext) -> list[Finding]:
+    def device(here: CheckContext) -> list[NodeFault]:
         raise MemoryError("no more of it")
 
     return fly(folder, checks=(device,)) if _is_me(rank) else fly(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
@@ -47,11 +47,11 @@ def written(step: int, written_s: float = 0.0) -> Result:
 class Rank:
     """The rank's end of the channel, in this process."""
 
-    channels: ClassVar[list[Channel]] = []
+    channels: ClassVar[list[WriterChannel]] = []
 
     def __init__(self, service: CheckpointService, local_rank: int = 0) -> None:
         # As in a forked rank, this end outlives the agent's descriptor.
-        channel = Channel.attach({CHANNEL_VARIABLE: str(service.channel_for(local_rank))})
+        channel = WriterChannel.attach({CHANNEL_VARIABLE: str(service.channel_for(local_rank))})
         assert channel is not None
         self.channel = channel
         self.channels.append(channel)
@@ -95,8 +95,8 @@ class Forked:
         self.returncode: int | None = None
 
 
-def fork_writer(perform: writer_process.Perform) -> tuple[Channel, Forked]:
-    own, theirs = Channel.pair()
+def fork_writer(perform: writer_process.Perform) -> tuple[WriterChannel, Forked]:
+    own, theirs = WriterChannel.pair()
     pid = os.fork()
     if pid == 0:
         try:

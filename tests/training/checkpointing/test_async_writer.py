@@ -15,7 +15,7 @@ import torch
 
 import slurmddp
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
-from slurmddp.checkpoint.memory.channel import Channel
+from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Answer, Request
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
@@ -96,7 +96,7 @@ def test_a_write_becomes_urgent_when_the_next_copy_waits_for_its_buffer(
 
 
 def test_writes_of_earlier_ranks_become_urgent_too(tmp_path: Path) -> None:
-    own, ranks = Channel.pair()
+    own, ranks = WriterChannel.pair()
     before = shared_buffer.create()
     with shared_buffer.reserve(before, shared_buffer.PAGE_BYTES):
         shared_buffer.set_writing(before, True)

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.preflight.preflight import Answer, _Preflight
+from slurmddp.training.preflight.preflight import PartResult, _Preflight
 from slurmddp.training.process_group.device_agreement import DeviceReport, agree_on_devices
 from slurmddp.training.process_group.participants import Participants
 from slurmddp.training.process_group.rendezvous import open_store
@@ -125,10 +125,10 @@ def test_no_other_process_can_refuse_the_devices_of_a_run(secret: str) -> None:
 def test_no_other_process_can_fail_a_preflight(secret: str, tmp_path: Path) -> None:
     store = dist.HashStore()
     store.set("slurmddp/preflight/own", json.dumps([["it is broken"], ["n1"]]))
-    store.set("slurmddp/preflight/own/1", Answer(failed_pairs={(0, 1): "silence"}).to_json())
+    store.set("slurmddp/preflight/own/1", PartResult(failed_pairs={(0, 1): "silence"}).to_json())
     preflights = [_Preflight(rank(number, 2), store, RunFolder(tmp_path), {}) for number in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
-        results = [pool.submit(preflight.share, "own", Answer()) for preflight in reversed(preflights)]
+        results = [pool.submit(preflight.share, "own", PartResult()) for preflight in reversed(preflights)]
         assert [result.result() for result in results] == [None, None]
 
 

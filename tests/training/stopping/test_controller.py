@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.stopping import controller
 from slurmddp.training.stopping.controller import StopController
@@ -120,7 +120,7 @@ def test_a_grace_that_a_save_of_this_attempt_exceeds_is_warned_of(run: RunFolder
 
 @pytest.mark.parametrize(("started", "requested"), [(0, []), (1, []), (2, ["time_limit"])])
 def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: list[str]) -> None:
-    stops, reasons = StopController(ExitGuard(StopSignals(), Limits(end_time=1))), list[str]()
+    stops, reasons = StopController(ExitGuard(StopSignals(), TimeLimits(end_time=1))), list[str]()
     stops._agreement = SimpleNamespace(request=reasons.append)  # type: ignore[assignment]
     stops._steps = started
     stops._check_deadline(1000.0)
@@ -129,7 +129,7 @@ def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: li
 
 def test_a_step_counts_from_one_answer_to_the_next_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop that allows for no long step comes too late for its save."""
-    stops, now = StopController(ExitGuard(StopSignals(), Limits(end_time=1000))), 0.0
+    stops, now = StopController(ExitGuard(StopSignals(), TimeLimits(end_time=1000))), 0.0
     monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=lambda: now))
     asked: list[str] = []
     stops._agreement = SimpleNamespace(should_stop=lambda: False, request=asked.append)  # type: ignore[assignment]
@@ -140,7 +140,7 @@ def test_a_step_counts_from_one_answer_to_the_next_without_a_pause(monkeypatch: 
         assert not stops.should_stop(None)  # type: ignore[arg-type]
         assert stops._pace.measured.step_s == step_s
     stops.saved(0.0)
-    moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=0.0))
+    moment = last_safe_moment(TimeLimits(end_time=1000), Measured(save_s=0.0))
     assert moment is not None
     stops._check_deadline(moment - 121)
     assert asked == []
@@ -156,13 +156,13 @@ def test_a_save_counts_from_its_start_until_it_is_durable(tmp_path: Path) -> Non
         {"seconds": 1.0, "written_s": "long"},
     ):
         folder.add_event("saved", step=1, **facts)
-    stops = StopController(ExitGuard(StopSignals(), Limits(end_time=1000, lead_s=5)))
+    stops = StopController(ExitGuard(StopSignals(), TimeLimits(end_time=1000, lead_s=5)))
     stops._read_saves(folder)
     assert stops._pace.measured.save_s == 6.5
     asked: list[str] = []
     stops._agreement = SimpleNamespace(request=asked.append)  # type: ignore[assignment]
     stops._steps = 2
-    moment = last_safe_moment(Limits(end_time=1000), Measured(save_s=6.5))
+    moment = last_safe_moment(TimeLimits(end_time=1000), Measured(save_s=6.5))
     assert moment is not None
     stops._check_deadline(moment - 1)
     assert asked == []

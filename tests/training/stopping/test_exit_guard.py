@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.environments.time_limits import Limits
+from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.training.stopping.exit_guard import PATIENCE_S, ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 from support.runs.agent_runs import wait_until
@@ -43,7 +43,7 @@ def test_a_rank_leaves_at_the_last_poll_or_stays(
     """Each poll comes some seconds after the one before, and some after a signal."""
     now, signals, leaves = 1000.0, Signals(), list[str]()
     times, seen = list[float](), list[float]()
-    guard = ExitGuard(signals, Limits(**limits), now=lambda: now, leave=leaves.append)
+    guard = ExitGuard(signals, TimeLimits(**limits), now=lambda: now, leave=leaves.append)
     if has_begun:
         guard.begin(seen.append)
     for seconds, name in polls:
@@ -60,7 +60,7 @@ def test_a_rank_leaves_at_the_last_poll_or_stays(
 def test_the_thread_polls_until_the_guard_is_closed() -> None:
     said: list[str] = []
     signals = Signals()
-    with ExitGuard(signals, Limits(), leave=said.append) as guard:
+    with ExitGuard(signals, TimeLimits(), leave=said.append) as guard:
         signals.send("SIGTERM")
         wait_until(lambda: said, "the thread polls")
         assert guard._thread.is_alive()
