@@ -26,6 +26,7 @@ FINISHED = [
     "sandbox",
     "strategies",
     "training/builtin",
+    "training/checkpointing",
     "training/data",
     "training/device",
     "training/loggers",

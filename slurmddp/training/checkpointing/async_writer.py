@@ -1,4 +1,4 @@
-"""The writing rank's side of a save: copies the state into memory, requests its write, receives the result.
+"""Copy the state of a save into memory, request its write, and receive the result: the rank's side of it.
 
 Under slurmddp's agent, the agent holds the memory and runs the writer. Elsewhere the rank starts a writer at
 its first save without `wait`. That process outlives a killed rank until all requests are written. The rank
@@ -34,8 +34,10 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _TEXTS_BYTES = 1 << 20
 """Bytes to allocate for the tree and the facts beside the tensors: a longer state needs a new map."""
-_LEAVE_S, _EXIT_S = 30.0, 1.0
-"""Seconds to wait for the exit of a writer: of an idle one at the end, and of one that closed its channel."""
+_LEAVE_S = 30.0
+"""Seconds to wait at the end for the exit of an idle writer."""
+_EXIT_S = 1.0
+"""Seconds to wait for the exit of a writer that has closed its channel."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class AsyncWriter:
         """Whether ranks of other nodes copy states too."""
         self.leads_node = info is None or info.local_rank == 0
         """Whether this rank copies the shards of its node."""
-        self.node_rank, self.nodes = (0, 1) if info is None else (info.node_rank, info.nodes)
+        self.node_rank = 0 if info is None else info.node_rank
+        self.nodes = 1 if info is None else info.nodes
         self.unfinished = False
         """Whether a save without `wait` may still be running; the same on all ranks."""
         self.on_durable: Callable[[float], None] = lambda seconds: None
@@ -87,7 +90,7 @@ class AsyncWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a write runs in the background."""
+        """Return whether a write runs in the background."""
         return bool(self._pending)
 
     def write(
@@ -105,17 +108,22 @@ class AsyncWriter:
         """
         self.poll()
         self._raise_failed()
-        root, folder = snapshot.root, self._run.folder
+
+        folder = self._run.folder
+        run_dir = str(folder.path) if folder and self._run.keeps(snapshot.root) else None
         request = {
-            "kind": "write", "step": snapshot.step, "root": str(root), **asdict(keep),
-            "background": not wait, "attempt": self._run.attempt,
-            "run_dir": str(folder.path) if folder and self._run.keeps(root) else None,
+            "kind": "write", "step": snapshot.step, "root": str(snapshot.root), **asdict(keep),
+            "background": not wait, "attempt": self._run.attempt, "run_dir": run_dir,
         }  # fmt: skip
         if shards is not None:
             request |= {"stamp": snapshot.stamp, "part": shards.part}
-        slot = self._copy(snapshot, shards) if self._uses_writer(wait) else None
+
+        slot = None
+        if self._uses_writer(wait):
+            slot = self._copy(snapshot, shards)
         since = time.monotonic()
         request |= {"since": since, "stall_s": round(since - began, 3)}
+
         if slot is None:
             self._write_directly(snapshot, keep, shards)
             conclude(request | {"background": False}, None)
@@ -127,12 +135,16 @@ class AsyncWriter:
     def _write_directly(self, snapshot: Snapshot, keep: Keep, shards: ShardCopy | None) -> None:
         if shards is not None:
             self.follow(shards)
+        # An earlier write into the same folder comes first.
         self.finish()
-        if shards is None or shards.first == 0:
-            parts = None if shards is None else shards.parts
-            checkpoint.write(
-                snapshot.root, snapshot.step, snapshot.state, meta=snapshot.meta, parts=parts, **asdict(keep)
-            )
+
+        # Of a sharded state rank 0 publishes the checkpoint.
+        if shards is not None and shards.first != 0:
+            return
+        parts = None if shards is None else shards.parts
+        checkpoint.write(
+            snapshot.root, snapshot.step, snapshot.state, meta=snapshot.meta, parts=parts, **asdict(keep)
+        )
 
     def follow(self, shards: ShardCopy) -> None:
         """Take part in the save of a sharded state, on a rank whose shards another rank copies."""
@@ -176,7 +188,7 @@ class AsyncWriter:
         self._raise_failed()
 
     def finish_inherited(self) -> None:
-        """Wait for the writes of this rank, and for the ones that dead ranks of its node requested."""
+        """Wait for the writes of this rank, and for writes that dead ranks of its node have requested."""
         self.finish()
         while self.leads_node and self._buffers.is_writing():
             time.sleep(_POLL_S)
@@ -196,11 +208,13 @@ class AsyncWriter:
         """Release memory and writer; a writer at work ends by itself."""
         self._buffers.close()
         if self._channel is not None:
+            # Loader workers may hold copies of this end, so the writer would not see it close.
             with suppress(OSError):
-                # Loader workers may hold copies of this end, so the writer would not see it close.
                 self._channel.send({"kind": "end"})
             self._channel.close()
             self._channel = None
+
+        # A writer at work ends by itself later.
         if not self._pending:
             self._reap(_LEAVE_S)
 
@@ -248,47 +262,55 @@ class AsyncWriter:
             return True
         if received is None:
             return False
+
         result = received[0]
-        if result["kind"] != "written":
-            return True
-        done = next((one for one in self._pending if one.step == result["step"]), None)
-        if done is not None:
-            self._pending.remove(done)
-            self._failed = self._failed or error_of(result)
-            if result["error"] is None:
-                self.on_durable(done.request["stall_s"] + result["written_s"])
+        if result["kind"] == "written":
+            self._conclude(result)
         return True
+
+    def _conclude(self, result: writer_process.Result) -> None:
+        """Take the result of a pending write."""
+        write = next((pending for pending in self._pending if pending.step == result["step"]), None)
+        # A write of a writer that was lost has counted as failed.
+        if write is None:
+            return
+
+        self._pending.remove(write)
+        self._failed = self._failed or error_of(result)
+        if result["error"] is None:
+            self.on_durable(write.request["stall_s"] + result["written_s"])
 
     def _lose_writer(self) -> None:
         """Mark the pending writes as failed because the writer has ended; the next call raises the error."""
-        for one in self._pending:
-            self._buffers.set_writing(one.slot, False)
-        steps = ", ".join(str(one.step) for one in self._pending)
+        for write in self._pending:
+            self._buffers.set_writing(write.slot, False)
+
         if self._pending:
+            steps = ", ".join(str(write.step) for write in self._pending)
             error = CheckpointError(f"The process that wrote the checkpoint of step {steps} has ended.")
             self._failed = self._failed or error
-            for one in self._pending:
-                fail_part(one.request, error)
+            for write in self._pending:
+                fail_part(write.request, error)
         self._pending.clear()
+
         if self._channel is not None and not self.has_agent:
             self._channel.close()
             self._channel = None
             self._reap(_EXIT_S)
 
     def _raise_failed(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        error = self._failed
+        self._failed = None
+        if error is not None:
+            raise error
 
     def _open_channel(self) -> WriterChannel:
         """Return the channel to the writer; start a writer if this rank has none."""
-        if (
-            self._writer is not None
-            and not self._pending
-            and self._channel
-            and self._channel.is_closed_by_peer()
-        ):
-            self._lose_writer()  # It was idle, so no write is lost.
+        # An idle writer that has ended is replaced: no write is lost.
+        is_idle = self._writer is not None and not self._pending
+        if is_idle and self._channel is not None and self._channel.is_closed_by_peer():
+            self._lose_writer()
+
         if self._channel is None:
             self._channel, self._writer = writer_process.start()
             for number, descriptor in enumerate(self._buffers.descriptors):

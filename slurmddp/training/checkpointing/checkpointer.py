@@ -1,4 +1,4 @@
-"""Saves the state of a training on all ranks together: gathers each rank's part, and writes or copies it.
+"""Save the state of a training on all ranks together: gather each rank's part, and write or copy it.
 
 Rank 0 writes a whole state. Of a sharded state, each node writes or copies the shards of its ranks.
 An error on any rank is raised on all ranks. A rank that left alone would block the others in their next
@@ -112,17 +112,20 @@ class Checkpointer:
         root = root.absolute()
         saves = self.saves
         self._leave_newer(root, step)
+
+        shards = None
         if _is_sharded(objects):
-            found = self._gather_state(step, objects)
-            shards = self._shards(root, folder_name(step), found)
+            gathered = self._gather_state(step, objects)
+            shards = self._shards(root, folder_name(step), gathered)
         else:
-            found, shards = _Gathered(self._state_on_zero(step, objects)), None
+            gathered = _Gathered(self._state_on_zero(step, objects))
+
         saves.unfinished = not wait
         with collectives.agreed(), shards or nullcontext():
             writes = collectives.rank() == 0 if shards is None else saves.leads_node
             if writes:
-                state, stamp = found.completed(), found.stamp
-                snapshot = Snapshot(root, step, stamp, state, self.facts() | _measured(metrics))
+                meta = self.facts() | _measured(metrics)
+                snapshot = Snapshot(root, step, gathered.stamp, gathered.completed(), meta)
                 self._log_missing_metric(root, keep, metrics)
                 saves.write(snapshot, keep, wait=wait, began=began, shards=shards)
             elif shards is not None:
@@ -134,6 +137,7 @@ class Checkpointer:
         loaded = self.chosen.pop(root, None)
         if loaded is None:
             return
+
         with collectives.agreed():
             self.saves.finish_inherited()
             self.saves.discard_after((loaded, NEWEST_STAMP))
@@ -149,7 +153,9 @@ class Checkpointer:
         self.known_metrics.update(metrics)
         if collectives.rank() or keep.keep_best is None or keep.keep_best[0] in self.known_metrics:
             return
-        name, given = keep.keep_best[0], ", ".join(metrics) or "none"
+
+        name = keep.keep_best[0]
+        given = ", ".join(metrics) or "none"
         if not ranked(root, keep.keep_best):
             log.warning(
                 "keep_best is %r, and no checkpoint has this metric so far (metrics of this save: %s). "
@@ -159,30 +165,37 @@ class Checkpointer:
         self.known_metrics.add(name)
 
     def _gather_rank_states(self) -> list[Any] | None:
-        """Return each rank's own part of the state on rank 0, and None elsewhere."""
+        """Return each rank's part of the state on rank 0, and None elsewhere."""
         with collectives.agreed():
-            own = self._own_state()
-        return collectives.gather_to_zero(own)
+            rank_state = self._rank_state()
+        return collectives.gather_to_zero(rank_state)
 
-    def _own_state(self) -> dict[str, Any]:
-        """Return this rank's part of the state. The strategy comes first, because it may use collectives."""
-        of_strategy = self.strategy_state()
-        own = of_this_rank(self.loaders) | ({"strategy": of_strategy} if of_strategy else {})
-        return own if self.scaler is None else own | {"scaler": self.scaler.state_dict()}
+    def _rank_state(self) -> dict[str, Any]:
+        """Return this rank's part of the state."""
+        # The strategy comes first, because it may use collectives.
+        strategy_state = self.strategy_state()
+        rank_state = of_this_rank(self.loaders)
+        if strategy_state:
+            rank_state["strategy"] = strategy_state
+        if self.scaler is not None:
+            rank_state["scaler"] = self.scaler.state_dict()
+        return rank_state
 
     def strategy_state(self) -> dict[str, Any]:
         """Return this rank's state of the strategy; empty if the strategy has none."""
         state: dict[str, Any] = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
         return state
 
-    def check_strategy(self, found: checkpoint.Checkpoint) -> None:
+    def check_strategy(self, loaded: checkpoint.Checkpoint) -> None:
         """Raise CheckpointError if the strategy can't restore the saved state of this rank."""
-        saved = found.state["rng"]
-        own = saved[collectives.rank()] if len(saved) == collectives.world_size() else {}
-        if "strategy" in own and hasattr(self.strategy, "check_state_dict"):
-            self.strategy.check_state_dict(own["strategy"])
+        rank_states = loaded.state["rng"]
+        if len(rank_states) != collectives.world_size() or not hasattr(self.strategy, "check_state_dict"):
+            return
+        rank_state = rank_states[collectives.rank()]
+        if "strategy" in rank_state:
+            self.strategy.check_state_dict(rank_state["strategy"])
 
-    def restore_strategy(self, found: checkpoint.Checkpoint) -> None:
+    def restore_strategy(self, loaded: checkpoint.Checkpoint) -> None:
         """Restore this rank's state of the strategy, and its loss scale.
 
         The strategy forgets its own steps first. It starts without the saved state if that is of another
@@ -191,17 +204,20 @@ class Checkpointer:
         """
         if hasattr(self.strategy, "reset"):
             self.strategy.reset()
-        saved, ranks = found.state["rng"], collectives.world_size()
-        own = saved[collectives.rank() if len(saved) == ranks else 0]
 
-        if "strategy" in own and not (len(saved) == ranks and self._continues(own["strategy"])):
+        rank_states = loaded.state["rng"]
+        has_same_ranks = len(rank_states) == collectives.world_size()
+        rank_state = rank_states[collectives.rank() if has_same_ranks else 0]
+
+        if "strategy" in rank_state and not (has_same_ranks and self._continues(rank_state["strategy"])):
             reason = "another strategy, or of other settings"
-            if len(saved) != ranks:
-                reason = f"{len(saved)} rank(s)"
+            if not has_same_ranks:
+                reason = f"{len(rank_states)} rank(s)"
             log.warning("The strategy starts without its state: the checkpoint is of %s.", reason)
-            own = saved[0]
+            rank_state = rank_states[0]
+
         if self.scaler is not None:
-            self.scaler.load_state_dict(own.get("scaler", {}))
+            self.scaler.load_state_dict(rank_state.get("scaler", {}))
 
     def _continues(self, state: dict[str, Any] | None) -> bool:
         """Restore a state of the strategy; return False if it can't be used."""
@@ -213,11 +229,13 @@ class Checkpointer:
         """Return the state to save on rank 0, and {} elsewhere."""
         rank_states = self._gather_rank_states()
         with collectives.agreed():
-            return {} if rank_states is None else self._state(step, objects, rank_states)
+            if rank_states is None:
+                return {}
+            return self._state(step, objects, rank_states)
 
-    def _shards(self, root: Path, name: str, found: _Gathered, *, everywhere: bool = False) -> ShardCopy:
-        parts = Parts(root, name, found.stamp, collectives.world_size())
-        return ShardCopy(found.state, parts, self.saves.node_rank, everywhere=everywhere)
+    def _shards(self, root: Path, name: str, gathered: _Gathered, *, everywhere: bool = False) -> ShardCopy:
+        parts = Parts(root, name, gathered.stamp, collectives.world_size())
+        return ShardCopy(gathered.state, parts, self.saves.node_rank, everywhere=everywhere)
 
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
         """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
@@ -234,14 +252,19 @@ class Checkpointer:
         """Write, verify and delete the files of a save; return the seconds, the same on all ranks."""
         started = time.perf_counter()
         root = root.absolute()
-        growth, parts = _growth(objects), None
+        growth = _growth(objects)
+
+        parts = None
         if _is_sharded(objects):
-            found = self._gather_state(0, objects)
-            shards = self._shards(root, "test", found)
-            parts, share = shards.parts, sum(shards.sizes.values()) + growth // self.saves.nodes
+            gathered = self._gather_state(0, objects)
+            shards = self._shards(root, "test", gathered)
+            parts = shards.parts
+            share = sum(shards.sizes.values()) + growth // self.saves.nodes
         else:
-            found, share = _Gathered(self._state_on_zero(0, objects)), growth
-        state = found.state
+            gathered = _Gathered(self._state_on_zero(0, objects))
+            share = growth
+
+        state = gathered.state
         with collectives.agreed():
             if collectives.rank() == 0:
                 checkpoint.check_can_write(root, state, growth=growth, keep_last=keep_last, parts=parts)
@@ -259,48 +282,57 @@ class Checkpointer:
 
     def _copies(self, objects: Mapping[str, Any]) -> bool:
         """Return whether this rank copies the state of `objects`, or the shards of its node, into memory."""
-        return self.saves.leads_node if _is_sharded(objects) else self.saves.copies_state
+        if _is_sharded(objects):
+            return self.saves.leads_node
+        return self.saves.copies_state
 
     def copy_to_memory(self, root: Path, step: int, objects: Mapping[str, Any]) -> None:
         """Copy the state into the memory of each node; of a sharded state, each node copies its shards."""
         began = time.perf_counter()
         root = root.absolute()
         self._leave_newer(root, step)
-        found = self._gather_state(step, objects)
+        gathered = self._gather_state(step, objects)
         shards = None
         if _is_sharded(objects):
-            shards = self._shards(root, folder_name(step), found, everywhere=True)
+            shards = self._shards(root, folder_name(step), gathered, everywhere=True)
+
         with self.saves.optional(), shards or nullcontext():
             if self._copies(objects):
-                snapshot = Snapshot(root, step, found.stamp, found.completed(), self.facts())
+                snapshot = Snapshot(root, step, gathered.stamp, gathered.completed(), self.facts())
                 self.saves.copy_to_memory(snapshot, shards)
-        self.pace.copied(found.figures or self.pace.figures, time.perf_counter() - began)
+        self.pace.copied(gathered.figures or self.pace.figures, time.perf_counter() - began)
 
     def _gather_state(self, step: int, objects: Mapping[str, Any]) -> _Gathered:
         """Return the state on the ranks that copy it, and of a sharded state each rank's shards.
 
         All ranks call it. An error on any rank is raised on all ranks.
         """
-        saves, is_zero, is_sharded = self.saves, collectives.rank() == 0, _is_sharded(objects)
+        saves = self.saves
+        is_zero = collectives.rank() == 0
+        is_sharded = _is_sharded(objects)
         state: dict[str, Any] = {}
-        shared: dict[str, Any] = {}
-        own = None
+        rank_state = None
+        of_rank_zero: tuple[Figures, int, dict[str, Any]] | None = None
         error: Exception | None = None
         try:
-            own = self._own_state()
+            rank_state = self._rank_state()
             if is_sharded or saves.copies_state:
                 state = self._state(step, objects, [])
-                if is_zero and (saves.nodes > 1 if is_sharded else saves.has_copies_elsewhere):
-                    shared = _of_rank_zero(state, objects, self.unwrap)
+            if is_zero:
+                shared: dict[str, Any] = {}
+                if saves.nodes > 1 if is_sharded else saves.has_copies_elsewhere:
+                    shared = _shared_part(state, objects, self.unwrap)
+                of_rank_zero = (self.pace.figures, time.time_ns(), shared)
         except Exception as caught:
             error = caught
-        gathered = collectives.gather(
-            (own, (self.pace.figures, time.time_ns(), shared) if is_zero else None), error
-        )
+
+        # The exchange raises the error of any rank on all ranks.
+        gathered = collectives.gather((rank_state, of_rank_zero), error)
         if is_sharded:
             state = with_whole_tensors(state, keep=saves.leads_node)
         if state:
             state["rng"] = [part for part, _ in gathered]
+
         figures, stamp, shared = gathered[0][1] or (None, 0, {})
         return _Gathered(state, stamp, figures, {} if is_zero else shared)
 
@@ -315,7 +347,7 @@ def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"metrics": finite} if finite else {}
 
 
-def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:
+def _shared_part(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:
     """Return the part of a state that may differ between replicas: all but parameters and optimizers."""
     parts: dict[str, Any] = {}
     for name, value in objects.items():
@@ -325,11 +357,13 @@ def _of_rank_zero(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: 
             parts[name] = {key: item for key, item in saved.items() if key not in trained}
         elif not isinstance(value, Optimizer):
             parts[name] = saved
+
     modules = [name for name, value in objects.items() if isinstance(value, nn.Module)]
     return {"objects": parts, "loaders": state["loaders"], "modules": modules}
 
 
 def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
+    """Replace the values of `state` that rank 0 has sent."""
     for name, value in shared["objects"].items():
         if name in shared["modules"]:
             state["objects"][name].update(value)
@@ -347,7 +381,12 @@ def _first_step_bytes(optimizer: Optimizer) -> int:
     """Estimate by the settings of torch's optimizers: Adam stores two copies, momentum one."""
     if optimizer.state:
         return 0
-    copies = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
+
+    copies = 0
+    if "betas" in optimizer.defaults:
+        copies = 2
+    elif optimizer.defaults.get("momentum"):
+        copies = 1
     trained = (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
     trained_bytes: int = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     return copies * trained_bytes

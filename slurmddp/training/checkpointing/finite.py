@@ -1,4 +1,4 @@
-"""Checks that gradients and saved parameters are finite: training can't continue from NaN or infinity."""
+"""Check that gradients and saved parameters are finite: training can't continue from NaN or infinity."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def gradient_norm(parameters: Iterable[nn.Parameter], clip_norm: float | None) -
     Returns:
         A scalar on the device of the gradients: nothing waits for it.
     """
-    owners = [_with_dense_gradient(one) for one in parameters if one.grad is not None]
+    owners = [_with_dense_gradient(parameter) for parameter in parameters if parameter.grad is not None]
     if clip_norm is not None:
         return whole(nn.utils.clip_grad_norm_(owners, clip_norm))
-    return whole(get_total_norm([one.grad for one in owners if one.grad is not None]))
+    return whole(get_total_norm([owner.grad for owner in owners if owner.grad is not None]))
 
 
 def _with_dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
     """Return a tensor whose dense gradient holds all values of the gradient of `parameter`."""
     if parameter.grad is None or not parameter.grad.is_sparse:
         return parameter
+
     # An embedding's gradient has a row for each use of a row, whose sum counts.
     parameter.grad = parameter.grad.coalesce()
     values = parameter.grad._values()
@@ -53,17 +54,19 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
     rank checks its own shard.
     """
     for name, value in objects.items():
-        if isinstance(value, nn.Module):
-            bad = _first_bad(unwrap(value))
-            if bad is not None:
-                raise SlurmddpError(
-                    f"Parameter {bad!r} of {name} holds NaN or infinity at step {step}: nothing is saved.",
-                    hint="Resume from the newest checkpoint with a lower learning rate or clipped gradients. "
-                    f"If that changes the configuration, set {ALLOW_OTHER_CONFIG_VARIABLE}=1.",
-                )
+        if not isinstance(value, nn.Module):
+            continue
+        parameter = _first_not_finite(unwrap(value))
+        if parameter is not None:
+            raise SlurmddpError(
+                f"Parameter {parameter!r} of {name} holds NaN or infinity at step {step}: nothing is saved.",
+                hint="Resume from the newest checkpoint with a lower learning rate or clipped gradients. "
+                f"If that changes the configuration, set {ALLOW_OTHER_CONFIG_VARIABLE}=1.",
+            )
 
 
-def _first_bad(model: nn.Module) -> str | None:
+def _first_not_finite(model: nn.Module) -> str | None:
+    """Return the name of the first trainable parameter with NaN or infinity; None without one."""
     named = [
         (name, local(p.detach())) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)
     ]

@@ -1,4 +1,4 @@
-"""The program that writes checkpoints: it is recorded in each one, so that no other program continues it."""
+"""Record in each checkpoint the program that writes it, so that no other program continues it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from slurmddp.runs.text_format import duration
 _PACKAGE = Path(slurmddp.__file__).parent
 _SECRET = re.compile(r"token|secret|passw|credential|(api|access|private)[-_.]?key", re.IGNORECASE)
 """Names of arguments whose values a checkpoint does not hold: more people may read it than start it."""
-_LONGEST_COMMAND = 500
+_COMMAND_CHARS = 500
+"""Characters of a command to keep."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class UserProgram:
             return None
 
         name = _named(Path(file).absolute(), run)
-        words = _without_secrets(sys.argv[1:])
-        return cls(name, shlex.join([name, *words])[:_LONGEST_COMMAND])
+        arguments = _without_secrets(sys.argv[1:])
+        return cls(name, shlex.join([name, *arguments])[:_COMMAND_CHARS])
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for the manifest of a checkpoint that is written now."""
@@ -60,6 +61,7 @@ def refuse_other(meta: Mapping[str, Any], program: UserProgram | None, root: Pat
     saved = meta.get("program")
     if program is None or saved is None or saved["file"] == program.file:
         return
+
     raise CheckpointError(
         f"The checkpoints in {root} are of another program: {saved['command']} has saved the newest "
         f"{_ago(saved)}, and this is {program.file}. Nothing was loaded.",
@@ -99,9 +101,10 @@ def loaded_line(root: Path, step: int, program: UserProgram | None, *, is_chosen
     saved = load_manifest(root / folder_name(step)).meta.get("program")
     origin = ""
     if saved is not None:
-        is_same = program is None or saved["command"] == program.command
-        now = "" if is_same else f"; this is {program.command}"  # type: ignore[union-attr]
-        origin = f" (saved {_ago(saved)} by {saved['command']}{now})"
+        origin = f"saved {_ago(saved)} by {saved['command']}"
+        if program is not None and saved["command"] != program.command:
+            origin += f"; this is {program.command}"
+        origin = f" ({origin})"
     verb = "loaded" if is_chosen else "resuming from"
     return f"slurmddp: {verb} step {step} of {shown(root)}{origin}"
 
@@ -117,7 +120,9 @@ def nothing_left_line(root: Path, step: int) -> str:
 def shown(root: Path) -> str:
     """Return a folder as a person would type it."""
     root = root.absolute()
-    return f"./{root.relative_to(Path.cwd())}" if root.is_relative_to(Path.cwd()) else str(root)
+    if root.is_relative_to(Path.cwd()):
+        return f"./{root.relative_to(Path.cwd())}"
+    return str(root)
 
 
 def _named(file: Path, run: RunContext) -> str:
@@ -129,20 +134,25 @@ def _named(file: Path, run: RunContext) -> str:
     return file.name
 
 
-def _without_secrets(words: Sequence[str]) -> list[str]:
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
     """Return arguments with a note in place of values that are secrets by the names of their options."""
     kept: list[str] = []
     hides_next = False
-    for word in words:
-        name, sign, _ = word.partition("=")
+
+    for argument in arguments:
+        name, sign, _ = argument.partition("=")
         is_secret = _SECRET.search(name) is not None
-        if hides_next and not word.startswith("-"):
+
+        if hides_next and not argument.startswith("-"):
             kept.append(NOT_SHOWN)
         elif is_secret and sign:
             kept.append(f"{name}={NOT_SHOWN}")
         else:
-            kept.append(word)
-        hides_next = is_secret and not sign and word.startswith("-")
+            kept.append(argument)
+
+        # The value may be the next argument: `--token VALUE`.
+        hides_next = is_secret and not sign and argument.startswith("-")
+
     return kept
 
 

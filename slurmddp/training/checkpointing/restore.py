@@ -1,4 +1,4 @@
-"""Loads the newest state on all ranks together, from the memory of a node or from the disk.
+"""Load the newest state on all ranks together, from the memory of a node or from the disk.
 
 After a rank has died, its node still holds the last copied state. Ranks of other nodes, such as a spare, get
 that state from a rank that has it. A state in memory is used if it is as new as the newest checkpoint. If it
@@ -49,7 +49,7 @@ class _Offer:
 
     best: shared_buffer.StoredState | None
     """The newest state; the same on all ranks."""
-    own: InMemory | None
+    on_node: InMemory | None
     """`best` in the memory of this node, or None."""
     source: int
     """The first rank whose node has `best`."""
@@ -75,10 +75,11 @@ def load(
     Returns:
         Its step, and `memory` or `disk`. None if there is no state; with `step` or `best` that is an error.
     """
-    one = _Load(root.absolute(), objects, checkpointer, strict, allow_other_config, of_program)
+    root = root.absolute()
+    loading = _Load(root, objects, checkpointer, strict, allow_other_config, of_program)
     if step is None and best is None:
-        return one.run()
-    return one.run_chosen(partial(checkpoint.find, one.root, step=step, best=best))
+        return loading.run()
+    return loading.run_chosen(partial(checkpoint.find, root, step=step, best=best))
 
 
 def quarantine(root: Path, step: int) -> tuple[str, int] | None:
@@ -99,6 +100,7 @@ def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) 
     step = collectives.on_zero(partial(checkpoint.go_back, root, every, before=before))
     if step is None:
         return False
+
     with collectives.agreed():
         checkpointer.saves.discard_after((step, NEWEST_STAMP))
     return True
@@ -121,8 +123,12 @@ def _newest(
         for state, is_part in offer
         if not is_part or state.order in common
     ]
-    best, source = max(usable, key=lambda one: (one[0].order, -one[1]), default=(None, 0))
-    return best, source, best is not None and best.order not in common
+    if not usable:
+        return None, 0, False
+
+    # Of the ranks with the newest state, the first sends it.
+    best, source = max(usable, key=lambda pair: (pair[0].order, -pair[1]))
+    return best, source, best.order not in common
 
 
 @dataclass(frozen=True)
@@ -137,15 +143,19 @@ class _Load:
     of_program: UserProgram | None
 
     def run(self) -> tuple[int, str] | None:
-        offer, on_disk = self._find()
+        """Load the newest state; return its step and where it was, None if there is no state."""
+        offer, step_on_disk = self._find()
         best = offer.best
-        if best is not None and (on_disk is None or best.step >= on_disk):
+        if best is not None and (step_on_disk is None or best.step >= step_on_disk):
             if self._from_memory(offer, best):
                 return best.step, "memory"
             best = None
+
+        # The newest checkpoint may be damaged, and an older one be older than the state in memory.
         chosen = collectives.on_zero(self._choose)
         if best is not None and (chosen is None or chosen[2] < best.step) and self._from_memory(offer, best):
             return best.step, "memory"
+
         if chosen is None:
             self._discard_after((-1, 0))
             return None
@@ -154,6 +164,7 @@ class _Load:
         return chosen[2], "disk"
 
     def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
+        """Load the checkpoint that `find` returns on rank 0; return its step and where it was."""
         chosen = collectives.on_zero(lambda: self._described(find()))
         self._from_disk(*chosen)
         self.checkpointer.chosen[self.root] = chosen[2]
@@ -161,41 +172,50 @@ class _Load:
 
     def _find(self) -> tuple[_Offer, int | None]:
         """Return the states in the memory of all nodes, and the step of the newest checkpoint by its name."""
-        held: list[tuple[int, shared_buffer.StoredState, bool]] = []
-        on_disk: int | None = None
+        in_memory: list[tuple[int, shared_buffer.StoredState, bool]] = []
+        step_on_disk: int | None = None
         error: Exception | None = None
         try:
-            held = self.checkpointer.saves.states_in_memory(self.root)
+            in_memory = self.checkpointer.saves.states_in_memory(self.root)
             if collectives.rank() == 0:
-                with suppress(OSError):  # `_choose` lists the checkpoints again and raises.
-                    on_disk = newest_step(self.root)
+                # `_choose` lists the checkpoints again, and raises.
+                with suppress(OSError):
+                    step_on_disk = newest_step(self.root)
         except Exception as caught:
             error = caught
-        gathered = collectives.gather(([(astuple(one), is_part) for _, one, is_part in held], on_disk), error)
+
+        fields = [(astuple(state), is_part) for _, state, is_part in in_memory]
+        gathered = collectives.gather((fields, step_on_disk), error)
         offers = [
-            [(shared_buffer.StoredState(*fields), is_part) for fields, is_part in one] for one, _ in gathered
+            [(shared_buffer.StoredState(*values), is_part) for values, is_part in offer]
+            for offer, _ in gathered
         ]
         best, source, is_missing = _newest(offers)
-        own = next(
-            ((number, one) for number, one, _ in held if best is not None and one.order == best.order), None
-        )
-        return _Offer(best, own, source, is_missing), gathered[0][1]
+
+        on_node = None
+        if best is not None:
+            same = ((number, state) for number, state, _ in in_memory if state.order == best.order)
+            on_node = next(same, None)
+        return _Offer(best, on_node, source, is_missing), gathered[0][1]
 
     def _from_memory(self, offer: _Offer, best: shared_buffer.StoredState) -> bool:
         """Load the newest state in memory; return False on all ranks if any rank can't."""
         try:
             received = None
             if offer.is_missing:
-                sent = offer.own if collectives.rank() == offer.source else None
+                sent = offer.on_node if collectives.rank() == offer.source else None
                 received = _broadcast(sent, best, offer.source)
             with collectives.agreed():
-                found = _read(offer.own, received, best, mesh_of(self.objects.values()))
-                self._check_config(found.meta, f"of step {found.step} in memory")
-                certain = self._check(found)
-        except Exception as error:  # The same on all ranks.
+                loaded = _read(offer.on_node, received, best, mesh_of(self.objects.values()))
+                self._check_config(loaded.meta, f"of step {loaded.step} in memory")
+                certain = self._check(loaded)
+        except Exception as error:
+            # All ranks get the same error here, so all load from the disk.
             log.warning("The state of step %d in memory is not used: %s", best.step, error)
             return False
-        self._apply(found, certain, (best if offer.own is None else offer.own[1]).end)
+
+        stored = best if offer.on_node is None else offer.on_node[1]
+        self._apply(loaded, certain, stored.end)
         self._discard_after(best.order)
         return True
 
@@ -207,7 +227,9 @@ class _Load:
             ConfigError: it has another configuration.
         """
         folder = checkpoint.latest(self.root)
-        return None if folder is None else self._described(folder)
+        if folder is None:
+            return None
+        return self._described(folder)
 
     def _described(self, folder: Path) -> tuple[str, str, int]:
         meta = load_manifest(folder).meta
@@ -221,10 +243,10 @@ class _Load:
         try:
             with collectives.agreed():
                 visibility.wait_until_visible(folder, fingerprint)
-                found = checkpoint.read(folder, mesh_of(self.objects.values()))
-                certain = self._check(found)
+                loaded = checkpoint.read(folder, mesh_of(self.objects.values()))
+                certain = self._check(loaded)
                 size = self._share(load_manifest(folder))
-            self._apply(found, certain, size)
+            self._apply(loaded, certain, size)
         except CheckpointError as error:
             if str(folder) not in error.message:
                 error.message += f" The checkpoint is {folder}."
@@ -240,18 +262,22 @@ class _Load:
     def _check_config(self, meta: Mapping[str, Any], name: str) -> None:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
 
-    def _check(self, found: checkpoint.Checkpoint) -> frozenset[str]:
-        saver, ignored = self.checkpointer, None if self.strict else list[str]()
-        certain = check(found.state, self.objects, saver.loaders, saver.unwrap, ignored)
+    def _check(self, loaded: checkpoint.Checkpoint) -> frozenset[str]:
+        """Raise unless a state fits; return the names of the objects whose load is certain to succeed."""
+        saver = self.checkpointer
+        ignored = None if self.strict else list[str]()
+        certain = check(loaded.state, self.objects, saver.loaders, saver.unwrap, ignored)
+
         try:
-            saver.check_strategy(found)
+            saver.check_strategy(loaded)
         except CheckpointError:
             if ignored is None:
                 raise
-            found.state["rng"][collectives.rank()]["strategy"] = None
+            loaded.state["rng"][collectives.rank()]["strategy"] = None
             ignored.append("strategy: its state does not fit")
         if ignored and collectives.rank() == 0:
             log.warning("The load is not strict, and leaves out: %s.", "; ".join(ignored))
+
         return certain
 
     def _discard_after(self, order: tuple[int, int]) -> None:
@@ -260,36 +286,41 @@ class _Load:
         with collectives.agreed():
             self.checkpointer.saves.discard_after(order)
 
-    def _apply(self, found: checkpoint.Checkpoint, certain: frozenset[str], size: int) -> None:
+    def _apply(self, loaded: checkpoint.Checkpoint, certain: frozenset[str], size: int) -> None:
         """Load a checked state into all objects."""
         saver = self.checkpointer
         with collectives.agreed():
-            saver.strategy_state()  # A shared optimizer needs its whole state to undo a load that fails.
-            loaders = fitting(saver.loaders, found.state, None)
-            apply(found.state, self.objects, loaders, saver.unwrap, certain, self.strict)
-            saver.restore_strategy(found)
-            restore_data(found, loaders)
-            restore_randomness(found, saver.seed)
+            # A shared optimizer needs its whole state to undo a load that fails.
+            saver.strategy_state()
+            loaders = fitting(saver.loaders, loaded.state, None)
+            apply(loaded.state, self.objects, loaders, saver.unwrap, certain, self.strict)
+
+            saver.restore_strategy(loaded)
+            restore_data(loaded, loaders)
+            # The random states come last: the loads before may draw numbers.
+            restore_randomness(loaded, saver.seed)
             saver.prepare(self.objects, size)
 
 
 def _read(
-    own: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState, mesh: Any
+    on_node: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState, mesh: Any
 ) -> checkpoint.Checkpoint:
-    if own is not None:
-        with shared_buffer.mapped(*own) as stored:
+    """Decode the newest state from the memory of this node, or from the bytes that another node has sent."""
+    if on_node is not None:
+        with shared_buffer.mapped(*on_node) as stored:
             return read_state(best.step, stored, mesh)
     if received is None:
         raise CheckpointError("it was not sent")
     return read_state(best.step, shared_buffer.StateBytes.of(received, best), mesh)
 
 
-def _broadcast(own: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:
-    """Send the bytes of the state from rank `source`, which alone passes `own`, to all ranks."""
+def _broadcast(sent: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:
+    """Send the bytes of the state from rank `source`, which alone passes `sent`, to all ranks."""
     with collectives.agreed():
         whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
-        if own is not None:
-            with shared_buffer.mapped(*own) as stored:
+        if sent is not None:
+            with shared_buffer.mapped(*sent) as stored:
                 whole.numpy().data[:] = stored.whole
+
     collectives.broadcast_bytes(whole, source)
     return whole.numpy().data

@@ -1,7 +1,7 @@
-"""Lets the ranks of each node copy their shards of a state into the buffer of the node's first rank.
+"""Let the ranks of each node copy their shards of a state into the buffer of the node's first rank.
 
-That rank sends the place of its buffer, and the other ranks of the node write there. So no rank holds the
-shards of another rank, and the checkpoint service of a node sees one state.
+The first rank sends the place of its buffer, and the other ranks of the node write there. So no rank holds
+the shards of another rank, and the checkpoint service of a node sees one state.
 """
 
 from __future__ import annotations
@@ -50,21 +50,26 @@ class ShardCopy:
             size = len(self._head) + sum(tensor.nbytes for tensor in self._tensors)
         except Exception as caught:
             error = caught
-        found = collectives.gather((node_rank, size), error)
-        self.parts, self.ranks = parts, len(found)
+
+        gathered = collectives.gather((node_rank, size), error)
+        self.parts = parts
+        self.ranks = len(gathered)
         self.sizes: Mapping[int, int] = {
-            rank: size for rank, (node, size) in enumerate(found) if node == node_rank
+            rank: size for rank, (node, size) in enumerate(gathered) if node == node_rank
         }
         self.first = min(self.sizes)
         """The first rank of this node."""
-        self._state, self._everywhere = state, everywhere
-        self._nodes = len({node for node, _ in found})
+        self._state = state
+        self._everywhere = everywhere
+        self._nodes = len({node for node, _ in gathered})
         self._has_met = False
 
     @property
     def part(self) -> int | None:
-        """As `StateBytes.part` of the copy."""
-        return self.first if len(self.sizes) < self.ranks else None
+        """Return `StateBytes.part` of the copy: the first rank of this node, None with a single node."""
+        if len(self.sizes) == self.ranks:
+            return None
+        return self.first
 
     def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
         """Let the ranks of this node write their shards (see `ShardWriters`); raises on all if one fails."""
@@ -88,6 +93,8 @@ class ShardCopy:
     ) -> None:
         if self._has_met:
             return
+
+        # The other ranks wait for this rank's place: it sends its error, or declines.
         if isinstance(error, Exception) and not isinstance(error, NoMemory):
             collectives.gather(None, error)
         elif error is None or isinstance(error, NoMemory):
@@ -97,18 +104,20 @@ class ShardCopy:
         """Exchange the places, and write the shards of this rank; return whether they are in a buffer."""
         self._has_met = True
         places = collectives.gather(place)
-        count = sum(one is not None for one in places)
+        count = sum(offered is not None for offered in places)
         if count == 0 or (self._everywhere and count < self._nodes):
             return False
-        own = places[self.first]
+
+        on_node = places[self.first]
         with collectives.agreed():
-            if own is not None and view is not None:
-                self._write(view, own[2])
-            elif own is not None:
-                self._write_into(*own)
-        return own is not None
+            if on_node is not None and view is not None:
+                self._write(view, on_node[2])
+            elif on_node is not None:
+                self._write_into(*on_node)
+        return on_node is not None
 
     def _write_into(self, process: int, descriptor: int, starts: Mapping[int, int]) -> None:
+        """Write the shards of this rank into the buffer of another process."""
         try:
             with Path(f"/proc/{process}/fd/{descriptor}").open("r+b", buffering=0) as memory:
                 view = MappedTensor(mmap.mmap(memory.fileno(), 0))
@@ -116,7 +125,9 @@ class ShardCopy:
             raise CheckpointError(
                 f"The memory of rank {self.first} can't be opened: {error.strerror}."
             ) from error
-        view.is_pinned = False  # The map is too short-lived to be registered with CUDA.
+
+        # The map is too short-lived to be registered with CUDA.
+        view.is_pinned = False
         self._write(view, starts)
         view.close()
 

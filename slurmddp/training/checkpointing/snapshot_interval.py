@@ -1,4 +1,4 @@
-"""The interval between copies of the state into memory: as short as costs less than 1 % of the training time.
+"""Choose the interval between copies of the state into memory: the shortest that costs less than 1 % of time.
 
 All ranks copy at the same steps. The measurements of rank 0 travel with the data that the ranks exchange for
 each copy, and each rank computes the next step from them.
@@ -32,20 +32,25 @@ def steps_until_next(figures: Figures) -> int:
     step_s, cost_s, spent_s, trained_s = figures
     if step_s <= 0.0:
         return FIRST_AFTER
-    earned = math.ceil(((spent_s + 2 * cost_s) / SHARE - trained_s) / step_s)
-    return max(1, earned, math.ceil(cost_s / SHARE / step_s))
+
+    # Until the next copy the steps must pay for this copy and for the next one.
+    for_all_copies = math.ceil(((spent_s + 2 * cost_s) / SHARE - trained_s) / step_s)
+    for_next_copy = math.ceil(cost_s / SHARE / step_s)
+    return max(1, for_all_copies, for_next_copy)
 
 
 class SnapshotInterval:
     """Decides when the next copy is due; all ranks count the same steps, so their decisions are equal."""
 
     def __init__(self, *, has_agent: bool) -> None:
-        """Without an agent, which holds the copies, `auto` makes no copies."""
+        """Start to count steps; without an agent, which holds the copies, `auto` makes no copies."""
         self._has_agent = has_agent
-        self._since, self._next = 0, FIRST_AFTER
+        self._since = 0
+        self._next = FIRST_AFTER
         self._steps: deque[float] = deque(maxlen=_REMEMBERED)
         self._cost_s = _UNKNOWN_COST_S
-        self._spent_s = self._trained_s = 0.0
+        self._spent_s = 0.0
+        self._trained_s = 0.0
 
     def step(self, seconds: float) -> None:
         """Count a step that took `seconds`."""
@@ -61,12 +66,15 @@ class SnapshotInterval:
 
     @property
     def figures(self) -> Figures:
-        """The measurements of this rank."""
-        usual_s = sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
+        """Return the measurements of this rank."""
+        usual_s = 0.0
+        if self._steps:
+            usual_s = sorted(self._steps)[len(self._steps) // 2]
         return usual_s, self._cost_s, self._spent_s, self._trained_s
 
     def copied(self, figures: Figures, cost_s: float) -> None:
         """Count a copy that took `cost_s` seconds on this rank; `figures` are the measurements of rank 0."""
         self._cost_s = cost_s
         self._spent_s += cost_s
-        self._since, self._next = 0, steps_until_next(figures)
+        self._since = 0
+        self._next = steps_until_next(figures)

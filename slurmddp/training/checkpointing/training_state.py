@@ -1,4 +1,4 @@
-"""The state of a training: its named objects, the positions of its loaders, each rank's random states."""
+"""Collect and restore the state of a training: objects, positions of loaders, random states of ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: st
             f"{state!r:.80} is not a mapping from names to objects.",
             hint=f"Call {call}, or name the objects.",
         )
-    if twice := named.keys() & objects.keys():
+
+    twice = named.keys() & objects.keys()
+    if twice:
         raise ConfigError(f"{', '.join(sorted(twice))} is given twice.", hint="Give each object one name.")
     return {**named, **objects}
 
@@ -58,34 +60,43 @@ def required_step(step: Any, method: str) -> int:
 
 
 def of_this_rank(loaders: Loaders) -> dict[str, Any]:
-    """Return this rank's own part of the state: random states, and positions that no other rank knows."""
+    """Return this rank's part of the state: random states, and positions that no other rank knows."""
+    state = rng.capture()
     positions = [loader.rank_state() for loader in loaders]
-    return rng.capture() | ({"data": positions} if any(one is not None for one in positions) else {})
+    if any(position is not None for position in positions):
+        state["data"] = positions
+    return state
 
 
-def restore_data(found: checkpoint.Checkpoint, loaders: Loaders) -> None:
+def restore_data(loaded: checkpoint.Checkpoint, loaders: Loaders) -> None:
     """Restore the positions that this rank's loaders have saved for themselves."""
-    saved = found.state["rng"]
-    if len(saved) != collectives.world_size():
-        return  # `check` has refused loaders with such positions.
-    for loader, position in zip(loaders, saved[collectives.rank()].get("data", []), strict=False):
+    rank_states = loaded.state["rng"]
+    # `check` has refused loaders with such positions on another number of ranks.
+    if len(rank_states) != collectives.world_size():
+        return
+
+    positions = rank_states[collectives.rank()].get("data", [])
+    for loader, position in zip(loaders, positions, strict=False):
         if position is not None:
             loader.load_rank_state(position)
 
 
-def restore_randomness(found: checkpoint.Checkpoint, seed: int | None) -> None:
+def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
     """Restore this rank's random state; on another number of ranks, derive one from seed and step."""
-    saved, ranks, rank = found.state["rng"], collectives.world_size(), collectives.rank()
-    if len(saved) == ranks:
-        rng.restore(saved[rank])
+    rank_states = loaded.state["rng"]
+    ranks = collectives.world_size()
+    rank = collectives.rank()
+    if len(rank_states) == ranks:
+        rng.restore(rank_states[rank])
         return
+
     log.warning(
         "The checkpoint was saved by %d rank(s), and this training has %d ranks: its random numbers follow "
         "from the seed and the step.",
-        len(saved),
+        len(rank_states),
         ranks,
     )
-    rng.seed_everything(rng.derive(seed or 0, "resumed", found.step, rank))
+    rng.seed_everything(rng.derive(seed or 0, "resumed", loaded.step, rank))
 
 
 def collect(
@@ -106,6 +117,7 @@ def _state_of(name: str, value: Any, unwrap: Unwrap) -> Any:
         return value.state_dict()
     if isinstance(value, dict):
         return value
+
     raise ConfigError(
         f"{name}={value!r:.80} can't be saved: a {type(value).__name__} has no state_dict.",
         hint="Put plain values into a dict, which `load` fills again: progress={'step': 3}.",
@@ -119,9 +131,18 @@ def check(
     unwrap: Unwrap,
     ignored: list[str] | None = None,
 ) -> frozenset[str]:
-    """Raise unless `state` fits; return the names of the objects whose load is certain to succeed.
+    """Return the names of the objects whose load is certain to succeed.
 
-    With a list `ignored`, missing objects, keys and loaders are no misfit, and are listed there.
+    Args:
+        state: the saved state.
+        objects: the objects to load it into, by name.
+        loaders: the data loaders of this rank.
+        unwrap: returns the module of a person in a strategy's wrapper.
+        ignored: a list that gets the missing objects, keys and loaders. None: these are errors.
+
+    Raises:
+        CheckpointError: `state` does not fit.
+        ConfigError: an object can't be loaded into.
     """
     saved = state.get("objects")
     if not isinstance(saved, dict) or "loaders" not in state:
@@ -129,6 +150,7 @@ def check(
             "The checkpoint was not written by Distributon.save.",
             hint="Read it with slurmddp.checkpoint.read.",
         )
+
     if ignored is None and len(loaders) != len(state["loaders"]):
         raise CheckpointError(
             f"The checkpoint knows the position of {len(state['loaders'])} data loaders, and "
@@ -138,22 +160,28 @@ def check(
     for number, loader in enumerate(fitting(loaders, state, ignored)):
         loader.check_rank_states([rank["data"][number] for rank in state.get("rng", []) if "data" in rank])
     for name, value in objects.items():
-        if name not in saved and ignored is None:
-            raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
-        if name not in saved and ignored is not None:
-            ignored.append(f"{name}: not in the checkpoint")
-        if not isinstance(value, dict) and not hasattr(value, "load_state_dict"):
-            raise ConfigError(
-                f"{name}={value!r:.80} can't be loaded into: a {type(value).__name__} "
-                "has no load_state_dict.",
-                hint="Give an object that has one, or a dict.",
-            )
+        _check_object(name, value, saved, ignored)
+
     return frozenset(
         name
         for name, value in objects.items()
         if name in saved
-        if isinstance(value, dict) or compatibility.check(name, _bare(value, unwrap), saved[name], ignored)
+        if isinstance(value, dict) or compatibility.check(name, _module(value, unwrap), saved[name], ignored)
     )
+
+
+def _check_object(name: str, value: Any, saved: Mapping[str, Any], ignored: list[str] | None) -> None:
+    """Raise unless an object is in the checkpoint and can be loaded into."""
+    if name not in saved:
+        if ignored is None:
+            raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
+        ignored.append(f"{name}: not in the checkpoint")
+
+    if not isinstance(value, dict) and not hasattr(value, "load_state_dict"):
+        raise ConfigError(
+            f"{name}={value!r:.80} can't be loaded into: a {type(value).__name__} has no load_state_dict.",
+            hint="Give an object that has one, or a dict.",
+        )
 
 
 def fitting(loaders: Loaders, state: Mapping[str, Any], ignored: list[str] | None) -> Loaders:
@@ -183,23 +211,27 @@ def apply(
     with ExitStack() as undo:
         for name, value in objects.items():
             if name in saved and name not in certain:
-                target = _bare(value, unwrap)
+                target = _module(value, unwrap)
                 undo.callback(compatibility.undo_for(target))
                 _load_into(name, target, saved[name], strict)
         for loader, position in zip(loaders, state["loaders"], strict=bool(loaders)):
             undo.callback(loader.go_back, loader.mark())
             loader.load_state_dict(position)
+        # All have accepted their states.
         undo.pop_all()
+
     for name in certain:
         if isinstance(objects[name], dict):
             objects[name].clear()
             objects[name].update(saved[name])
         else:
-            _load_into(name, _bare(objects[name], unwrap), saved[name], strict)
+            _load_into(name, _module(objects[name], unwrap), saved[name], strict)
 
 
 def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
-    options = {} if strict or not isinstance(target, nn.Module) else {"strict": False}
+    options = {}
+    if isinstance(target, nn.Module) and not strict:
+        options["strict"] = False
     saved = fitted(saved, target)
     try:
         if isinstance(target, Optimizer):
@@ -210,5 +242,6 @@ def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
         raise compatibility.misfit(name, target, str(error)) from error
 
 
-def _bare(value: Any, unwrap: Unwrap) -> Any:
+def _module(value: Any, unwrap: Unwrap) -> Any:
+    """Return a module without the wrapper of its strategy; another object as it is."""
     return unwrap(value) if isinstance(value, nn.Module) else value

@@ -25,6 +25,7 @@ from slurmddp.settings.identity import part_of
 from slurmddp.settings.schema import Identity
 from slurmddp.training.checkpointing import async_writer, restore
 from slurmddp.training.distributon import Distributon
+from slurmddp.training.trainer.callbacks import Callbacks
 from slurmddp.training.trainer.loop import Training
 from support.distributed import load_jobs
 from support.distributed.checkpoint_files import flip_bit, steps_in
@@ -537,7 +538,7 @@ def test_a_run_records_that_its_newest_checkpoint_is_damaged(
         optimizer=torch.optim.SGD(model.parameters()),
         scheduler=None,
     )
-    training = Training(alone, parts, folder)
+    training = Training(alone, parts, Callbacks({}), folder)
     training.resume()
     assert training.step == (found or 0)
     events = list(read_lines(folder.attempts_file))
