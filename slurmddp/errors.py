@@ -25,7 +25,7 @@ class ExitCode(NamedTuple):
     meaning: str
     detail: str = ""
     follows: str = ""
-    """What follows after a batch job that ends so; empty: no batch job does."""
+    """The event that follows a batch job with this code; empty if no batch job ends with it."""
 
     @property
     def text(self) -> str:

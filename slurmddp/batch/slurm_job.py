@@ -199,10 +199,10 @@ def ask_at_once(
     """Ask all questions at once; the returned function waits for the answers that come within the limit."""
     import threading
 
-    found: dict[str, _Value] = {}
+    values: dict[str, _Value] = {}
 
     def ask(name: str) -> None:
-        found[name] = questions[name]()
+        values[name] = questions[name]()
 
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in questions]
     for thread in threads:
@@ -212,7 +212,7 @@ def ask_at_once(
     def answers() -> dict[str, _Value]:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        return {**found}
+        return {**values}
 
     return answers
 

@@ -84,13 +84,13 @@ def _curves(curves: Sequence[Row], size: Size) -> Figure:
     bytes_reduced = sorted({row["bytes"] for row in curves})
     figure, panels = new_figure(size, len(bytes_reduced))
     for axes, count in zip(panels, bytes_reduced, strict=True):
-        own = [row for row in curves if row["bytes"] == count]
+        rows = [row for row in curves if row["bytes"] == count]
         drawn: list[list[float]] = []
-        for row in own:
+        for row in rows:
             if row["seconds"] in drawn:
                 continue  # The sharded server has the work of the ring.
             drawn.append(row["seconds"])
-            same = [other["algorithm"] for other in own if other["seconds"] == row["seconds"]]
+            same = [other["algorithm"] for other in rows if other["seconds"] == row["seconds"]]
             axes.plot(row["ranks"], row["seconds"], label=", ".join(same), **_line(row["algorithm"]))
         axes.set_xscale("log", base=2)
         axes.set_xticks([2, 16, 128, 1024], ["2", "16", "128", "1024"])

@@ -41,12 +41,12 @@ def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 
         place: the name of such a machine.
         machines: the number of machines.
     """
-    most = most_ranks(cpus)
-    if ranks > most * machines:
+    limit = most_ranks(cpus)
+    if ranks > limit * machines:
         plural = "" if cpus == 1 else "s"
         raise ConfigError(
-            f"{given.format(ranks)} is too much: {place} has {cpus} CPU{plural}, for at most {most} ranks.",
-            hint=f"Use {given.format(most * machines)} or fewer.",
+            f"{given.format(ranks)} is too much: {place} has {cpus} CPU{plural}, for at most {limit} ranks.",
+            hint=f"Use {given.format(limit * machines)} or fewer.",
         )
 
 

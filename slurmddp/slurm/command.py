@@ -42,7 +42,7 @@ def run_command(
         command: the program and its arguments.
         environ: the variables of the command.
         timeout_s: seconds after which the command counts as hanging.
-        open_files: the soft limit of open files of the command; None: that of this process.
+        open_files: the soft limit of open files for the command; None keeps this process's limit.
         announce: gets a sentence about a wait that a person would notice.
 
     Returns:

@@ -26,7 +26,7 @@ class Style:
     blank_lines: int = 0
     conditional_expressions: int = 0
     tuple_assignments: int = 0
-    """Assignments of unrelated values in one statement: `a, b = x, y`; an exchange of values is none."""
+    """Statements that assign unrelated values: `a, b = x, y`. An exchange of values does not count."""
     code_lines: int = 0
     """Lines of files with code: no comments, no docstrings."""
     comment_lines: int = 0

@@ -249,12 +249,15 @@ class ScriptRun:
         self._stopped_by = self._stopped_by or received
 
     def _conclude(self) -> int:
-        if (found := self._record.cause) is not None:
-            lines = "".join(f"\n    {line}" for line in found.last_lines)
-            said = " Its last lines:" + lines if lines else ""
-            print(f"slurmddp: {describe(found)}{said}", file=sys.stderr, flush=True)
-            by_signal = 128 + signal.Signals[found.signal] if found.signal else EXIT_FAILED
-            return found.exit_code or by_signal
+        failure = self._record.cause
+        if failure is not None:
+            message = f"slurmddp: {describe(failure)}"
+            if failure.last_lines:
+                message += " Its last lines:" + "".join(f"\n    {line}" for line in failure.last_lines)
+            print(message, file=sys.stderr, flush=True)
+            code_of_signal = 128 + signal.Signals[failure.signal] if failure.signal else EXIT_FAILED
+            return failure.exit_code or code_of_signal
+
         code = errors.combine_exit_codes(self._workers.codes)
         was_killed = len(self._workers.codes) < self._num_devices
         if self._stopped_by is not None and (was_killed or code not in GOOD_CODES):

@@ -14,13 +14,14 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
 def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
     """Return the jobs of each run that SLURM has queued or runs, also jobs that its folder does not name."""
-    found = slurm.jobs_of_each([folder.path for folder in folders])
-    return [_live(found[folder.path]) for folder in folders]
+    jobs_by_path = slurm.jobs_of_each([folder.path for folder in folders])
+    return [_live(jobs_by_path[folder.path]) for folder in folders]
 
 
-def _live(found: Mapping[str, JobState]) -> dict[str, JobState]:
-    live = (PENDING | ACTIVE) - {"COMPLETING"}
-    return {job_id: job for job_id, job in found.items() if job.state in live}
+def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
+    """Return the jobs that wait or run, by id."""
+    live_states = (PENDING | ACTIVE) - {"COMPLETING"}
+    return {job_id: job for job_id, job in jobs.items() if job.state in live_states}
 
 
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
@@ -29,10 +30,11 @@ def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[
     SLURM is asked once for all runs.
     """
     try:
-        found = live_jobs(folders, slurm) if folders else []
+        jobs_of_runs = live_jobs(folders, slurm) if folders else []
     except SlurmError:
         return [[] for _ in folders]
-    return [_leftovers(folder, live) for folder, live in zip(folders, found, strict=True)]
+
+    return [_leftovers(folder, jobs) for folder, jobs in zip(folders, jobs_of_runs, strict=True)]
 
 
 def _leftovers(folder: RunFolder, live: Mapping[str, JobState]) -> list[str]:
@@ -61,10 +63,13 @@ def settle_each(
         SlurmError: SLURM does not answer, so nothing is submitted.
     """
     try:
-        found = slurm.jobs_of_each([folder.path for folder in folders])
+        jobs_by_path = slurm.jobs_of_each([folder.path for folder in folders])
     except SlurmError as error:
         raise SlurmError(f"{error.message} Nothing was submitted.", hint=error.hint) from error
-    adopted = {folder.path: _settle(folder, _live(found[folder.path]), slurm, say) for folder in folders}
+
+    adopted = {
+        folder.path: _settle(folder, _live(jobs_by_path[folder.path]), slurm, say) for folder in folders
+    }
     return {path: job_id for path, job_id in adopted.items() if job_id is not None}
 
 

@@ -49,6 +49,6 @@ def read(lines: Sequence[str]) -> TorchrunReport | None:
     codes = [match[1] for line in first if (match := _EXIT_CODE.match(line))]
     if not ranks or not codes:
         return None
-    own = f"[rank{ranks[0]}]: "
-    before = [line for line in lines[:begun] if line.startswith(own) or not OF_A_RANK.match(line)]
+    prefix = f"[rank{ranks[0]}]: "
+    before = [line for line in lines[:begun] if line.startswith(prefix) or not OF_A_RANK.match(line)]
     return TorchrunReport(int(codes[0]), int(ranks[0]), before)

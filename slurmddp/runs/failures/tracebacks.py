@@ -150,7 +150,7 @@ def exception(lines: Sequence[str], exit_code: int | None) -> tuple[str, str]:
 
     starts = begins(lines)
     last = lines[starts[-1] :]
-    # The last traceback may stand in a message, as that of a data worker ("Original Traceback ...") does.
+    # The last traceback may be a part of a message: a data worker sends its "Original Traceback ...".
     outer = next((number for number in reversed(starts) if lines[number].strip() == TRACEBACK), starts[-1])
     raised_in = place(last) or place(lines[outer:]) or place(last, anyone=True)
     return whole(lines, raised), raised_in

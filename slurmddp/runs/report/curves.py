@@ -22,12 +22,12 @@ def has_points(*curves: Curve) -> bool:
     return any(math.isfinite(value) for curve in curves for value in curve.values)
 
 
-def thin(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Return the finite points, averaged in equal groups if there are more than `most`."""
+def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
+    """Return the finite points, averaged in equal groups if there are more than `max_points`."""
     points = [
         (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)
     ]
-    group = max(1, math.ceil(len(points) / most))
+    group = max(1, math.ceil(len(points) / max_points))
     groups = [points[at : at + group] for at in range(0, len(points), group)]
     xs = [sum(step for step, _ in some) / len(some) for some in groups]
     return xs, [sum(value for _, value in some) / len(some) for some in groups]

@@ -57,7 +57,7 @@ class NodeFault:
     text: str
     """The fault, as a sentence that follows the node's name."""
     hint: str
-    """What to do about the fault, as a sentence."""
+    """The remedy, as a sentence."""
     fault: str = NODE
     """NODE: another node would pass; RUN: every node would fail; NOBODY: a warning, the training starts."""
 

@@ -183,7 +183,7 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
     """Read up to a newline within `timeout_s`; stop early at a line that is too long for a response."""
     line = b""
     deadline = time.monotonic() + timeout_s
-    # A time-out of the socket alone would begin anew with each byte that arrives.
+    # The socket restarts its own time-out with each byte that arrives.
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         received = connection.recv(_LINE_BYTES - len(line))
