@@ -1,0 +1,43 @@
+"""Pages are read in terminals and compared line by line, so prose is wrapped and table cells are short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+COLUMNS = 100
+GENERATED = {"api.md", "configuration.md", "json.md"}
+"""Pages that a test writes from docstrings and dataclasses."""
+UNWRAPPED = {*GENERATED, "bench.md", "measurements.md", "CHANGELOG.md"}
+"""Pages whose prose may be wider."""
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and text of each line that is in no code block and no table."""
+    fence = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = re.match(r"\s*(```+|~~~+)", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif fence and line.strip() == fence:
+            fence = ""
+        elif not fence and not line.startswith("|"):
+            yield number, line
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in UNWRAPPED], ids=lambda page: page.name
+)
+def test_prose_is_wrapped(page: Path) -> None:
+    assert [(number, line) for number, line in prose(page.read_text()) if len(line) > COLUMNS] == []
+
+
+def test_code_blocks_and_tables_are_no_prose() -> None:
+    text = "a\n\n```text\nb\n```\n\n- c\n\n  ~~~python\n  d\n  ~~~\n| e |\n|---|\nf\n"
+    assert [line for _, line in prose(text) if line] == ["a", "- c", "f"]
