@@ -75,4 +75,4 @@ def record(attempt: Attempt, failure: LaunchFailure) -> None:
             return
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(json.dumps({**facts, "time": round(time.time(), 3)}) + "\n")
-        attempt.folder.add_event("rank_failed", attempt=attempt.number, generation=0, **facts)
+        attempt.folder.add_event("rank_failed", attempt=attempt.number, restart_count=0, **facts)

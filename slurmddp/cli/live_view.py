@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slurmddp.runs.failures.failure import from_facts
-from slurmddp.runs.folder.history import stop_reason, stop_source
+from slurmddp.runs.folder.history import restart_count, stop_reason, stop_source
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
@@ -156,7 +156,7 @@ def _describe(record: dict[str, Any], note: str) -> tuple[str, str]:
     if event == "restarted":
         step = record.get("step", -1)
         reached = f"; they had reached step {step}" if isinstance(step, int) and step >= 0 else ""
-        which = ", ".join(filter(None, [f"restart {record.get('generation')}", other_places(record)]))
+        which = ", ".join(filter(None, [f"restart {restart_count(record)}", other_places(record)]))
         return f"the ranks restart in place ({which}){reached}", "starting"
     if event == "ended":
         finished = record.get("outcome") == "finished"

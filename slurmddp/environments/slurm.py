@@ -180,8 +180,8 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     """
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
-    generation = environ.get(RESTART_COUNT_VARIABLE)
-    more = [environ.get(LAUNCH_ID_VARIABLE), f"g{generation}" if generation else None]
+    restart_count = environ.get(RESTART_COUNT_VARIABLE)
+    more = [environ.get(LAUNCH_ID_VARIABLE), f"g{restart_count}" if restart_count else None]
     return ".".join([*parts, *(part for part in more if part)])
 
 

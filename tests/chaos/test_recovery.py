@@ -18,7 +18,7 @@ def test_a_recovery_has_its_lost_steps_and_seconds_counted(story: Story, in_plac
     def act() -> bool:
         story.steps(0, 13, 14)
         if in_place:
-            story.event("restarted", attempt=0, generation=1, step=14)
+            story.event("restarted", attempt=0, restart_count=1, step=14)
         else:
             story.event("ended", attempt=0, job_id="1", outcome="failed", exit_code=1, next="requeue")
             story.event("started", attempt=1, job_id="1")
@@ -107,11 +107,11 @@ def test_a_fault_that_comes_too_late_does_not_count(story: Story) -> None:
 
 
 def test_ranks_that_only_repeat_steps_have_not_recovered(story: Story) -> None:
-    story.event("restarted", attempt=0, generation=1, step=12)  # of an earlier fault
+    story.event("restarted", attempt=0, restart_count=1, step=12)  # of an earlier fault
     story.steps(0, 11, 13)
 
     def act() -> bool:
-        story.event("restarted", attempt=0, generation=2, step=13)
+        story.event("restarted", attempt=0, restart_count=2, step=13)
         story.event("resumed", attempt=0, step=10)
         story.steps(0, 11, 13)
         return True

@@ -92,18 +92,20 @@ def test_status_shows_the_failing_rank(make_run, slurm, capsys):
     assert "exit code 137 (failed)" in out
 
 
-def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slurm, capsys):
+@pytest.mark.parametrize("key", ["restart_count", "generation"])
+def test_status_explains_the_failure_and_every_restart_in_place(make_run, slurm, capsys, key):
+    """Records of earlier versions hold `generation`."""
     folder = make_run()
     submit(folder)
     start(folder)
     left = {"rank": 3, "host": "node4", "exit_code": None, "signal": "SIGKILL", "reason": "out of memory: so"}
     folder.failure_file(0).write_text(json.dumps(left))
-    for generation in range(7):
-        path = folder.log_dir(0) / f"failure-g{generation}.json"
-        path.write_text(json.dumps(left | {"rank": generation, "generation": generation, "time": 100.0}))
-        step = 140 if generation == 6 else -1
-        folder.add_event("restarted", attempt=0, generation=generation + 1, step=step)
-    (folder.log_dir(0) / "failure-g7.json").write_text(json.dumps(left | {"rank": 7, "generation": 7}))
+    for count in range(7):
+        path = folder.log_dir(0) / f"failure-g{count}.json"
+        path.write_text(json.dumps(left | {"rank": count, key: count, "time": 100.0}))
+        step = 140 if count == 6 else -1
+        folder.add_event("restarted", attempt=0, **{key: count + 1}, step=step)
+    (folder.log_dir(0) / "failure-g7.json").write_text(json.dumps(left | {"rank": 7, key: 7}))
     end(folder, "failed", code=1)
     assert main(["status", "gpt"]) == 0
     out = capsys.readouterr().out
@@ -117,7 +119,7 @@ def test_status_tells_why_and_what_to_do_also_of_restarts_in_place(make_run, slu
     assert main(["status", "--json", "gpt"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failure"]["reason"] == "out of memory: so"
-    assert [one["generation"] for one in found["restarted"]] == list(range(7))
+    assert [one["restart_count"] for one in found["restarted"]] == list(range(7))
     assert [one["reached"] for one in found["restarted"]] == [None] * 6 + [140]
     start(folder, attempt=1)
     assert main(["status", "gpt"]) == 0

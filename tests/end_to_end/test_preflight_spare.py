@@ -43,8 +43,8 @@ def test_a_node_that_is_not_fit_is_replaced_or_left_out(
     said = slurmddp(tmp_path, "train", *SMALL, *own)
     run = only_run(tmp_path)
     first, second = events(run, "preflight")
-    assert (first["generation"], first["nodes"], list(first["unfit"])) == (0, 2, ["1"])
-    assert (second["generation"], second["nodes"], second["failed"]) == (1, 2 if spare else 1, [])
+    assert (first["restart_count"], first["nodes"], list(first["unfit"])) == (0, 2, ["1"])
+    assert (second["restart_count"], second["nodes"], second["failed"]) == (1, 2 if spare else 1, [])
     (restarted,) = events(run, "restarted")
     assert (restarted["node"], restarted["rank"], restarted.get("spare")) == (1, None, spare)
     assert [(end["attempt"], end["outcome"]) for end in events(run, "ended")] == [(0, "finished")]

@@ -30,7 +30,7 @@ def make(path: Path, nodes: int, in_memory: int, save_every: int, **changes: Any
 
 
 def attempt(folder: RunFolder, nodes: int, falls: dict[int, tuple[int, int]], number: int = 0) -> list[int]:
-    """Let the real agents train; `falls`: which rank of a generation dies in its which step."""
+    """Let the real agents train; `falls`: after each restart, the rank that dies and its step."""
     with agents_of(folder, nodes, attempt=number, FALLS=json.dumps(falls)) as agents:
         return codes_of(agents)
 

@@ -109,7 +109,7 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     folder, codes = run_agents(tmp_path, how, nodes)
     assert codes == [0] * nodes, logs(folder)
     (stalled,) = events(folder, "stalled")
-    assert (stalled["rank"], stalled["phase"], stalled["generation"]) == (1, phase, 0), logs(folder)
+    assert (stalled["rank"], stalled["phase"], stalled["restart_count"]) == (1, phase, 0), logs(folder)
     assert stalled["seconds"] >= 4
     (fallen,) = events(folder, "rank_failed")
     assert fallen["rank"] == 1
@@ -117,7 +117,7 @@ def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     assert place in fallen["reason"]
     assert "rank 0 waits at rank_program.py" in fallen["reason"]
     (restarted,) = events(folder, "restarted")
-    assert restarted["generation"] == 1
+    assert restarted["restart_count"] == 1
     assert restarted["silent_s"] >= 4
     for rank in (0, 1):
         stacks = (folder.log_dir(0) / f"stacks-rank-{rank}.txt").read_text()

@@ -154,7 +154,7 @@ def test_t9_t10_t11_torchruns_of_two_nodes_restart_lose_a_node_and_stop_at_sigus
     assert "closing signal SIGUSR2" in text
     assert [event["signal"] for event in events(run, "signalled")] == ["SIGUSR2"]
     restarts = events(run, "restarted")
-    assert [event["generation"] for event in restarts] == [1, 2]
+    assert [event["restart_count"] for event in restarts] == [1, 2]
     assert "was killed by SIGKILL" in restarts[0]["reason"], "of the rank, not of its torchrun"
     shown = slurmddp(tmp_path, "status", run.name)
     assert re.search(

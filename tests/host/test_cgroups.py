@@ -210,7 +210,7 @@ def test_a_kill_is_reported_with_the_limit_of_the_group_that_counts(tmp_path: Pa
     (root / "sys/fs/cgroup/job/memory.events").write_text("oom_kill 6\n")
     assert watch.verdict() == "at the limit of 3 GiB"
     watch.begin()
-    assert watch.verdict() == "", "what an earlier generation of ranks died of is no reason of the next"
+    assert watch.verdict() == "", "a kill of earlier ranks is no reason for the ranks after a restart"
     (root / "sys/fs/cgroup/job/memory.events").unlink()
     assert watch.verdict() is None
 

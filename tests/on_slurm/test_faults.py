@@ -167,7 +167,7 @@ def test_one_attempt_outlives_a_late_agent_a_killed_rank_and_ranks_that_stand_st
     assert f"waiting for node 1 ({late})" in log_of(run, "node-0.log")
     assert [(end["attempt"], end["outcome"]) for end in run.events("ended")] == [(0, "finished")]
     restarts = run.events("restarted")
-    assert [event["generation"] for event in restarts] == list(range(1, len(restarts) + 1))
+    assert [event["restart_count"] for event in restarts] == list(range(1, len(restarts) + 1))
     assert any(event["rank"] == 3 and "SIGKILL" in event["reason"] for event in restarts)
     stalls = {(event["rank"], event["phase"], event["host"]) for event in run.events("stalled")}
     first, second = nodes_of(run, 0)

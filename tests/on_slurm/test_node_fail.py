@@ -162,7 +162,7 @@ def test_trainings_outlive_a_node_whose_place_a_spare_takes_and_the_first_node(
     assert (finished["attempt"], finished["outcome"]) == (1, "finished")
     assert spared.checkpoint()["state.safetensors"] == headless.checkpoint()["state.safetensors"]
     assert spared.losses() == headless.losses()
-    assert [(event["generation"], event["spare"]) for event in spared.events("restarted")] == [(1, [2])]
+    assert [(event["restart_count"], event["spare"]) for event in spared.events("restarted")] == [(1, [2])]
     # The list may also name the node of the other run.
     own = [line["node"] for line in spared.records("excluded.jsonl") if "run" not in line]
     assert own == [lost]

@@ -148,7 +148,7 @@ class WorkerGroup(ABC):
             node_rank=self._agent,
             rank=self.rank(local_rank),
             local_rank=local_rank,
-            generation=self.restart_count,
+            restart_count=self.restart_count,
             oom=self._oom.verdict(),
         )
 

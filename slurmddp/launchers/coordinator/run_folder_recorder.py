@@ -137,7 +137,7 @@ class Records(Record):
 
     def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         try:
-            capture.record(self._folder, self._attempt, cause, generation=restart_count)
+            capture.record(self._folder, self._attempt, cause, restart_count=restart_count)
         except OSError as error:
             say(f"the failure was not recorded: {error}")
 
@@ -159,7 +159,7 @@ class Records(Record):
         )
         self._add(
             "restarted",
-            generation=assignment.restart_count,
+            restart_count=assignment.restart_count,
             reason=describe(cause),
             node=cause.node_rank,
             rank=cause.rank,
@@ -169,10 +169,10 @@ class Records(Record):
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
         facts = {"rank": report.rank, "host": report.host, "phase": report.phase, "step": report.step}
-        self._add("stalled", generation=restart_count, **facts, seconds=report.seconds)
+        self._add("stalled", restart_count=restart_count, **facts, seconds=report.seconds)
 
     def slow(self, found: Straggler, restart_count: int) -> None:
-        self._add("straggler", generation=restart_count, rank=found.rank, host=found.host, text=found.line)
+        self._add("straggler", restart_count=restart_count, rank=found.rank, host=found.host, text=found.line)
 
     def _add(self, event: str, **facts: object) -> None:
         try:

@@ -202,11 +202,11 @@ def _groups(leaders: set[int]) -> dict[int, list[int]]:
     return {leader: [leader, *sorted(pids[1:])][:_MAX_PROCESSES] for leader, pids in groups.items()}
 
 
-def write(log_dir: Path, stacks: Mapping[int, RankStacks], generation: int) -> None:
+def write(log_dir: Path, stacks: Mapping[int, RankStacks], restart_count: int) -> None:
     """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
     # An earlier hang of the same rank has its stacks in the same file.
     for rank, answer in sorted(stacks.items()):
-        head = f"== restart count {generation}, rank {rank}, state {answer.state or 'unknown'}"
+        head = f"== restart count {restart_count}, rank {rank}, state {answer.state or 'unknown'}"
         path = log_dir / f"stacks-rank-{rank}.txt"
         with suppress(OSError), path.open("a", encoding="utf-8") as stream:
             stream.write("\n".join([head, answer.text or "It did not answer.", ""]))

@@ -55,7 +55,7 @@ def here(
     lines: Sequence[str] = (),
     cause: Cause | None = None,
     remedy: str = "",
-    generation: int = 0,
+    restart_count: int = 0,
     oom: str | None = None,
 ) -> Failure:
     """Return the failure of a process that ended on this host just now.
@@ -69,7 +69,7 @@ def here(
         node_rank=node_rank,
         rank=rank,
         local_rank=local_rank,
-        generation=generation,
+        restart_count=restart_count,
         oom=oom,
     )
     return replace(failure, remedy=remedy).because(cause)
@@ -82,7 +82,7 @@ def unexplained(
     node_rank: int,
     rank: int | None = None,
     local_rank: int | None = None,
-    generation: int = 0,
+    restart_count: int = 0,
     oom: str | None = None,
 ) -> UnexplainedFailure:
     """Return the failure of a process that ended on this host just now; its reason is found later.
@@ -98,7 +98,7 @@ def unexplained(
         exit_code=code,
         signal=name,
         time=round(time.time(), 3),
-        generation=generation,
+        restart_count=restart_count,
         lines=lines,
         oom=oom,
     )
@@ -160,15 +160,15 @@ def _is_indented(line: str) -> bool:
     return line.startswith((" ", "\t"))
 
 
-def record(folder: RunFolder, attempt: int, failure: Failure, *, generation: int | None = None) -> bool:
+def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: int | None = None) -> bool:
     """Write `failure.json` and the event of an attempt; return False if another process was first.
 
-    With `generation`, the ranks restart in place after the failure, and the attempt continues.
+    With `restart_count`, the ranks restart in place after the failure, and the attempt continues.
     """
     path = folder.failure_file(attempt)
-    if generation is not None:
-        path = path.with_name(f"failure-g{generation}.json")
-        failure = replace(failure, generation=generation)
+    if restart_count is not None:
+        path = path.with_name(f"failure-g{restart_count}.json")
+        failure = replace(failure, restart_count=restart_count)
 
     # Of all observers, the first one creates the file.
     try:
@@ -198,7 +198,7 @@ def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
             host=failure.host,
             exit_code=failure.exit_code,
             signal=failure.signal,
-            generation=failure.generation,
+            restart_count=failure.restart_count,
             kind=failure.kind,
             reason=failure.reason,
         )
@@ -209,7 +209,7 @@ def write_exit(
     attempt: int,
     rank: int,
     returncode: int,
-    generation: int = 0,
+    restart_count: int = 0,
     kind: FailureKind = "other",
 ) -> None:
     """Write `exit-rank-<rank>`: how a rank ended, also without failure; a restarted rank replaces it."""
@@ -222,7 +222,7 @@ def write_exit(
         time=round(time.time(), 3),
         kind=kind,
         reason=PHRASES.get(kind, ""),
-        generation=generation,
+        restart_count=restart_count,
     )
     # A full disk must not change what happens next.
     with suppress(OSError):

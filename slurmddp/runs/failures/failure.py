@@ -23,6 +23,7 @@ from slurmddp.errors import (
 from slurmddp.runs.failures import causes
 from slurmddp.runs.failures.causes import reads_like_a_lost_peer, telling
 from slurmddp.runs.failures.kinds import ADVICE, LOST_NODES, PHRASES, STALLS, Cause, FailureKind
+from slurmddp.runs.folder.history import restart_count
 
 if TYPE_CHECKING:
     from slurmddp.host.heartbeat_page import ReportedError
@@ -59,7 +60,7 @@ class Failure:
     """Why, as one phrase; empty if unknown."""
     remedy: str = ""
     """The advice that the process itself printed; empty if it printed none."""
-    generation: int = 0
+    restart_count: int = 0
     """The number of restarts in place before the failure."""
     asked_to_stop: bool = False
     """Whether a script had been asked to stop before it failed."""
@@ -247,6 +248,8 @@ def from_facts(facts: Mapping[str, Any]) -> Failure:
     """Return the failure in an event or a record; facts that it lacks are not known."""
     known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
     known |= {field.name: facts[field.name] for field in fields(Failure) if field.name in facts}
+
+    known["restart_count"] = restart_count(facts) or 0
 
     # Another program may have written null or a number.
     known["host"] = str(known["host"] or "")

@@ -1,8 +1,8 @@
 """Read how the processes of an attempt ended: its first failure, its restarts in place, the end of each rank.
 
-`failure.json` holds the final cause of an attempt. The files `failure-g<generation>.json` hold the failures
-after which the ranks restarted in place. `exit-rank-<rank>` holds the end of each rank: srun's exit code does
-not give it.
+`failure.json` holds the final cause of an attempt. The files `failure-g<restart_count>.json` hold the
+failures after which the ranks restarted in place. `exit-rank-<rank>` holds the end of each rank: srun's exit
+code does not give it.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
     """Return the failures after which the ranks of an attempt restarted in place, in their order."""
     failures = map(_read, folder.log_dir(attempt).glob("failure-g*.json"))
     readable = [failure for failure in failures if failure is not None]
-    return sorted(readable, key=lambda failure: (failure.generation, failure.time))
+    return sorted(readable, key=lambda failure: (failure.restart_count, failure.time))
 
 
 def read_restarts(folder: RunFolder, attempts: Iterable[RecordedAttempt]) -> tuple[Restart, ...]:
     """Return the restarts in place of all attempts in their order."""
     # A stop may come between a failure and the restart; then no step stands for it.
     return tuple(
-        Restart(**vars(failure), attempt=attempt.number, reached=attempt.reached[failure.generation])
+        Restart(**vars(failure), attempt=attempt.number, reached=attempt.reached[failure.restart_count])
         for attempt in attempts
         if attempt.reached
         for failure in read_restarted(folder, attempt.number)
-        if failure.generation in attempt.reached
+        if failure.restart_count in attempt.reached
     )
 
 
@@ -123,12 +123,12 @@ def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
 def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     """Return the end of the rank that failed first, if its agent was killed before it could report more."""
     ends = rank_exits(folder, attempt)
-    newest = max((end.generation for end in ends), default=0)
+    newest = max((end.restart_count for end in ends), default=0)
     # After such a failure all ranks have restarted, so their ends are out of date.
-    if any(failure.generation >= newest for failure in read_restarted(folder, attempt)):
+    if any(failure.restart_count >= newest for failure in read_restarted(folder, attempt)):
         return None
 
-    bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.generation == newest]
+    bad = [end for end in ends if end.exit_code not in (0, EXIT_STOPPED) and end.restart_count == newest]
     bad = [end for end in bad if end.kind != "ended_by_agent"]
     return min(bad, key=lambda end: end.time, default=None)
 

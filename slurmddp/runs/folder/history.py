@@ -84,6 +84,16 @@ def stop_source(event: Mapping[str, Any]) -> str | None:
     return TIME_LIMIT if text.startswith("the time limit") else source
 
 
+def restart_count(record: Mapping[str, Any]) -> int | None:
+    """Return how often the ranks of the attempt had restarted in place, by an event or a record of a failure.
+
+    None if the record does not hold the number.
+    """
+    # Records of earlier versions call the number `generation`.
+    count = record.get("restart_count", record.get("generation"))
+    return count if isinstance(count, int) else None
+
+
 def stop_reason(source: str | None) -> str:
     """Return a source of a stop for people: `time limit`; empty for None."""
     shown = {"SIGUSR2": "time limit", TIME_LIMIT: "time limit", STOP_FILE: "on request"}
@@ -256,7 +266,10 @@ def _facts(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
     """Return the number of restarts before this one, and the last step until then, if one was seen."""
-    generation, step = restarted.get("generation"), restarted.get("step")
-    if not isinstance(generation, int):
+    count = restart_count(restarted)
+    if count is None:
         return {}
-    return {generation - 1: step if isinstance(step, int) and step >= 0 else None}
+
+    step = restarted.get("step")
+    has_step = isinstance(step, int) and step >= 0
+    return {count - 1: step if has_step else None}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slurmddp.runs.folder.history import of_newest_attempt
+from slurmddp.runs.folder.history import of_newest_attempt, restart_count
 
 _DOING = {"data": "waiting for data", "step": "in its step", "first_step": "in its first step"}
 
@@ -39,7 +39,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
         elif event.get("event") == "restarted":
             places = other_places(event)
             if places:
-                yield Notice("places", f"restart {event.get('generation')} of the ranks runs {places}")
+                yield Notice("places", f"restart {restart_count(event)} of the ranks runs {places}")
 
     # A dict keeps the order of the first occurrences.
     warnings = dict.fromkeys(str(event.get("text", "")) for event in newest if event.get("event") == "warned")

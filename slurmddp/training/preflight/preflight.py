@@ -274,7 +274,7 @@ class _Preflight:
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._run.add_event(
             "preflight",
-            generation=self._run.restart_count,
+            restart_count=self._run.restart_count,
             seconds=seconds,
             nodes=self.info.nodes,
             failed=failed,

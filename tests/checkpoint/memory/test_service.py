@@ -39,7 +39,7 @@ def test_a_state_is_published_after_its_rank_is_gone(tmp_path: Path, service: Ch
     folder = new_folder(tmp_path / "run")
     rank.channel.send(request(tmp_path, 0, 7, run_dir=str(folder.path), attempt=4, background=True))
     rank.channel.close()
-    service.channel_for(0)  # The next generation's line does away with the one before, not with its requests.
+    service.channel_for(0)  # The line of the next start replaces the line before it, not its requests.
     wait_for(service)
     (written,) = checkpoint_folders(tmp_path)
     assert (verify(written).step, verify(written).meta) == (7, {"kind": "test"})

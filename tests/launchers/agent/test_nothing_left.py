@@ -194,7 +194,7 @@ def test_every_rank_leaves_how_it_ended(tmp_path: Path) -> None:
         (1, None, "SIGTERM"),
         (2, 3, None),
     ]
-    assert {(end.host, end.generation) for end in ends} == {(os.uname().nodename, 0)}
+    assert {(end.host, end.restart_count) for end in ends} == {(os.uname().nodename, 0)}
     assert ends[2].time <= min(ends[0].time, ends[1].time)
 
 

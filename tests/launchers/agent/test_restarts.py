@@ -53,14 +53,14 @@ def impatient(tmp_path: Path, seconds: int) -> list[str]:
 def test_a_killed_rank_begins_again_with_all_others_until_the_run_is_at_its_end(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2)
     with agents_of(folder, 2) as agents:
-        wait_until(lambda: begun(folder, 0, 4), "the first generation")
+        wait_until(lambda: begun(folder, 0, 4), "the first start of the ranks")
         old = [child for agent in agents for child in children_of(agent.pid)]
         os.kill(pid_of(folder, 3), signal.SIGKILL)
-        wait_until(lambda: begun(folder, 1, 4), "the second generation")
+        wait_until(lambda: begun(folder, 1, 4), "the second start of the ranks")
         first = {pid_of(folder, rank, 0) for rank in range(4)}
         assert all_gone([one for one in old if one.pid in first])
         (folder.path / "fail-1-0").touch()
-        wait_until(lambda: begun(folder, 2, 4), "the third generation")
+        wait_until(lambda: begun(folder, 2, 4), "the third start of the ranks")
         (folder.path / "finish").touch()
         assert codes(agents) == [0, 0]
     assert not folder.failure_file(0).exists()
@@ -68,26 +68,26 @@ def test_a_killed_rank_begins_again_with_all_others_until_the_run_is_at_its_end(
     assert (killed["rank"], killed["signal"], killed["node_rank"]) == (3, "SIGKILL", 1)
     assert (broken["rank"], broken["exit_code"]) == (0, 1)
     assert broken["last_lines"][-1] == "ValueError: it is broken"
-    assert [event["generation"] for event in events(folder, "rank_failed")] == [0, 1]
+    assert [event["restart_count"] for event in events(folder, "rank_failed")] == [0, 1]
     first, second = events(folder, "restarted")
-    assert (first["generation"], first["node"], first["rank"], first["step"]) == (1, 1, 3, 5)
-    assert (second["generation"], second["rank"], second["step"]) == (2, 0, 15)
+    assert (first["restart_count"], first["node"], first["rank"], first["step"]) == (1, 1, 3, 5)
+    assert (second["restart_count"], second["rank"], second["step"]) == (2, 0, 15)
     assert {one[4].rpartition(".")[2] for one in lines_of(folder, 0)} == {"g0", "g1", "g2"}
     assert [(folder.log_dir(0) / f"exit-node-{node}").read_text() for node in range(2)] == ["0\n", "0\n"]
 
 
-def test_a_generation_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
+def test_a_restart_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
     """A bug at one step: the same ranks would fail there again and again."""
-    program = STEPPING.replace("resumed = 10 * generation", "resumed = 0")
+    program = STEPPING.replace("resumed = 10 * restart_count", "resumed = 0")
     folder = run_folder(tmp_path, program=program)
     with agents_of(folder, 1) as agents:
-        wait_until(lambda: begun(folder, 0, 2), "the first generation")
-        for generation in range(2):
-            (folder.path / f"fail-{generation}-1").touch()
+        wait_until(lambda: begun(folder, 0, 2), "the first start of the ranks")
+        for restart_count in range(2):
+            (folder.path / f"fail-{restart_count}-1").touch()
         assert codes(agents) == [1]
     found = capture.read(folder, 0)
     assert found is not None
-    assert (found.generation, found.rank) == (1, 1)
+    assert (found.restart_count, found.rank) == (1, 1)
     assert len(events(folder, "restarted")) == 1
     assert "no step was completed beyond step 5" in node_log(folder)
 
@@ -95,7 +95,7 @@ def test_a_generation_that_gets_no_further_is_the_last(tmp_path: Path) -> None:
 def test_after_a_stop_nothing_begins_again(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, program=STEPPING.replace("        if stop:\n            return 75\n", ""))
     with agents_of(folder, 1) as agents:
-        wait_until(lambda: begun(folder, 0, 2), "the first generation")
+        wait_until(lambda: begun(folder, 0, 2), "the first start of the ranks")
         agents[0].terminate()
         wait_until(lambda: "received SIGTERM" in node_log(folder), "the agent has heard it")
         os.kill(pid_of(folder, 0), signal.SIGKILL)
@@ -154,11 +154,11 @@ def test_a_stop_while_the_agents_wait_for_each_other(tmp_path: Path) -> None:
 def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=1)
     with agents_of(folder, 3) as agents:
-        wait_until(lambda: begun(folder, 0, 4), "the first generation")
+        wait_until(lambda: begun(folder, 0, 4), "the first start of the ranks")
         wait_until(lambda: "this node waits" in node_log(folder, 2), "the spare is there")
         lost = children_of(agents[1].pid)
         agents[1].kill()
-        wait_until(lambda: begun(folder, 1, 4), "the second generation")
+        wait_until(lambda: begun(folder, 1, 4), "the second start of the ranks")
         assert {psutil.Process(pid_of(folder, rank)).ppid() for rank in (2, 3)} == {agents[2].pid}
         wait_until(lambda: not any(runs(one) for one in lost), "what the lost agent had started ends")
         (folder.path / "finish").touch()
@@ -173,9 +173,9 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
 def test_with_elastic_the_others_go_on_without_a_lost_node(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=3, elastic=True, train={"global_batch": 12})
     with agents_of(folder, 3) as agents:
-        wait_until(lambda: begun(folder, 0, 6), "the first generation")
+        wait_until(lambda: begun(folder, 0, 6), "the first start of the ranks")
         agents[1].kill()
-        wait_until(lambda: begun(folder, 1, 4), "the second generation")
+        wait_until(lambda: begun(folder, 1, 4), "the second start of the ranks")
         assert {one[3] for rank in range(4) for one in lines_of(folder, rank) if one[0] == 1} == {4}
         (folder.path / "finish").touch()
         assert codes([agents[0], agents[2]]) == [0, 0]
@@ -186,7 +186,7 @@ def test_with_elastic_the_others_go_on_without_a_lost_node(tmp_path: Path) -> No
 def test_a_lost_node_without_another_ends_the_attempt_as_its_failure(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, nodes=2)
     with agents_of(folder, 2) as agents:
-        wait_until(lambda: begun(folder, 0, 4), "the first generation")
+        wait_until(lambda: begun(folder, 0, 4), "the first start of the ranks")
         agents[1].kill()
         assert codes([agents[0]]) == [1]
     found = capture.read(folder, 0)
@@ -200,7 +200,7 @@ def test_a_lost_node_without_another_ends_the_attempt_as_its_failure(tmp_path: P
 def test_without_the_first_node_the_others_end_their_ranks(tmp_path: Path, spares: int) -> None:
     folder = run_folder(tmp_path, nodes=2, spare_nodes=spares)
     with agents_of(folder, 2 + spares) as agents:
-        wait_until(lambda: begun(folder, 0, 4), "the first generation")
+        wait_until(lambda: begun(folder, 0, 4), "the first start of the ranks")
         agents[0].kill()
         assert codes(agents[1:]) == [1, 75][: 1 + spares]
     found = capture.read(folder, 0)

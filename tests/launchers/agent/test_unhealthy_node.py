@@ -17,11 +17,11 @@ import json, os, time
 from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.host.heartbeat_page import HeartbeatPage
 
-rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
+rank, restart_count = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 
 def main(run_dir):
-    print(json.dumps([generation, os.getpid(), os.environ["SLURMDDP_PREFLIGHT"]]), flush=True)
-    verdict, unhealthy = f"{run_dir}/verdict-{generation}", f"{run_dir}/unhealthy-{generation}"
+    print(json.dumps([restart_count, os.getpid(), os.environ["SLURMDDP_PREFLIGHT"]]), flush=True)
+    verdict, unhealthy = f"{run_dir}/verdict-{restart_count}", f"{run_dir}/unhealthy-{restart_count}"
     if os.path.exists(unhealthy):
         nodes = {open(unhealthy).read(): "it is hot."}
         WriterChannel.attach(os.environ).send({"kind": "unhealthy", "nodes": nodes})
@@ -31,7 +31,7 @@ def main(run_dir):
             time.sleep(0.01)
         return 76
     page = HeartbeatPage.attach(os.environ)
-    page.completed(10 * generation + 5, 0.1, 0.0)
+    page.completed(10 * restart_count + 5, 0.1, 0.0)
     while not os.path.exists(f"{run_dir}/finish"):
         time.sleep(0.01)
     return 0
@@ -48,9 +48,9 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
     (folder.path / "unhealthy-0").write_text("1")
     (folder.path / "unhealthy-1").write_text("1")
     with agents_of(folder, 4) as agents:
-        wait_until(lambda: begun(folder, 2, 4), "the third generation")
+        wait_until(lambda: begun(folder, 2, 4), "the third start of the ranks")
         os.kill(pid_of(folder, 3), signal.SIGKILL)
-        wait_until(lambda: begun(folder, 3, 4), "the fourth generation")
+        wait_until(lambda: begun(folder, 3, 4), "the fourth start of the ranks")
         (folder.path / "finish").touch()
         assert codes(agents) == [0, 0, 0, 0]
     assert looks(folder, 0) == [[0, "1"], [1, "1"], [2, "1"], [3, "0"]]
@@ -77,5 +77,5 @@ def test_without_a_spare_the_attempt_ends_with_76(tmp_path: Path) -> None:
         assert codes(agents) == [76, 76, 76]
     found = capture.read(folder, 0)
     assert found is not None
-    assert (found.exit_code, found.generation) == (76, 1)
+    assert (found.exit_code, found.restart_count) == (76, 1)
     assert len(events(folder, "restarted")) == 1

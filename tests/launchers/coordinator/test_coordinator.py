@@ -72,14 +72,14 @@ def test_spares_are_not_waited_for_long_and_may_come_later() -> None:
     assert attempt.orders(3, Lost, why="no heartbeat for 10 s") == to_all(KillWorkers, 0, 2)
 
 
-def test_one_round_of_words_lies_between_a_fall_and_the_next_generation() -> None:
+def test_one_round_of_messages_lies_between_a_failure_and_the_restart() -> None:
     attempt = Attempt().begin()
     assert attempt.fail(1, rank=1) == to_all(KillWorkers)
     assert attempt.killed(0) == attempt.killed(2) == []
     assert attempt.killed(1) == to_all(StartWorkers)
     after = Assignment(1, (0, 1, 2))
     assert attempt.notes.done == [("group_failed", 0, 1), ("restarted", after, 7)]
-    assert attempt.fail(1) == [], "a word of the generation that is gone"
+    assert attempt.fail(1) == [], "a message of ranks that are gone"
     assert attempt.orders(1, WorkersFailed, restart_count=1, failures=(failed(1),)) == to_all(Fail)
     assert "no step was completed beyond step 7" in attempt.notes.said[-1]
 
@@ -105,7 +105,7 @@ def test_no_log_is_read_before_the_ranks_are_ordered_to_restart() -> None:
     assert [one.last_lines for one in attempt.notes.causes] == [("ValueError: 7",)] * 2
 
 
-def test_words_of_a_generation_that_is_gone_count_for_nothing() -> None:
+def test_messages_of_ranks_before_a_restart_count_for_nothing() -> None:
     attempt = Attempt().begin()
     attempt.fail(1, rank=1)
     for agent in (0, 1, 2):
@@ -197,7 +197,7 @@ def test_what_ends_ranks_on_fewer_nodes_otherwise_is_told_as_itself(code: int, s
 
 
 @pytest.mark.parametrize("told", ["by a message", "by a person's file"])
-def test_a_stop_between_two_generations_is_a_stop(told: str) -> None:
+def test_a_stop_during_a_restart_is_a_stop(told: str) -> None:
     attempt = Attempt().begin()
     attempt.fail(1)
     if told == "by a message":

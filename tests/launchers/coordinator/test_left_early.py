@@ -93,10 +93,10 @@ def test_of_a_standstill_the_rank_that_left_is_the_cause() -> None:
 def test_what_was_told_of_ranks_before_says_nothing_of_those_in_their_places() -> None:
     attempt = Attempt().begin()
     lost = [failed(0, code=1, lines=LOST_PEER)]
-    for generation, gone, named in ((0, [left(5)], 5), (1, [], 0)):
+    for restart_count, gone, named in ((0, [left(5)], 5), (1, [], 0)):
         attempt.orders(
-            0, WorkersFailed, failures=lost, restart_count=generation, step=7 + generation, left=gone
+            0, WorkersFailed, failures=lost, restart_count=restart_count, step=7 + restart_count, left=gone
         )
         for node in (0, 1, 2):
-            attempt.killed(node, restart_count=generation)
-        assert ("group_failed", generation, named) in attempt.notes.done
+            attempt.killed(node, restart_count=restart_count)
+        assert ("group_failed", restart_count, named) in attempt.notes.done

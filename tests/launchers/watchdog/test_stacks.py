@@ -173,9 +173,9 @@ Current thread 0x00008f (most recent call first):
 
 def test_stacks_are_added_to_a_file_of_the_rank(tmp_path: Path) -> None:
     one = RankStacks(state="S", text="rank, pid 7\n  File ...")
-    stacks.write(tmp_path, {3: one}, generation=0)
-    stacks.write(tmp_path, {3: RankStacks()}, generation=1)
+    stacks.write(tmp_path, {3: one}, restart_count=0)
+    stacks.write(tmp_path, {3: RankStacks()}, restart_count=1)
     text = (tmp_path / "stacks-rank-3.txt").read_text()
     assert "== restart count 0, rank 3, state S\nrank, pid 7\n" in text
     assert "== restart count 1, rank 3, state unknown\nIt did not answer.\n" in text
-    stacks.write(tmp_path / "not there", {3: one}, generation=0)
+    stacks.write(tmp_path / "not there", {3: one}, restart_count=0)

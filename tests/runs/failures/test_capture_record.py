@@ -41,7 +41,7 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     (event,) = folder.events()
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
-    assert event == expected | {"generation": 0, "node_rank": 0, "kind": "other", "reason": ""}
+    assert event == expected | {"restart_count": 0, "node_rank": 0, "kind": "other", "reason": ""}
 
 
 def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_some(
@@ -62,11 +62,11 @@ def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_som
 
 def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: RunFolder) -> None:
     first, second = died(3, None, "SIGKILL", ("one",)), died(0)
-    assert capture.record(folder, 0, second, generation=1)
-    assert capture.record(folder, 0, first, generation=0)
+    assert capture.record(folder, 0, second, restart_count=1)
+    assert capture.record(folder, 0, first, restart_count=0)
     assert capture.read(folder, 0) is None, "the attempt goes on"
-    assert [(one.rank, one.generation) for one in read_restarted(folder, 0)] == [(3, 0), (0, 1)]
-    assert [event["generation"] for event in folder.events()] == [1, 0]
+    assert [(one.rank, one.restart_count) for one in read_restarted(folder, 0)] == [(3, 0), (0, 1)]
+    assert [event["restart_count"] for event in folder.events()] == [1, 0]
     assert capture.record(folder, 0, first)
 
 
@@ -75,29 +75,29 @@ def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
     folder.failure_file(0).write_text(json.dumps(old | {"time": 5.0, "last_lines": ["a"], "unheard": 1}))
     found = capture.read(folder, 0)
     assert found is not None
-    assert (found.rank, found.last_lines, found.reason, found.generation) == (3, ("a",), "", 0)
+    assert (found.rank, found.last_lines, found.reason, found.restart_count) == (3, ("a",), "", 0)
     assert found.sentence.endswith("was killed by SIGKILL (often the kernel's out-of-memory killer)")
 
 
 def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: RunFolder) -> None:
     """As when the agents are killed before they can say more than how their ranks ended."""
-    for rank, code, generation in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
-        capture.write_exit(folder, 0, rank, code, generation)
+    for rank, code, restart_count in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
+        capture.write_exit(folder, 0, rank, code, restart_count)
     found = read_failure(folder, 0)
     assert found is not None
-    assert (found.rank, found.signal, found.generation) == (0, "SIGTERM", 1)
+    assert (found.rank, found.signal, found.restart_count) == (0, "SIGTERM", 1)
     capture.record(folder, 0, died(3))
     assert read_failure(folder, 0) == died(3)
 
 
 def test_the_ends_of_ranks_that_restarted_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
     capture.write_exit(folder, 0, 1, -9, 0)
-    capture.record(folder, 0, died(1), generation=0)
+    capture.record(folder, 0, died(1), restart_count=0)
     assert read_failure(folder, 0) is None, "those that began again run"
     capture.write_exit(folder, 0, 0, -9, 1)
     found = read_failure(folder, 0)
     assert found is not None
-    assert (found.rank, found.generation) == (0, 1)
+    assert (found.rank, found.restart_count) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ USUAL = lines(*range(101, 121))
 AFTER = lines(*range(720, 730), first=21)
 """The same after 600 seconds without a step."""
 RESTARTED = [
-    event("rank_failed", 500, 0, rank=1), event("restarted", 500, 0, generation=1, step=20),
+    event("rank_failed", 500, 0, rank=1), event("restarted", 500, 0, restart_count=1, step=20),
     event("resumed", 600, 0, step=20, **{"from": "memory"}), event("first_step", 650, 0, step=21),
 ]  # fmt: skip
 

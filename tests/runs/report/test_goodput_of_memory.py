@@ -10,7 +10,7 @@ from support.runs.run_events import ended, event, saved, started
 BEGUN = [started(100), event("first_step", 110, 0, step=1), saved(121, 10)]
 """One step a second; each save takes one."""
 FAILED = event("rank_failed", 141, 0)
-FELL = [*BEGUN, FAILED, event("restarted", 141, 0, generation=1, step=30)]
+FELL = [*BEGUN, FAILED, event("restarted", 141, 0, restart_count=1, step=30)]
 
 
 def again(step: int, place: str = "memory", later: float = 0) -> list[dict]:
@@ -45,7 +45,7 @@ def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> 
     first = [started(50), event("first_step", 60, 0, step=1), saved(101, 40), ended(101, "stopped")]
     told = [started(100), event("resumed", 105, 0, step=40, **{"from": "disk"})]
     told += [event("first_step", 110, 0, step=41), FAILED]
-    told += [event("restarted", 141, 0, generation=1, step=70), *again(65)]
+    told += [event("restarted", 141, 0, restart_count=1, step=70), *again(65)]
     assert "training" not in by_word(told)
     later = [{**one, "attempt": 1, "time": one["time"] + 10} for one in told]
     parts = measure([*first, *later, ended(160, "failed", attempt=1)], now=1e6).parts
@@ -70,14 +70,14 @@ def test_as_long_as_the_ranks_go_on_nothing_of_it_is_lost() -> None:
 
 @pytest.mark.parametrize("resumed", [30, 25])
 def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
-    told = [*BEGUN, event("stalled", 441, 0, generation=0, rank=1, phase="step", step=30, seconds=300.0)]
+    told = [*BEGUN, event("stalled", 441, 0, restart_count=0, rank=1, phase="step", step=30, seconds=300.0)]
     told += [{**one, "time": 442} for one in FELL[3:]]
     parts = parts_of([*told, *again(resumed, later=301)], 450)
     assert parts["lost"] == pytest.approx(301 + 30 - resumed, abs=1)
 
 
 def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last_step_was_not() -> None:
-    told = [*BEGUN, event("restarted", 151, 0, generation=1, step=30, silent_s=10.0), *again(30, later=10)]
+    told = [*BEGUN, event("restarted", 151, 0, restart_count=1, step=30, silent_s=10.0), *again(30, later=10)]
     parts = parts_of([*told, saved(160, 37)], 160)
     assert parts["lost"] == pytest.approx(10)
     assert parts["starting"] == 10 + 2

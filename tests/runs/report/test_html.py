@@ -258,11 +258,11 @@ def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):
 def test_failures_before_restarts_in_place_are_listed_with_advice_whose_commands_are_code(folder):
     two_attempts(folder)
     assert "Restarted in place" not in page_of(folder).text
-    for generation, reason in enumerate((PHRASES["killed"], "")):
-        left = {"rank": generation, "signal": "SIGKILL", "reason": reason, "time": 340.0}
-        fail(folder, 1, f"failure-g{generation}.json", generation=generation, **left)
-        step = 40 if generation else -1
-        event(folder, "restarted", 340.5 + generation, attempt=1, generation=generation + 1, step=step)
+    for count, reason in enumerate((PHRASES["killed"], "")):
+        left = {"rank": count, "signal": "SIGKILL", "reason": reason, "time": 340.0}
+        fail(folder, 1, f"failure-g{count}.json", restart_count=count, **left)
+        step = 40 if count else -1
+        event(folder, "restarted", 340.5 + count, attempt=1, restart_count=count + 1, step=step)
     html = html_of(folder)
     text = Page(html).text
     assert "Restarted in place" in text
@@ -303,7 +303,7 @@ def test_an_attempt_starts_at_the_step_of_its_first_ranks(folder, first_resumed)
     if not first_resumed:
         lines = folder.attempts_file.read_text().splitlines(keepends=True)
         folder.attempts_file.write_text("".join(line for line in lines if '"resumed"' not in line))
-    event(folder, "restarted", 331.0, attempt=1, generation=1, step=40)
+    event(folder, "restarted", 331.0, attempt=1, restart_count=1, step=40)
     event(folder, "resumed", 332.0, attempt=1, step=30)
     event(folder, "first_step", 333.0, attempt=1, step=31)
     assert f"{20 if first_resumed else 0} to 40" in page_of(folder).text

@@ -71,9 +71,9 @@ def failed_run(runs: Path) -> RunFolder:
     add(folder, "resumed", 1510.0, attempt=1, step=200)
     add(folder, "first_step", 1520.0, attempt=1, step=201)
     log(folder, 1, range(210, 301, 10))
-    lost = {"generation": 0, "rank": 1, "host": "node1", "signal": "SIGKILL", "reason": PHRASES["killed"]}
+    lost = {"restart_count": 0, "rank": 1, "host": "node1", "signal": "SIGKILL", "reason": PHRASES["killed"]}
     (folder.log_dir(1) / "failure-g0.json").write_text(json.dumps(lost | {"time": 1530.0}))
-    add(folder, "restarted", 1530.5, attempt=1, generation=1, step=210)
+    add(folder, "restarted", 1530.5, attempt=1, restart_count=1, step=210)
     add(folder, "memory", 1540.0, attempt=1, device="cuda", step=220, peak_bytes=[70 << 30] * 8)
     add(folder, "warned", 1541.0, attempt=1, about="spike", text=f"The loss of step 212 is high: {LONG}.")
     lines = [

@@ -70,7 +70,13 @@ def test_the_failing_rank_comes_after_the_logs(folder):
 
 def test_the_ends_of_other_ranks_and_earlier_failures_are_shown_too(folder):
     fill(folder)
-    left = {"rank": 3, "host": "node4", "exit_code": 1, "reason": "no space left: OSError", "generation": 1}
+    left = {
+        "rank": 3,
+        "host": "node4",
+        "exit_code": 1,
+        "reason": "no space left: OSError",
+        "restart_count": 1,
+    }
     write(folder, 0, "failure.json", json.dumps(left))
     write(folder, 0, "failure-g0.json", json.dumps({"rank": 1, "host": "node2", "signal": "SIGSEGV"}))
     for rank, end in enumerate(

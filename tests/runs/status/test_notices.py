@@ -13,7 +13,7 @@ from support.runs.cli_runs import start, submit
 from support.runs.run_events import event
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-STALL = {"generation": 0, "rank": 3, "host": "n2", "phase": "data", "step": 120, "seconds": 94.2}
+STALL = {"restart_count": 0, "rank": 3, "host": "n2", "phase": "data", "step": 120, "seconds": 94.2}
 
 
 def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slurm, capsys):
@@ -48,7 +48,10 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
     ],
 )
 def test_ranks_that_restarted_on_other_nodes_are_placed(facts, told):
-    restarts = [event("restarted", 1.0, 0, generation=1), event("restarted", 2.0, 0, generation=2, **facts)]
+    restarts = [
+        event("restarted", 1.0, 0, restart_count=1),
+        event("restarted", 2.0, 0, generation=2, **facts),
+    ]
     assert list(notices(restarts)) == [Notice("places", told)]
 
 

@@ -231,7 +231,7 @@ def test_json_holds_only_what_json_can_say(folder):
 def test_ranks_that_restarted_in_place_stand_at_the_step_from_which_they_resumed(folder):
     write(folder, started(), FIRST_STEP, saved(120.0, 100))
     log(folder, 140, time=125.0, loss=3.0)
-    write(folder, event("restarted", 126.0, 0, generation=1, step=140))
+    write(folder, event("restarted", 126.0, 0, restart_count=1, step=140))
     assert status(folder, None).step == 140  # Where they go on is not known yet.
     write(folder, event("resumed", 127.0, 0, step=80, **{"from": "disk"}))
     assert status(folder, None).step == 80
@@ -247,6 +247,6 @@ def test_ranks_that_restarted_before_their_first_step_stand_at_the_step_of_their
     write(folder, ended("stopped", "requeue"), started(1))
     write(folder, event("resumed", 201.0, 1, step=100, **{"from": "disk"}))
     assert status(folder, None).step == 100
-    write(folder, event("restarted", 202.0, 1, generation=1, step=-1))
+    write(folder, event("restarted", 202.0, 1, restart_count=1, step=-1))
     write(folder, event("resumed", 203.0, 1, step=100, **{"from": "disk"}))
     assert status(folder, None).step == 100

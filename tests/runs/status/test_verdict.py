@@ -63,7 +63,7 @@ def test_a_program_that_used_its_restarts_without_a_newer_checkpoint_is_told_so(
 ):
     run = make_run()
     again = [
-        {"event": "restarted", "attempt": 0, "generation": one + 1, "step": -1} for one in range(restarts)
+        {"event": "restarted", "attempt": 0, "restart_count": one + 1, "step": -1} for one in range(restarts)
     ]
     write(run, SUBMITTED, started(), *again, {**ended("failed", code=1), **further})
     found = status(run, slurm)

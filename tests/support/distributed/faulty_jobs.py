@@ -16,7 +16,7 @@ from support.distributed.exact_jobs import Blurred, Noisy
 
 
 class Falling(Noisy):
-    """Kills its rank as FALLS, `{generation: [rank, training step of that process]}`, says.
+    """Kills its rank as FALLS, `{restart count: [rank, training step of that process]}`, says.
 
     With FALL=stop it sleeps instead, with FALL=term its rank gets SIGTERM.
     """

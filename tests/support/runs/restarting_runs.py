@@ -18,26 +18,26 @@ import json, os, signal, sys, time
 from slurmddp.environments.detect import detect
 from slurmddp.host.heartbeat_page import HeartbeatPage
 
-rank, generation = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
+rank, restart_count = int(os.environ["RANK"]), int(os.environ["SLURMDDP_RESTART_COUNT"])
 stop = []
 
 def main(run_dir):
     signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
     page = HeartbeatPage.attach(os.environ)
     info = detect(os.environ)
-    resumed = 10 * generation
+    resumed = 10 * restart_count
     page.resumed(resumed)
     page.completed(resumed + 5, 0.1, 0.0)
-    print(json.dumps([generation, os.getpid(), rank, info.world_size, info.launch_id]), flush=True)
+    print(json.dumps([restart_count, os.getpid(), rank, info.world_size, info.launch_id]), flush=True)
     while not os.path.exists(f"{run_dir}/finish"):
         if stop:
             return 75
-        if os.path.exists(f"{run_dir}/fail-{generation}-{rank}"):
+        if os.path.exists(f"{run_dir}/fail-{restart_count}-{rank}"):
             raise ValueError("it is broken")
         time.sleep(0.01)
     return 0
 """
-"""Ranks that have made some steps, more in each generation, and then wait for a file that ends them."""
+"""Ranks that have made some steps, more after each restart, and then wait for a file that ends them."""
 
 
 def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **config: object) -> RunFolder:
@@ -71,8 +71,8 @@ def lines_of(folder: RunFolder, rank: int) -> list[list]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("[") and line.endswith("]")]
 
 
-def begun(folder: RunFolder, generation: int, ranks: int) -> bool:
-    return all([one for one in lines_of(folder, rank) if one[0] == generation] for rank in range(ranks))
+def begun(folder: RunFolder, restart_count: int, ranks: int) -> bool:
+    return all([one for one in lines_of(folder, rank) if one[0] == restart_count] for rank in range(ranks))
 
 
 def pid_of(folder: RunFolder, rank: int, line: int = -1) -> int:

@@ -70,7 +70,7 @@ def test_a_wrong_device_excludes_its_node(run: RunFolder) -> None:
     assert entry["reason"].startswith("preflight: cpu of rank 3 multiplies")
     assert excluded_nodes(run) == ["n2"]
     (event,) = events(run, "preflight")
-    assert (event["failed"], event["generation"], list(event["unfit"])) == ([found], 0, ["1"])
+    assert (event["failed"], event["restart_count"], list(event["unfit"])) == ([found], 0, ["1"])
     assert event["unfit"]["1"].startswith("cpu of rank 3 multiplies")
 
 
@@ -148,8 +148,8 @@ def test_a_missing_tmpdir_is_warned_of(run: RunFolder) -> None:
 def test_if_two_nodes_fail_with_each_other(
     run: RunFolder, before: list[str], excluded: str, said: str
 ) -> None:
-    run.add_event("preflight", attempt=1, generation=0, pairs=[["n2", "n7"]])
-    run.add_event("preflight", attempt=0, generation=0, pairs=[[node, "n7"] for node in before])
+    run.add_event("preflight", attempt=1, restart_count=0, pairs=[["n2", "n7"]])
+    run.add_event("preflight", attempt=0, restart_count=0, pairs=[[node, "n7"] for node in before])
     for kind, _, told in fly(run, preflight_jobs.with_a_silent_node, 0):
         assert kind == "UnhealthyNodeError"
         assert told.startswith(f"Preflight: {said.format(why='it did not end within 0 s.')} Have its network")
@@ -231,9 +231,9 @@ def test_the_node_in_most_failed_pairs_is_at_fault() -> None:
 def test_a_node_that_failed_only_with_a_faulty_node_is_no_suspect() -> None:
     told = {"event": "preflight", "attempt": 2}
     events = [
-        {**told, "generation": 0, "pairs": [["a", "c"], ["b", "c"]]},
-        {**told, "generation": 1, "pairs": [["b", "d"]]},
-        {**told, "generation": 2},
+        {**told, "restart_count": 0, "pairs": [["a", "c"], ["b", "c"]]},
+        {**told, "restart_count": 1, "pairs": [["b", "d"]]},
+        {**told, "restart_count": 2},
     ]
     assert verdicts.suspects(events, 2, ["a", "b", "e"]) == {1}
     assert verdicts.suspects(events, 3, ["a", "b", "e"]) == set()
