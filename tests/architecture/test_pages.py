@@ -13,7 +13,7 @@ from support import ROOT
 COLUMNS = 100
 GENERATED = {"api.md", "configuration.md", "json.md"}
 """Pages that a test writes from docstrings and dataclasses."""
-UNWRAPPED = {*GENERATED, "bench.md", "measurements.md", "CHANGELOG.md"}
+UNWRAPPED = {*GENERATED, "bench.md", "measurements.md"}
 """Pages whose prose may be wider."""
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
