@@ -38,7 +38,7 @@ class _Touch(nn.Module):
         super().__init__()
         self._uses = tuple(zip(parameters, sparse, strict=True))
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, _: None) -> torch.Tensor:
         total = torch.zeros((), device=self._uses[0][0].device)
         for parameter, is_sparse in self._uses:
             if is_sparse:
@@ -69,14 +69,15 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
     model.broadcast_buffers = False
     try:
         with torch.enable_grad(), _without_hooks(trainable):
-            model().backward()
+            # With `device_ids`, as on GPUs, torch moves the arguments and fails if there are none (2.13).
+            model(None).backward()
             for parameter in trainable:
                 parameter.grad = None
 
             # torch repacks at the start of the next forward pass. Without no_sync, the first backward pass of
             # the training would average gradients even within an accumulated step.
             with model.no_sync():
-                model()
+                model(None)
     finally:
         model.module = module
         model.broadcast_buffers = broadcasts_buffers

@@ -47,6 +47,10 @@ def test_fixing_the_layout_runs_no_hooks_and_no_optimizer_in_the_backward_pass()
         assert found == dict.fromkeys(("weights", "states", "hooks", "later", "stepped"), True)
 
 
+def test_the_layout_is_fixed_where_torch_moves_the_arguments_to_a_device() -> None:
+    assert run_ranks(strategy_jobs.layout_with_device_ids, 2) == [True] * 2
+
+
 def test_fixing_the_layout_leaves_no_trace() -> None:
     for trace in run_ranks(strategy_jobs.layout_leaves_no_trace, 2):
         assert trace == dict.fromkeys(trace, True)

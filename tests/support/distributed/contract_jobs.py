@@ -20,6 +20,7 @@ from support.distributed.rank_jobs import Net, batch_of
 
 Case = tuple[str, dict[str, Any]]
 
+CPU = torch.device("cpu")
 OWN = "support.own.strategy.MeanOfEachGradient"
 ALONE: list[Case] = [("single", {}), ("data_parallel", {})]
 """Strategies of one rank."""
@@ -38,12 +39,13 @@ CASES: list[Case] = [
 """Every strategy of several ranks, with the options under which it computes the steps of one process."""
 
 
-def trained(strategy: Strategy, removed: bool = False) -> dict[str, Any]:
+def trained(strategy: Strategy, removed: bool = False, device: torch.device = CPU) -> dict[str, Any]:
     """Train three steps of one or two backward passes on this rank's part of common batches.
 
     Args:
         strategy: wraps the model and the optimizer.
         removed: whether to leave out the reduction of DistributedDataParallel.
+        device: where the model and the batches are.
 
     Returns:
         `weights`: whole parameters by name, and `unwrapped`: whether `unwrap` returned the model.
@@ -52,21 +54,21 @@ def trained(strategy: Strategy, removed: bool = False) -> dict[str, Any]:
         (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     )
     torch.manual_seed(5 + rank)  # All ranks begin with the weights of rank 0.
-    net = Net(width=12)
-    model = strategy.wrap(net, torch.device("cpu"))
+    net = Net(width=12).to(device)
+    model = strategy.wrap(net, device)
     if removed and type(strategy) is Ddp and isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, _local)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = getattr(strategy, "setup_optimizer", lambda own, model: own)(optimizer, model)
     for step, passes in enumerate((1, 2, 2)):
         for part in range(passes):
-            x, y = (one.chunk(size)[rank] for one in batch_of(10 * step + part, 8))
+            x, y = (one.chunk(size)[rank] for one in batch_of(10 * step + part, 8, device))
             with strategy.no_sync(model) if part + 1 < passes else nullcontext():
                 (nn.functional.cross_entropy(model(x), y) / passes).backward()
         optimizer.step()
         optimizer.zero_grad()
     weights = {
-        name: getattr(one, "full_tensor", one.clone)().detach() for name, one in net.named_parameters()
+        name: getattr(one, "full_tensor", one.clone)().detach().cpu() for name, one in net.named_parameters()
     }
     getattr(strategy, "close", lambda: None)()
     return {"weights": weights, "unwrapped": strategy.unwrap(model) is net}
@@ -101,7 +103,8 @@ def contract(cases: Sequence[Case]) -> list[tuple[dict[str, Any], dict[str, Any]
         d.launch()
         found = []
         for name, options in cases:
-            whole = trained(build(name, **options))
+            whole = trained(build(name, **options), device=d.device)
             with _without_reductions():
-                found.append((whole, trained(build(name, **options), removed=True)))
+                local = trained(build(name, **options), removed=True, device=d.device)
+            found.append((whole, local))
         return found

@@ -180,14 +180,24 @@ def config_of(case: Case, **train: Any) -> dict[str, Any]:
 
 
 def train(
-    folder: Path, case: Case, config: dict[str, Any], halts: Sequence[Halt], **environ: str
+    folder: Path,
+    case: Case,
+    config: dict[str, Any],
+    halts: Sequence[Halt],
+    around: Callable[..., Any] | None = None,
+    **environ: str,
 ) -> RunFolder:
-    """Train in as many attempts as there are halts, and one more."""
+    """Train in as many attempts as there are halts, and one more.
+
+    Args:
+        around: a rank program that calls the attempt; None: the attempt is the rank program.
+    """
     folder.mkdir(exist_ok=True)
+    program, *inner = [around, exact_jobs.attempt] if around is not None else [exact_jobs.attempt]
     for number, halt in enumerate([*halts, None]):
         places = [place | environ for place in place_environments(case.ranks)]
-        given = (config, str(folder), number, halt)
-        assert_ended(run_ranks(exact_jobs.attempt, case.ranks, *given, environments=places), halt)
+        args = (*inner, config, str(folder), number, halt)
+        assert_ended(run_ranks(program, case.ranks, *args, environments=places), halt)
     return RunFolder(folder)
 
 

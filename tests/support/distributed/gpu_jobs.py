@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,25 @@ from slurmddp.strategies import build
 from slurmddp.training.device.choice import choose_backend, choose_device
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight
-from slurmddp.training.process_group import setup
+from slurmddp.training.process_group import device_agreement, setup
 from support.distributed.checkpoint_files import newest_copy
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
+
+
+def on_gpu(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a rank program that would run on CPUs, on the GPU of this rank.
+
+    Ranks without a GPU of their own share one. slurmddp and NCCL refuse that, so they exchange over gloo.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
+
+    device_agreement.take_device = lambda info, backend: (device, "nccl" if ranks <= gpus else "gloo")
+    device_agreement.identity_of = lambda device: ""
+    device_agreement.lacks_gpus = lambda info: False
+    return function(*args)
 
 
 def place_of_a_rank(visible: str | None) -> dict[str, Any]:

@@ -38,13 +38,19 @@ class Net(nn.Module):
         return logits
 
 
-def batch_of(seed: int, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(
+    seed: int, size: int = 4, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs of 6 features and their classes; a seed gives the same batch on each device."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
+    inputs = torch.randn(size, 6, generator=generator)
+    classes = torch.randint(3, (size,), generator=generator)
+    return inputs.to(device), classes.to(device)
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    """Return copies of the weights and buffers, on the CPU."""
+    return {name: value.cpu().clone() for name, value in model.state_dict().items()}
 
 
 def step_on(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -194,11 +200,12 @@ def clipped() -> tuple[list[torch.Tensor], float, float]:
         d.launch()
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        x, y = batch_of(d.rank, 8)
+        x, y = batch_of(d.rank, 8, d.device)
         d.backward(nn.functional.cross_entropy(model(x), y))
         norm = float(d.clip_gradients(model, 0.01))
         left = float(d.clip_gradients(optimizer, 1e9))
-        return [parameter.grad for parameter in model.parameters()], norm, left
+        gradients = [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+        return gradients, norm, left
 
 
 def trained(precision: str) -> dict[str, torch.Tensor]:
@@ -208,7 +215,7 @@ def trained(precision: str) -> dict[str, torch.Tensor]:
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         for step in range(3):
-            x, y = batch_of(10 * step + d.rank)
+            x, y = batch_of(10 * step + d.rank, device=d.device)
             d.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
@@ -222,11 +229,12 @@ def left_out_on_one_rank() -> dict[str, Any]:
         optimizers = [d.setup_optimizer(torch.optim.AdamW(model.parameters())) for model in models]
         before = [weights(d.unwrap(model)) for model in models]
         for number, model in enumerate(models):
-            d.backward(model(torch.ones(1, 2)).sum() * (math.inf if (d.rank, number) == (1, 0) else 2.0**-6))
+            factor = math.inf if (d.rank, number) == (1, 0) else 2.0**-6
+            d.backward(model(torch.ones(1, 2, device=d.device)).sum() * factor)
         for optimizer in optimizers:
             optimizer.step()
         changed = [
-            not torch.equal(old["weight"], d.unwrap(model).weight)
+            not torch.equal(old["weight"], weights(d.unwrap(model))["weight"])
             for old, model in zip(before, models, strict=True)
         ]
         assert d._scaler is not None

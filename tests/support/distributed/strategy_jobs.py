@@ -138,6 +138,21 @@ def layout_leaves_no_trace() -> dict[str, bool]:
         }
 
 
+def layout_with_device_ids() -> bool:
+    """Fix the layout of a model whose arguments torch moves, as on GPUs; return whether it then trains."""
+    with Distributon() as d:
+        d.launch()
+        net = Net()
+        model = nn.parallel.DistributedDataParallel(net)
+        before = weights(net)
+        # torch refuses `device_ids` of a model on CPUs, but its forward passes would be the same.
+        model.device_ids = [0]
+        fix_bucket_layout(model)
+        model.device_ids = []
+        step_on(model, torch.optim.SGD(model.parameters(), lr=0.1), *batch_of(d.rank))
+        return not torch.equal(before["last.weight"], net.last.weight)
+
+
 def layout_runs_no_hooks() -> dict[str, bool]:
     """Wrap a model whose parameters step by themselves; tell what moved, and whether the hooks run later."""
     with Distributon() as d:
@@ -224,7 +239,7 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
         assert d.load(objects, root=root) == steps.start
     losses = []
     for step in steps:
-        x, y = batch_of(step, 8)
+        x, y = batch_of(step, 8, d.device)
         own = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
         loss = nn.functional.cross_entropy(model(x[own]), y[own])
         d.backward(loss)
