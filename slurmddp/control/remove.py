@@ -165,7 +165,7 @@ def _described(folder: RunFolder) -> RemovedRun:
         size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*") if not path.is_dir()),
         checkpoints=len([*folder.checkpoints_dir.glob("step-*")]),
         # A relative path beside the script's own file leads into the snapshot.
-        written=tuple(sorted(code_snapshot.written_beside(folder.code_dir))),
+        written=tuple(sorted(code_snapshot.written_by_jobs(folder.code_dir))),
     )
 
 

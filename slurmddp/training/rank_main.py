@@ -31,8 +31,8 @@ from slurmddp.host.interpreter import note_uncaught
 from slurmddp.host.streams import tell
 from slurmddp.plugins import locate
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.program_arguments import arguments_of
 from slurmddp.runs.folder.program_hints import hint_of
-from slurmddp.runs.folder.program_words import words_of
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.settings.spec import MODULE, is_own_trainer
 from slurmddp.strategies import build
@@ -88,7 +88,7 @@ def _run_own_module(folder: RunFolder, program: dict[str, Any]) -> int:
     """
     share_threads(detect(os.environ))
     module = importlib.import_module(program["script"].removeprefix(MODULE))
-    code = module.main(words_of(folder, program, os.environ)) or EXIT_FINISHED
+    code = module.main(arguments_of(folder, program, os.environ)) or EXIT_FINISHED
     if code == EXIT_FINISHED and StopController.is_leaving:
         return EXIT_STOPPED
     return int(code)

@@ -78,7 +78,7 @@ def test_ranks_on_a_node_that_slurm_has_lost_write_nothing_once_a_later_attempt_
     assert json.loads((logs / "failure.json").read_text())["exit_code"] == 79
     assert (logs / "exit-node-0").read_text() == "79\n"
     assert "Attempt 0 of" in (told := (logs / "rank-0.log").read_text())
-    assert "a later one has begun" in told
+    assert "a later attempt has started" in told
     for name in ("metrics.jsonl", "attempts.jsonl"):
         attempts = [record["attempt"] for record in run.records(name) if "attempt" in record]
         assert attempts == sorted(attempts), f"the old attempt wrote into {name} after the new one"

@@ -161,9 +161,8 @@ def _typed(folder: RunFolder) -> list[str]:
     except (OSError, ValueError):
         return []
     hidden = ("name", "cluster", FREE_ARGUMENTS)
-    return [
-        config_secrets.word_for_readers(override) for override in overrides if key_of(override) not in hidden
-    ]
+    shown = [override for override in overrides if key_of(override) not in hidden]
+    return [config_secrets.argument_for_readers(override) for override in shown]
 
 
 def steps(run: RunStatus) -> str:

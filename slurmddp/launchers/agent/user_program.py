@@ -30,7 +30,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.launchers.agent.worker import descriptors_in
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.folder.program_words import words_of
+from slurmddp.runs.folder.program_arguments import arguments_of
 from slurmddp.settings.spec import MODULE, is_command
 
 ENTRY = f"{__name__}:become"
@@ -47,7 +47,7 @@ def become(run_dir: str) -> NoReturn:
     """
     folder = RunFolder(run_dir)
     program = folder.config()["program"]
-    command = _command(folder, program["script"], words_of(folder, program, os.environ))
+    command = _command(folder, program["script"], arguments_of(folder, program, os.environ))
     environ = {**os.environ, **_threads(os.environ)}
     is_program_of_python = not is_command(program["script"])
     if is_program_of_python or _is_this_python(command[0]):

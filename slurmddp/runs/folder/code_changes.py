@@ -1,7 +1,7 @@
 """Find the files of a project's code that have changed since a submission, by their digests.
 
-A submission records the digest of each file, also outside of a git repository and without a snapshot. So the
-next command can say that a run has computed with other code.
+Each submission records the digest of every file, even outside a git repository and without a snapshot. The
+next command can then report that a run has computed with other code.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from slurmddp.settings.spec import Job, own_script
 from slurmddp.short_text import first_items
 
 _SHOWN = 3
+"""The largest number of changed files that a sentence names."""
 
 
 def digests(job: Job) -> dict[str, str]:
-    """Return the SHA-256 of each file of the code of a job, by its path relative to the project."""
-    runs = job.run_dir.parent
-    exclude = [] if job.project_dir.is_relative_to(runs) else [runs]
+    """Return the SHA-256 of each file of a job's code, by its path relative to the project."""
+    runs_dir = job.run_dir.parent
+    exclude = [runs_dir]
+    # The folder of all runs may hold the project itself; then its code would be left out, too.
+    if job.project_dir.is_relative_to(runs_dir):
+        exclude = []
     paths = code_snapshot.sources(job.project_dir, exclude)
 
     named: dict[str, str] = {}
     for path in [*paths, *_script(job)]:
-        with suppress(OSError):  # A broken link, or a file that was removed meanwhile.
+        # A link may be broken, or a file may have been removed since the listing.
+        with suppress(OSError):
             named[_name(path, job.project_dir)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return named
 
@@ -40,9 +45,12 @@ def write(file: Path, job: Job) -> None:
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """Return the names of the files that differ between two records; empty if there is no old record."""
-    before, after = _read(old), _read(new)
-    return [] if before is None or after is None else _changed(before, after)
+    """Return the names of the files that differ between two records; empty if a record is missing."""
+    before = _read(old)
+    after = _read(new)
+    if before is None or after is None:
+        return []
+    return _changed(before, after)
 
 
 def changed_since(folder: RunFolder, job: Job) -> str:
@@ -53,9 +61,14 @@ def changed_since(folder: RunFolder, job: Job) -> str:
         job: the job of the same command now.
     """
     before = _read(folder.code_digests_file)
-    names = [] if before is None else _changed(before, digests(job))
-    have = "has" if len(names) == 1 else "have"
-    return f"{shown(names)} {have} changed since this run." if names else ""
+    if before is None:
+        return ""
+
+    names = _changed(before, digests(job))
+    if not names:
+        return ""
+    verb = "has" if len(names) == 1 else "have"
+    return f"{shown(names)} {verb} changed since this run."
 
 
 def shown(names: Sequence[str]) -> str:
@@ -68,18 +81,20 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def _script(job: Job) -> list[Path]:
-    """Return the script of a job, which may be no Python file or lie outside of the project."""
+    """Return the script of a job; it may be no Python file, or lie outside the project."""
     script = own_script(job.program.config.get("program") or {})
     path = job.project_dir / Path(script).expanduser()
     return [path] if script and path.is_file() else []
 
 
 def _name(path: Path, project_dir: Path) -> str:
-    return str(path.relative_to(project_dir)) if path.is_relative_to(project_dir) else str(path)
+    if path.is_relative_to(project_dir):
+        return str(path.relative_to(project_dir))
+    return str(path)
 
 
 def _read(file: Path) -> dict[str, str] | None:
-    """Return a record; None without one, as in the folder of a run of an earlier version."""
+    """Return a record of digests; None if it is missing, as in the run folders of earlier versions."""
     try:
         record = json.loads(read_regular(file))
     except (OSError, ValueError):

@@ -2,8 +2,8 @@
 
 The snapshot copies the files that git tracks or would offer to track, uncommitted work included. It links
 data that git ignores and untracked files with secrets: a script finds them beside its `__file__`, and the run
-folder holds no copy of them. The snapshot records the commit and the difference from it. Of code that came
-over ssh it copies exactly the files that were sent, and links everything else in the folder.
+folder holds no copy of them. The snapshot records the commit and the difference from it. If the code came
+over ssh, the snapshot copies exactly the files that were sent, and links everything else in the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slurmddp.short_text import first_items
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS
 
 _MOST_MB = 200
-"""Size of all copied files together, at most."""
+"""Largest total size of the copied files."""
 RECORD = sent_code.FOLDER
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
@@ -41,7 +41,7 @@ _MOST_LINKS = 1000
 _MOST_ENTRIES = 10_000
 """Outside of a git repository, a folder with more entries is not searched for Python files."""
 _CODE_DOTFILES = frozenset({".gitignore", ".gitattributes", ".python-version"})
-"""Names with a leading dot that belong to the code where no git says so."""
+"""Names with a leading dot that belong to the code of a project outside a git repository."""
 _CACHES = frozenset({
     "__pycache__", ".git", ".hg", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
@@ -51,15 +51,15 @@ _OTHER_REPOSITORY = frozenset({
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
     "GIT_PREFIX",
 })  # fmt: skip
-"""Variables by which git looks elsewhere than in the folder; it sets them itself for hooks and aliases."""
+"""Variables that lead git to another repository than that of the folder; git sets them for its hooks."""
 _PATCH = (
     "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", "--src-prefix=a/",
     "--dst-prefix=b/",
 )  # fmt: skip
-"""Options of `git diff` for a patch that applies, whatever the settings of git are."""
+"""Options of `git diff` that give a patch which `git apply` accepts, whatever a person's settings are."""
 NOT_IN_GIT = "is not in a git repository"
 """Part of the description of a run without a copy of its code."""
-_GIT_SAYS = "git says "
+_GIT_REPORTS = "git reports "
 _NO_COMMIT = "no commit"
 
 
@@ -75,31 +75,45 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
         ConfigError: the code is larger than `_MOST_MB`, or git can't list it.
     """
     sent = sent_code.of(project_dir)
-    trouble = "" if sent else _git_trouble(project_dir)
-    if trouble:
-        return f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}."
-    found = _list_sent(project_dir, sent, exclude) if sent else _list_files(project_dir, exclude)
-    _refuse_large(project_dir, found.code)
-    ignored = found.ignored
+    if sent:
+        files = _list_sent(project_dir, sent, exclude)
+    else:
+        trouble = _git_trouble(project_dir)
+        if trouble:
+            return f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}."
+        files = _list_files(project_dir, exclude)
+    _refuse_large(project_dir, files.code)
+
+    ignored = files.ignored
     if len(ignored) > _MOST_LINKS:
         ignored = [path for path in ignored if path.is_dir()]
-    links = [*found.secrets, *ignored]
-    places = {path: target / path.relative_to(project_dir) for path in (*found.code, *links)}
+    links = [*files.secrets, *ignored]
+    _fill(target, files.code, links, project_dir)
+
+    names = [str(path.relative_to(project_dir)) for path in (*files.code, *links)]
+    state = _record(project_dir, target, names, is_sent=bool(sent))
+    # The digests are compared after the copy: until then the files may still change.
+    if sent:
+        _refuse_changed(sent, project_dir, target)
+
+    note = f"Snapshot of {counted(len(files.code), 'file')} of {project_dir}: {state}."
+    note += _links_note(names[len(files.code) :], len(files.ignored) - len(ignored))
+    return note + _outside_note(project_dir)
+
+
+def _fill(target: Path, code: Sequence[Path], links: Sequence[Path], project_dir: Path) -> None:
+    """Copy the paths of the code into the snapshot, and link the other paths."""
+    places = {path: target / path.relative_to(project_dir) for path in (*code, *links)}
     for place in places.values():
         place.parent.mkdir(parents=True, exist_ok=True)
-    for path in found.code:
+
+    for path in code:
         _copy(path, places[path])
     for path in links:
         places[path].symlink_to(path)
-    for path in found.code:
+    # Only now it is known which targets of relative links the snapshot holds.
+    for path in code:
         _keep_leading(path, places[path], project_dir)
-    names = [str(path.relative_to(project_dir)) for path in places]
-    state = _record(project_dir, target, names, is_sent=bool(sent))
-    if sent:
-        _refuse_changed(sent, project_dir, target)
-    note = f"Snapshot of {counted(len(found.code), 'file')} of {project_dir}: {state}."
-    note += _links_note(names[len(found.code) :], len(found.ignored) - len(ignored))
-    return note + _outside_note(project_dir)
 
 
 def code_of(project_dir: Path) -> ProjectFiles:
@@ -112,15 +126,17 @@ def code_of(project_dir: Path) -> ProjectFiles:
         ConfigError: the code is larger than `_MOST_MB`, or its git repository can't be read.
     """
     trouble = _git_trouble(project_dir)
-    if trouble.startswith(_GIT_SAYS):  # All files would be sent, also those that .gitignore names.
+    # Without the answer of git, the files that .gitignore names would be sent, too.
+    if trouble.startswith(_GIT_REPORTS):
         raise _unreadable(project_dir, trouble)
-    found = _walk(project_dir) if trouble else _list_files(project_dir, ())
+    files = _walk(project_dir) if trouble else _list_files(project_dir, ())
+
     # Sockets and pipes are no code, and reading a pipe would never end.
-    code = [path for path in found.code if path.is_symlink() or path.is_file()]
+    code = [path for path in files.code if path.is_symlink() or path.is_file()]
     # The project may itself have come over ssh.
     code = [path for path in code if not path.is_relative_to(project_dir / RECORD)]
     _refuse_large(project_dir, code)
-    return ProjectFiles(code=code, secrets=found.secrets, ignored=[])
+    return ProjectFiles(code=code, secrets=files.secrets, ignored=[])
 
 
 def state_of(project_dir: Path) -> dict[str, bytes]:
@@ -128,9 +144,12 @@ def state_of(project_dir: Path) -> dict[str, bytes]:
 
     The difference is missing if git can't compute it.
     """
-    commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout if _has_git() else b""
+    commit = b""
+    if _has_git():
+        commit = _git(project_dir, "rev-parse", "--verify", "--quiet", "HEAD").stdout
     if not commit.strip():
         return {"commit.txt": f"{_NO_COMMIT}\n".encode()}
+
     diff = _git(project_dir, "diff", *_PATCH, "HEAD", "--", ".")
     if diff.returncode != 0:
         return {"commit.txt": commit}
@@ -138,12 +157,12 @@ def state_of(project_dir: Path) -> dict[str, bytes]:
 
 
 def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
-    """Return the files of a project whose change is a change of its code, without those in `exclude`.
+    """Return the files of a project whose change is a change of its code, without the folders `exclude`.
 
     In a git repository these are the files that git tracks, and new Python files. A new file of another kind
     may be a result of a run. Of code that came over ssh these are all files that were sent. Elsewhere, and
-    if the files are larger than a snapshot may be, these are the Python files. A folder with too many entries
-    to look through, such as a home directory, has none.
+    if the files are larger than a snapshot may be, these are the Python files. No files are returned for a
+    folder with too many entries to look through, such as a home directory.
     """
     sent = sent_code.of(project_dir)
     if sent is not None:
@@ -170,6 +189,8 @@ def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
         if entries > _MOST_ENTRIES:
             return []
         python += [folder / file for file in files if file.endswith(".py")]
+
+        # os.walk enters only the folders that stay in this list.
         folders[:] = [
             inner
             for inner in folders
@@ -183,6 +204,7 @@ def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
 
 def _copy(path: Path, copy: Path) -> None:
     shutil.copy2(path, copy, follow_symlinks=False)
+    # Jobs run the copy, so no other account may write into it, whatever the original allows.
     if not copy.is_symlink():
         copy.chmod(copy.stat().st_mode & ~0o022)
 
@@ -191,6 +213,7 @@ def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
     """Let the copy of a relative link lead to the project's file if the snapshot lacks that file."""
     if not path.is_symlink() or path.readlink().is_absolute():
         return
+
     target = os.path.normpath(path.parent.resolve() / path.readlink())
     leaves = not Path(target).is_relative_to(project_dir.resolve())
     if leaves or (path.exists() and not copy.exists()):
@@ -199,27 +222,34 @@ def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
 
 
 def _links_note(links: Sequence[str], left_out: int) -> str:
-    linked = f" Linked to the project, not copied: {first_items(links, 10)}." if links else ""
-    note = linked + (f" Neither copied nor linked: {left_out} ignored files." if left_out else "")
-    return note.encode(errors="backslashreplace").decode()  # A name may hold bytes that are no text.
+    note = ""
+    if links:
+        note += f" Linked to the project, not copied: {first_items(links, 10)}."
+    if left_out:
+        note += f" Neither copied nor linked: {left_out} ignored files."
+    # The name of a file may hold bytes that are no text.
+    return note.encode(errors="backslashreplace").decode()
 
 
 def _outside_note(project_dir: Path) -> str:
     """Return a sentence about the editable installs of this Python from folders outside the project."""
-    found = {}
+    installs: dict[str, Path] = {}
     for distribution in metadata.distributions():
-        # PEP 610: pip writes the place of an editable install there.
+        # PEP 610: pip records the folder of an editable install in this file. Other tools may write it, too.
         with suppress(OSError, ValueError, AttributeError, TypeError):
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):
-                place = Path(unquote(urlsplit(origin["url"]).path))
-                found[str(distribution.metadata["Name"])] = place
+                folder = Path(unquote(urlsplit(origin["url"]).path))
+                installs[str(distribution.metadata["Name"])] = folder
+
     outside = [
-        f"{name} ({place})"
-        for name, place in sorted(found.items())
-        if name != "slurmddp" and not place.resolve().is_relative_to(project_dir.resolve())
+        f"{name} ({folder})"
+        for name, folder in sorted(installs.items())
+        if name != "slurmddp" and not folder.resolve().is_relative_to(project_dir.resolve())
     ]
-    return f" Editable installs, imported from where they are: {', '.join(outside)}." if outside else ""
+    if not outside:
+        return ""
+    return f" Editable installs, imported from where they are: {', '.join(outside)}."
 
 
 def _sent_state(project_dir: Path) -> dict[str, bytes]:
@@ -229,11 +259,13 @@ def _sent_state(project_dir: Path) -> dict[str, bytes]:
 
 
 def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: bool) -> str:
-    """Record the copied files, the commit and the difference from it; describe the state of the code."""
+    """Record the copied files, the commit and the difference from it; return a description of this state."""
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
     (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
-    for name, content in (_sent_state(project_dir) if is_sent else state_of(project_dir)).items():
+    # The folder on a login node has no repository; the laptop sent the state of its repository with the code.
+    state = _sent_state(project_dir) if is_sent else state_of(project_dir)
+    for name, content in state.items():
         (record / name).write_bytes(content)
 
     commit = (record / "commit.txt").read_text(encoding="utf-8").strip()
@@ -241,30 +273,38 @@ def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: b
     if commit == _NO_COMMIT:
         return commit
     if not diff.exists():
-        return f"commit {commit}, and git can't say what has changed since"
-    return f"commit {commit}{', with uncommitted changes' if diff.stat().st_size else ''}"
+        return f"commit {commit}, and git can't list the changes since"
+    if diff.stat().st_size:
+        return f"commit {commit}, with uncommitted changes"
+    return f"commit {commit}"
 
 
-def written_beside(code: Path) -> list[Path]:
+def written_by_jobs(code: Path) -> list[Path]:
     """Return the paths, relative to the snapshot, of the files that a job has written into it."""
-    names, found = _names(code), []
-    for folder, folders, files in os.walk(code) if names is not None else ():
+    copied = _recorded_names(code)
+    # Without a record, the files of jobs can't be told from the copied ones.
+    if copied is None:
+        return []
+
+    written: list[Path] = []
+    for folder, folders, files in os.walk(code):
         inside = Path(folder).relative_to(code)
         if not {RECORD, "__pycache__"}.intersection(inside.parts):
             links = [name for name in folders if Path(folder, name).is_symlink()]
-            found += [inside / name for name in (*files, *links) if str(inside / name) not in (names or ())]
-    return found
+            written += [inside / name for name in (*files, *links) if str(inside / name) not in copied]
+    return written
 
 
 def carry_over(old: Path, new: Path) -> None:
     """Link the files that a job has written into the old snapshot into the new one."""
-    for name in written_beside(old):
-        with suppress(FileExistsError, NotADirectoryError):  # The project now has a file of that name.
+    for name in written_by_jobs(old):
+        # The project may now have a file of the same name.
+        with suppress(FileExistsError, NotADirectoryError):
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             link(old / name, new / name)
 
 
-def _names(code: Path) -> set[str] | None:
+def _recorded_names(code: Path) -> set[str] | None:
     """Return the names of the files of a snapshot; None if the folder has no record of them."""
     try:
         return set(json.loads(read_regular(code / RECORD / "files.json")))
@@ -277,21 +317,22 @@ def _refuse_large(project_dir: Path, files: Sequence[Path]) -> None:
     total_mb = sum(sizes.values()) / 1e6
     if total_mb <= _MOST_MB:
         return
+
     largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
     named = ", ".join(f"{path.relative_to(project_dir)} ({sizes[path] / 1e6:.0f} MB)" for path in largest)
     raise ConfigError(
-        f"The code in {project_dir} comes to {total_mb:.0f} MB, more than a snapshot may hold "
-        f"({_MOST_MB:g} MB). Largest: {named}.",
+        f"The code in {project_dir} has {total_mb:.0f} MB, more than a snapshot may hold "
+        f"({_MOST_MB:g} MB). The largest files are {named}.",
         hint="Name data and results in .gitignore, or switch the snapshot off with snapshot=false.",
     )
 
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """The entries of a project, sorted by what git says of them; each path exists."""
+    """The entries of a project: its code, its secrets, and what git ignores; each path exists."""
 
     code: list[Path]
-    """Files that git tracks, and new ones that it does not ignore."""
+    """Files that git tracks, and new files that git does not ignore."""
     secrets: list[Path]
     """New files that may hold passwords or keys."""
     ignored: list[Path]
@@ -303,15 +344,17 @@ def _has_git() -> bool:
 
 
 def _git_trouble(project_dir: Path) -> str:
-    """Return why git can't list the files of `project_dir`; empty when it can."""
+    """Return why git can't list the files of `project_dir`; empty if it can."""
     if not _has_git():
         return "there is no git on this machine"
-    answer = _git(project_dir, "rev-parse", "--is-inside-work-tree")
-    if answer.returncode == 0 and answer.stdout.strip() == b"true":
+    result = _git(project_dir, "rev-parse", "--is-inside-work-tree")
+    if result.returncode == 0 and result.stdout.strip() == b"true":
         return ""
-    words = answer.stderr.decode(errors="replace").strip().splitlines()
-    if words and "not a git repository" not in words[0]:
-        return f"{_GIT_SAYS}{words[0]!r}"
+
+    # git has one exit code for all its errors, so only its message names a missing repository.
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    if lines and "not a git repository" not in lines[0]:
+        return f"{_GIT_REPORTS}{lines[0]!r}"
     return f"{project_dir} {NOT_IN_GIT}"
 
 
@@ -320,21 +363,22 @@ def _list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
     tracked, new, ignored = _entries(project_dir)
     secrets = [path for path in new if is_secret(path, project_dir)]
 
-    def taken(paths: set[Path]) -> list[Path]:
+    def kept(paths: set[Path]) -> list[Path]:
         return _without_runs(paths, project_dir, exclude)
 
     # git also lists the entries of an ignored folder if that folder has a .gitignore.
     topmost = {path for path in ignored if not ignored.intersection(path.parents)}
     return ProjectFiles(
-        code=taken({*tracked, *new}.difference(secrets)),
-        secrets=taken(set(secrets)),
-        ignored=[path for path in taken(topmost) if not _is_cache(path, project_dir)],
+        code=kept({*tracked, *new}.difference(secrets)),
+        secrets=kept(set(secrets)),
+        ignored=[path for path in kept(topmost) if not _is_cache(path, project_dir)],
     )
 
 
 def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
     """Return paths in order, without those in run folders of the project and in the folders `exclude`."""
-    is_run = cache(_is_run)  # Many files lie in one folder.
+    # Many files lie in the same folder, and each check of a folder asks the file system.
+    is_run = cache(_is_run)
 
     def is_left_out(path: Path) -> bool:
         if any(path.is_relative_to(folder) for folder in exclude):
@@ -350,6 +394,7 @@ def _walk(project_dir: Path) -> ProjectFiles:
     secrets: list[Path] = []
     for folder, folders, files in os.walk(project_dir):
         inside = Path(folder)
+        # os.walk lists links to folders as folders, but does not enter them.
         links = [name for name in folders if (inside / name).is_symlink()]
         for path in sorted(inside / name for name in (*files, *links)):
             if is_secret(path, project_dir):
@@ -371,7 +416,7 @@ def _is_visible(path: Path) -> bool:
 
 
 def _list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Path]) -> ProjectFiles:
-    """Return the files that were sent to a folder as its code, and all other entries as ignored ones."""
+    """Return the files that were sent to a folder as its code, and all other entries as ignored entries."""
     code = {project_dir / file.name for file in sent if not file.name.startswith(f"{RECORD}/")}
     holds_code = {folder for path in code for folder in path.parents}
     ignored: list[Path] = []
@@ -391,11 +436,14 @@ def _list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Pa
 
 
 def _refuse_changed(sent: Sequence[SentFile], project_dir: Path, target: Path) -> None:
-    """Raise ConfigError if a copied file is not the one that was sent."""
+    """Raise ConfigError if a copied file differs from the file that was sent."""
     for file in sent:
         copy = target / file.name
         # A copied link may have got another target (see `_keep_leading`).
-        is_same = copy.is_symlink() if file.link is not None else file.matches(copy)
+        if file.link is not None:
+            is_same = copy.is_symlink()
+        else:
+            is_same = file.matches(copy)
         if not is_same:
             raise ConfigError(
                 f"{project_dir / file.name} is not the file that was sent over ssh: it was changed on this "
@@ -410,39 +458,44 @@ def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
     tracked = {path for path in _listed(repository, "--cached") if os.path.lexists(path)}
     new = set(_listed(repository, "--others", "--exclude-standard"))
     ignored = set(_listed(repository, "--others", "--ignored", "--exclude-standard", "--directory"))
+
+    # git lists a nested repository as a folder: a submodule as tracked, any other as new.
     for path in sorted(tracked | new):
         if path.is_dir() and not path.is_symlink():
             tracked.discard(path)
             new.discard(path)
             if (path / ".git").exists():
-                for all_of, some in zip((tracked, new, ignored), _entries(path), strict=True):
-                    all_of.update(some)
+                nested = _entries(path)
+                tracked.update(nested[0])
+                new.update(nested[1])
+                ignored.update(nested[2])
     return tracked, new, ignored
 
 
-def _listed(repository: Path, *which: str) -> Iterator[Path]:
-    answer = _git(repository, "ls-files", "-z", *which)
-    if answer.returncode != 0:
-        words = answer.stderr.decode(errors="replace").strip().splitlines()
-        raise _unreadable(repository, f"{_GIT_SAYS}{words[-1] if words else answer.returncode!r}")
+def _listed(repository: Path, *options: str) -> Iterator[Path]:
+    result = _git(repository, "ls-files", "-z", *options)
+    if result.returncode != 0:
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        trouble = repr(lines[-1]) if lines else f"exit code {result.returncode}"
+        raise _unreadable(repository, f"{_GIT_REPORTS}{trouble}")
 
-    for entry in answer.stdout.split(b"\0"):
+    for entry in result.stdout.split(b"\0"):
         if entry:
             yield repository / os.fsdecode(entry)
 
 
 _MARKS = ((RunFolder.overrides_file, RunFolder.config_file), (ELEMENTS, ELEMENT))
-"""The files that together mark a run folder, or the folder of an array."""
+"""Pairs of files: a folder with both files of a pair is a run folder, or the folder of an array."""
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / one).exists() and (folder / other).exists() for one, other in _MARKS)
+    return any((folder / first).exists() and (folder / second).exists() for first, second in _MARKS)
 
 
 def _is_cache(path: Path, project_dir: Path) -> bool:
     is_environment = (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
-    named = _CACHES.intersection(path.relative_to(project_dir).parts)
-    return is_environment or bool(named) or path.suffix in (".pyc", ".pyo", ".egg-info")
+    caches = _CACHES.intersection(path.relative_to(project_dir).parts)
+    return is_environment or bool(caches) or path.suffix in (".pyc", ".pyo", ".egg-info")
 
 
 def _unreadable(repository: Path, trouble: str) -> ConfigError:
@@ -453,12 +506,14 @@ def _unreadable(repository: Path, trouble: str) -> ConfigError:
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`, on the repository of that folder, with messages in English."""
+    """Run git in `folder`, on the repository of that folder."""
     environ = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+    # `_git_trouble` reads the messages of git, so they must be in English.
+    environ["LC_ALL"] = "C"
     return subprocess.run(
         ["git", "-C", str(folder), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env={**environ, "LC_ALL": "C"},
+        env=environ,
         check=False,
     )

@@ -15,19 +15,20 @@ EXPRESSIONS = "from_environment"
 """Key of `config.yaml`: the expressions with `oc.env`, each under the key of its value."""
 NOT_SHOWN = "(not shown)"
 _SHORTEST = 4
-"""Length in characters from which a value is searched in the values of other expressions."""
+"""Shortest value, in characters, that is searched for in the values of other expressions."""
 
 
 def expressions(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the expressions in `raw` whose values come from the environment; lists become mappings.
 
-    An expression that refers to another one, such as `${data.token}`, is found by its resolved value.
+    An expression that refers to another expression, such as `${data.token}`, is recognised by its resolved
+    value.
     """
     secrets = {
         value for text, value in _leaves(raw, resolved) if "oc.env:" in text and len(value) >= _SHORTEST
     }
-    found = _marked(raw, resolved, secrets)
-    return found if isinstance(found, dict) else {}
+    marks = _marked(raw, resolved, secrets)
+    return marks if isinstance(marks, dict) else {}
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -46,32 +47,41 @@ def _leaves(raw: Any, resolved: Any) -> Iterator[tuple[str, str]]:
 
 
 def _marked(raw: Any, resolved: Any, secrets: set[str]) -> Any:
+    """Return the expressions in `raw` that read the environment or resolve to a secret; None without any."""
     if isinstance(raw, str):
-        holds = "${" in raw and any(secret in str(resolved) for secret in secrets)
-        return raw if holds or "oc.env:" in raw else None
-    found = {key: _marked(inner, resolved[key], secrets) for key, inner in _items(raw)}
-    return {key: mark for key, mark in found.items() if mark is not None} or None
+        reads_environment = "oc.env:" in raw
+        holds_secret = "${" in raw and any(secret in str(resolved) for secret in secrets)
+        return raw if reads_environment or holds_secret else None
+
+    marks = {key: _marked(inner, resolved[key], secrets) for key, inner in _items(raw)}
+    return {key: mark for key, mark in marks.items() if mark is not None} or None
 
 
 def without_environment(config: Mapping[str, Any], *, digests: bool = False) -> dict[str, Any]:
     """Return a configuration with expressions instead of values of the environment.
 
-    With `digests` a hash of the value follows each expression, so that another value is noticed.
+    With `digests` a hash of the value follows each expression, so that a changed value is noticed.
     """
     plain = {key: value for key, value in config.items() if key != EXPRESSIONS}
-    return dict(_laid_over(plain, config.get(EXPRESSIONS) or {}, digests))
+    return dict(_with_expressions(plain, config.get(EXPRESSIONS) or {}, digests))
 
 
-def _laid_over(value: Any, marks: Any, digests: bool) -> Any:
-    if isinstance(marks, str):
+def _with_expressions(value: Any, marks: Any, digests: bool) -> Any:
+    """Return a value in which each expression of `marks` replaces its value."""
+    if isinstance(marks, str) and digests:
         text = json.dumps(value, sort_keys=True, default=str)
-        return f"{marks} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})" if digests else marks
+        return f"{marks} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    if isinstance(marks, str):
+        return marks
     if not marks or not isinstance(value, (Mapping, list, tuple)):
         return value
-    laid = {
-        key: _laid_over(inner, marks[key], digests) if key in marks else inner for key, inner in _items(value)
+
+    replaced = {
+        key: _with_expressions(inner, marks[key], digests) if key in marks else inner
+        for key, inner in _items(value)
     }
-    return laid if isinstance(value, Mapping) else list(laid.values())
+    # `marks` describes a list as a mapping from index to expression.
+    return replaced if isinstance(value, Mapping) else list(replaced.values())
 
 
 def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +93,9 @@ def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def word_for_readers(word: str) -> str:
-    """Return an argument of the command line as a report shows it."""
-    key, given, _ = word.partition("=")
-    return f"{key}={NOT_SHOWN}" if given and key.lstrip("+").startswith("cluster.env") else word
+def argument_for_readers(argument: str) -> str:
+    """Return an argument of the command line for a report: without values of `cluster.env`."""
+    key, given, _ = argument.partition("=")
+    if given and key.lstrip("+").startswith("cluster.env"):
+        return f"{key}={NOT_SHOWN}"
+    return argument

@@ -1,8 +1,8 @@
-"""Nodes that failed: each run folder lists the nodes that its run avoids, and an account's runs share them.
+"""Exclude nodes that failed: each run lists the nodes that it avoids, and the runs of an account share them.
 
-Batch step and preflight note failed nodes in the run folder. `share` copies these notes to the file
-`$XDG_STATE_HOME/slurmddp/failed_nodes.jsonl`. `adopt` copies the notes of other runs on the same cluster into
-the run folder. A person may delete a line of the shared file; later runs then use the node again.
+Batch step and preflight record failed nodes in the run folder. `share` copies these records to the file
+`$XDG_STATE_HOME/slurmddp/failed_nodes.jsonl`. `adopt` copies the records of other runs on the same cluster
+into the run folder. A person may delete a line of the shared file; later runs then use the node again.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 
 FoundBy = Literal["loss", "preflight"]
-"""How a node was found to have failed: it was lost, or a test of the preflight found it unhealthy."""
+"""How slurmddp noticed that a node failed: the node was lost, or a test of the preflight failed on it."""
 _LOST_S = 3600
-"""Seconds for which other runs avoid a node that was lost: a cut link may be back a minute later."""
+"""Seconds for which other runs avoid a node that was lost: a link that was cut may be back a minute later."""
 
 
 def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:
     """Return the nodes whose exclusion has not expired, sorted; empty if the file is damaged.
 
     Args:
-        folder: of the run.
-        now: the time at which the exclusion must still hold; 0 for all nodes that ever failed.
+        folder: the run folder.
+        now: the time at which the exclusion must still hold; 0 returns all nodes that ever failed.
         since: leaves out nodes that were recorded before this time.
     """
     at = time.time() if now is None else now
-    held = _held(folder.excluded_file, at)
-    return sorted({str(one["node"]) for one in held if _time(one, "time") >= since})
+    exclusions = _unexpired(folder.excluded_file, at)
+    return sorted({str(exclusion["node"]) for exclusion in exclusions if _time(exclusion, "time") >= since})
 
 
 def exclude(
@@ -56,48 +56,62 @@ def shared_file() -> Path:
 
 
 def shared_nodes(cluster: str = "") -> list[dict[str, Any]]:
-    """Return the shared notes that have not expired, of one SLURM cluster or of all."""
-    return [one for one in _held(shared_file(), time.time()) if cluster in ("", one.get("cluster"))]
+    """Return the shared exclusions that have not expired, of one SLURM cluster or of all clusters."""
+    exclusions = _unexpired(shared_file(), time.time())
+    return [exclusion for exclusion in exclusions if cluster in ("", exclusion.get("cluster"))]
 
 
 def share(folder: RunFolder, cluster: str, *, since: float) -> None:
-    """Add the run's own notes since `since` to the shared file, each once; raises OSError.
+    """Add the exclusions that this run has recorded since `since` to the shared file, each once.
 
-    A node that a test of the preflight found unhealthy is avoided by other runs as long as by this one, any
-    other for an hour: SLURM keeps a node that is down from all jobs by itself.
+    Raises:
+        OSError: the shared file can't be written.
     """
-    known = {_key(note) for note in shared_nodes(cluster)}
-    for own in _held(folder.excluded_file, time.time()):
-        note = {**own, "cluster": cluster, "run": folder.name}
-        if own.get("found_by") != "preflight":
-            note["expires"] = min(own["expires"], _time(own, "time") + _LOST_S)
-        if "run" not in own and _time(own, "time") >= since and _key(note) not in known:
+    known = {_key(exclusion) for exclusion in shared_nodes(cluster)}
+    for exclusion in _unexpired(folder.excluded_file, time.time()):
+        is_adopted = "run" in exclusion
+        if is_adopted or _time(exclusion, "time") < since:
+            continue
+
+        shared = {**exclusion, "cluster": cluster, "run": folder.name}
+        # SLURM itself keeps a node that is down from all jobs. It does not know what the preflight found.
+        if exclusion.get("found_by") != "preflight":
+            shared["expires"] = min(exclusion["expires"], _time(exclusion, "time") + _LOST_S)
+        if _key(shared) not in known:
             shared_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append_line(shared_file(), note)
+            append_line(shared_file(), shared)
 
 
 def adopt(folder: RunFolder, cluster: str) -> None:
-    """Add the notes of other runs on the same cluster to the list of this run, each once; raises OSError."""
-    known = {_key(one) for one in _held(folder.excluded_file, time.time())}
-    for note in shared_nodes(cluster):
-        if _key(note) not in known:
-            append_line(folder.excluded_file, note)
+    """Add the exclusions of other runs on the same cluster to the list of this run, each once.
+
+    Raises:
+        OSError: the list can't be written.
+    """
+    known = {_key(exclusion) for exclusion in _unexpired(folder.excluded_file, time.time())}
+    for exclusion in shared_nodes(cluster):
+        if _key(exclusion) not in known:
+            append_line(folder.excluded_file, exclusion)
 
 
-def _held(path: Path, at: float) -> list[dict[str, Any]]:
-    """Return the notes that hold at a time; none if the file can't be read, because notes are only advice."""
+def _unexpired(path: Path, at: float) -> list[dict[str, Any]]:
+    """Return the exclusions in a file that hold at a time; none if the file can't be read."""
+    # A listing makes a network file system show a file that another host has just written.
     if not is_there(path):
         return []
+
     try:
-        return [one for one in read_lines(path) if one.get("node") and _time(one, "expires") > at]
+        lines = list(read_lines(path))
     except (SlurmddpError, OSError):
+        # An exclusion is advice; a damaged list must not end a run.
         return []
+    return [line for line in lines if line.get("node") and _time(line, "expires") > at]
 
 
-def _key(entry: dict[str, Any]) -> tuple[str, float]:
-    return str(entry["node"]), _time(entry, "time")
+def _key(exclusion: dict[str, Any]) -> tuple[str, float]:
+    return str(exclusion["node"]), _time(exclusion, "time")
 
 
-def _time(entry: dict[str, object], key: str) -> float:
-    found = entry.get(key)
-    return float(found) if isinstance(found, (int, float)) else 0.0
+def _time(exclusion: dict[str, object], key: str) -> float:
+    seconds = exclusion.get(key)
+    return float(seconds) if isinstance(seconds, (int, float)) else 0.0

@@ -1,6 +1,6 @@
 """Freeze the batch step into one file: a zip of modules that any Python from 3.8 on can run.
 
-So a job runs the program of its submission, even if slurmddp was updated or removed since.
+A job then runs the program of its submission, even if slurmddp was updated or removed since.
 """
 
 from __future__ import annotations
@@ -60,34 +60,36 @@ sys.exit(main(sys.argv[1:], os.environ))
 
 @cache
 def batch_program() -> bytes:
-    """Return the batch step as a zip that Python runs; the same modules always give the same bytes.
-
-    Because SLURM leaves the end of an attempt few seconds, the zip holds compiled modules for this version
-    of Python as well.
-    """
+    """Return the batch step as a zip that Python runs; the same modules always give the same bytes."""
     files = {"__main__.py": _START.encode()}
-    for name in MODULES:
-        path = Path(*name.split("."))
+    for module in MODULES:
+        path = Path(*module.split("."))
         files.update({f"{folder}/__init__.py": b"" for folder in [*path.parents][:-1]})
-        source = files[f"{path}.py"] = _source(name)
+
+        source = _source(module)
+        files[f"{path}.py"] = source
+        # SLURM leaves the end of an attempt few seconds, too few to compile the modules.
         files[f"{path}.pyc"] = _compiled(source, f"{path}.py")
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as archive:
-        for place, content in files.items():
-            archive.writestr(zipfile.ZipInfo(place), content)
-    return written.getvalue()
+
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in files.items():
+            # A ZipInfo has a fixed date, and so the bytes don't depend on the time.
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return stream.getvalue()
 
 
 @cache
 def _source(module: str) -> bytes:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{module} is part of the batch step and was not found", name=module)
+        raise ModuleNotFoundError(f"{module}, a module of the batch step, was not found", name=module)
     return Path(spec.origin).read_bytes()
 
 
 @cache
-def _compiled(source: bytes, place: str) -> bytes:
-    """Return what this version of Python loads without reading the source, as PEP 552 lays it out."""
+def _compiled(source: bytes, name: str) -> bytes:
+    """Return a module as bytecode of this version of Python, in the format of PEP 552."""
+    # An unchecked hash: Python does not compare the bytecode with the source when it loads it.
     unchecked = (1).to_bytes(4, "little")
-    return MAGIC_NUMBER + unchecked + source_hash(source) + marshal.dumps(compile(source, place, "exec"))
+    return MAGIC_NUMBER + unchecked + source_hash(source) + marshal.dumps(compile(source, name, "exec"))

@@ -1,4 +1,4 @@
-"""Fold the events of a run into one value per attempt, for status, logs, cancel and report."""
+"""Fold the events of a run into a record of each attempt, for status, logs, cancel and report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted
 
 AGAIN = frozenset({"requeue", "resubmit"})
+"""Values of `next` in an `ended` event after which another attempt follows."""
 STOP_FILE = "stop_file"
 """The source of a stop in a `signalled` event: a person typed `slurmddp stop` or `cancel`."""
 TIME_LIMIT = "time_limit"
@@ -21,17 +22,17 @@ UNANSWERED = "unanswered"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedAttempt:
-    """One attempt; None means that the events do not say."""
+    """An attempt of a run; a field is None if no event holds it."""
 
     number: int
     job_id: str | None = None
     launcher: str | None = None
     allocation: str | None = None
-    """The job of SLURM on whose nodes a local run is."""
+    """The SLURM job whose nodes a local run uses."""
     nodes: str | None = None
     pid: int | None = None
     process_start: str | None = None
-    """Boot and clock tick of the start of process `pid`, which no other process shares."""
+    """Boot id and clock tick of the start of process `pid`; no other process has the same."""
     host: str | None = None
     started: float | None = None
     ended: float | None = None
@@ -39,14 +40,14 @@ class RecordedAttempt:
     """Time of the last event."""
     first_step: int | None = None
     loads: bool = True
-    """Whether the program had asked for the run's checkpoints; else it may keep checkpoints of its own."""
+    """Whether the program uses the run's checkpoints; if False, it may keep checkpoints of its own."""
     resumed_step: int | None = None
     again_at: float | None = None
     """Time of the last restart in place."""
     again_step: int | None = None
-    """The step from which the ranks resumed then."""
+    """The step from which the ranks resumed after that restart."""
     reached: Mapping[int, int | None] = field(default_factory=dict)
-    """The last step before each restart in place, by the number of restarts until then; None if not seen."""
+    """The last step before each restart in place, by the restart count before it; None if none was seen."""
     saved_step: int | None = None
     saved: float | None = None
     signal: str | None = None
@@ -56,11 +57,11 @@ class RecordedAttempt:
     progressed: bool = False
     """Whether the batch step has seen a newer checkpoint at the end than at the start."""
     reason: str | None = None
-    """Why the batch step says that the attempt stopped."""
+    """Why the attempt stopped, as the batch step recorded it."""
     setup_failure: str = ""
-    """The first setup line that failed, and its exit code; the ranks started all the same."""
+    """The first setup line that failed, and its exit code; the ranks started nevertheless."""
     without_progress: int | None = None
-    """How many jobs in a row have reached their time limit without a newer checkpoint."""
+    """How many jobs in a row have reached their time limit without saving a newer checkpoint."""
 
     @property
     def is_open(self) -> bool:
@@ -71,17 +72,21 @@ class RecordedAttempt:
         """The step from which the attempt resumed; 0 for a fresh start."""
         if self.resumed_step is not None:
             return self.resumed_step
-        return 0 if self.first_step is not None and self.loads else None
+        is_fresh = self.first_step is not None and self.loads
+        return 0 if is_fresh else None
 
 
 def stop_source(event: Mapping[str, Any]) -> str | None:
     """Return what stopped the ranks, by a `signalled` event: a signal's name, STOP_FILE or TIME_LIMIT."""
     source = event.get("signal")
     text = str(source)
+
     # Events of earlier versions held a phrase: `the file /runs/a/stop`, `the time limit on rank 0`.
     if text.endswith("/stop"):
         return STOP_FILE
-    return TIME_LIMIT if text.startswith("the time limit") else source
+    if text.startswith("the time limit"):
+        return TIME_LIMIT
+    return source
 
 
 def restart_count(record: Mapping[str, Any]) -> int | None:
@@ -101,15 +106,15 @@ def stop_reason(source: str | None) -> str:
 
 
 def why_stopped(attempt: RecordedAttempt) -> str:
-    """Return the reason why an attempt stopped: `preempted`; empty if no event says.
-
-    `requeued` is a requeue by a person, or a preemption without grace: SLURM does not tell them apart.
-    """
+    """Return the reason why an attempt stopped: `preempted`; empty if no event holds a reason."""
     if attempt.reason:
         return attempt.reason
+
     reason = stop_reason(attempt.signal)
-    if reason == "SIGTERM" and attempt.launcher == "slurm":
-        return "requeued" if attempt.next in AGAIN or attempt.is_open else reason
+    is_requeued = attempt.next in AGAIN or attempt.is_open
+    # SLURM sends the same signal for a requeue by a person and for a preemption without grace.
+    if reason == "SIGTERM" and attempt.launcher == "slurm" and is_requeued:
+        return "requeued"
     return reason
 
 
@@ -121,23 +126,28 @@ def how_ended(attempt: RecordedAttempt) -> str:
         outcome = why_stopped(attempt) or "stopped"
     else:
         outcome = (attempt.outcome or "no outcome given").replace("_", " ")
+
     failed = not attempt.is_open and attempt.outcome not in ("stopped", "finished", "cancelled")
-    code = f", exit code {attempt.exit_code}" if failed and attempt.exit_code is not None else ""
-    return outcome + code + _limits(attempt) + _saved(attempt)
+    if failed and attempt.exit_code is not None:
+        outcome += f", exit code {attempt.exit_code}"
+    return outcome + _limits(attempt) + _saved(attempt)
 
 
 def _limits(attempt: RecordedAttempt) -> str:
-    """Return how many time limits in a row left no newer checkpoint; empty if none."""
-    count = attempt.without_progress
-    return f", {counted(count, 'time limit')} in a row without a newer checkpoint" if count else ""
+    """Return how many time limits in a row left no newer checkpoint; empty if none did."""
+    if not attempt.without_progress:
+        return ""
+    return f", {counted(attempt.without_progress, 'time limit')} in a row without a newer checkpoint"
 
 
 def _saved(attempt: RecordedAttempt) -> str:
-    """Name the last recorded save. Files that a script saves by itself, as by torch.save, have no record."""
+    """Return the last recorded save, or that there is none; empty if the program may save by itself."""
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
-    may_save = attempt.first_step is not None and attempt.loads
-    return ", no save recorded" if attempt.signal is not None or may_save else ""
+
+    # Files that a script saves by itself, as with torch.save, leave no record.
+    uses_checkpoints = attempt.first_step is not None and attempt.loads
+    return ", no save recorded" if attempt.signal is not None or uses_checkpoints else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +160,7 @@ class History:
     job_id: str | None = None
     """The job that runs, or will run, the newest attempt."""
     open_jobs: tuple[str, ...] = ()
-    """Jobs without an end, or that SLURM is to start again: a cancel must end these."""
+    """Jobs without a recorded end, and jobs that SLURM will requeue: `slurmddp cancel` must end them."""
     created: float | None = None
     """When the run was first submitted or started."""
 
@@ -161,7 +171,8 @@ class History:
     @property
     def last_saved(self) -> RecordedAttempt | None:
         """The newest attempt that recorded a save."""
-        return next((one for one in reversed(self.attempts) if one.saved_step is not None), None)
+        newest_first = reversed(self.attempts)
+        return next((attempt for attempt in newest_first if attempt.saved_step is not None), None)
 
     @property
     def goes_on(self) -> bool:
@@ -173,18 +184,18 @@ class History:
 
     @property
     def may_live(self) -> bool:
-        """Whether the job or process may exist: the run continues, or it was cancelled and still leaves."""
-        leaving = self.last == "cancelled" and self.newest is not None and self.newest.is_open
-        return self.goes_on or leaving
+        """Whether the job or process may exist: the run continues, or was cancelled and is still ending."""
+        is_ending = self.last == "cancelled" and self.newest is not None and self.newest.is_open
+        return self.goes_on or is_ending
 
     @property
     def settled(self) -> bool:
-        """Whether the folder alone says how the run ended."""
+        """Whether the run has ended, by its folder alone."""
         return self.last is not None and not self.goes_on
 
 
 def read_history(folder: RunFolder) -> History:
-    """Read the events of a run."""
+    """Return the history of a run, from its events."""
     return fold(folder.events())
 
 
@@ -193,79 +204,116 @@ def is_unanswered(folder: RunFolder) -> bool:
     try:
         return read_history(folder).last == UNANSWERED
     except (SlurmddpError, OSError):
-        return False  # The state of the run says that its events can't be read.
+        # The status of the run reports that its events can't be read.
+        return False
 
 
 def of_newest_attempt(events: Iterable[Any]) -> tuple[int, list[Mapping[str, Any]]]:
     """Return the number of the newest attempt, 0 if there is none, and its events."""
-    known = [one for one in events if isinstance(one, Mapping) and isinstance(one.get("attempt"), int)]
-    newest = max((one["attempt"] for one in known), default=0)
-    return newest, [one for one in known if one["attempt"] == newest]
+    known = [
+        event for event in events if isinstance(event, Mapping) and isinstance(event.get("attempt"), int)
+    ]
+    newest = max((event["attempt"] for event in known), default=0)
+    return newest, [event for event in known if event["attempt"] == newest]
 
 
 def fold(events: Iterable[Any]) -> History:
     """Fold events into a History; skip events and facts that this version does not know."""
     attempts: dict[int, RecordedAttempt] = {}
+    # A dict keeps the jobs in their order.
     open_jobs: dict[str, None] = {}
     named: set[str] = set()
-    early: set[str] = set()  # Jobs that wrote `started` before their submission was recorded.
-    last = job_id = created = None
+    # Jobs that wrote `started` before `sbatch` had returned and their submission was recorded.
+    early: set[str] = set()
+    last = None
+    job_id = None
+    created = None
+
     for event in events:
         if not isinstance(event, Mapping):
             continue
-        kind, job, number = event.get("event"), event.get("job_id"), event.get("attempt")
+        kind = event.get("event")
+        job = event.get("job_id")
+        number = event.get("attempt")
+
         if kind == "submitted" and str(job) in early:
             early.remove(str(job))
             continue
         if kind in ("submitted", UNANSWERED, "started", "ended", "cancelled"):
             last = kind
+
         if job is not None and kind in ("submitted", "started"):
             job_id = str(job)
             if kind == "started" and job_id not in named:
                 early.add(job_id)
             named.add(job_id)
             open_jobs[job_id] = None
-            created = event.get("time") if created is None else created
+            if created is None:
+                created = event.get("time")
+        # A requeued job keeps its id; a resubmitted run has another job.
         if kind == "ended" and event.get("next") != "requeue":
             open_jobs.pop(str(job), None)
+
         if isinstance(number, int):
             known = attempts.get(number, RecordedAttempt(number=number))
             attempts[number] = replace(known, seen=event.get("time"), **_facts(known, event))
+
     ordered = tuple(attempts[number] for number in sorted(attempts))
     return History(attempts=ordered, last=last, job_id=job_id, open_jobs=tuple(open_jobs), created=created)
 
 
 def _facts(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an attempt that one event sets."""
-    kind, time, step = event.get("event"), event.get("time"), event.get("step")
+    kind = event.get("event")
+    time = event.get("time")
+    step = event.get("step")
+
     if kind == "started":
         facts = {name: event.get(name) for name in ("launcher", "allocation", "pid", "process_start", "host")}
-        nodes = event.get("nodes")
-        job_id = None if event.get("job_id") is None else str(event["job_id"])
-        return {**facts, "nodes": None if nodes is None else str(nodes), "job_id": job_id, "started": time}
+        texts = {name: _text(event.get(name)) for name in ("nodes", "job_id")}
+        return {**facts, **texts, "started": time}
     if kind == "ended":
         names = ("exit_code", "outcome", "next", "reason", "without_progress")
         progressed = event.get("progressed") is True
         return {"ended": time, "progressed": progressed, **{name: event.get(name) for name in names}}
+
     if kind == "saved":
         return {"saved_step": step, "saved": time}
     if kind == "restarted":
         return {"again_at": time, "again_step": None, "reached": {**known.reached, **_reached(event)}}
     if kind == "resumed":
-        if known.first_step is None:
-            return {"resumed_step": step, "again_step": None if known.again_at is None else step}
-        return {"again_at": time if known.again_at is None else known.again_at, "again_step": step}
+        return _resumed(known, event)
     if kind == "first_step":
         loads = known.loads and event.get("loads") is not False
-        return {"first_step": step if known.first_step is None else known.first_step, "loads": loads}
-    if kind == "warned" and not known.setup_failure:
-        failure = event.get("failure") if event.get("about") == "setup" else None
-        return {"setup_failure": str(failure)} if failure else {}
-    return {"signal": stop_source(event)} if kind == "signalled" else {}
+        first_step = step if known.first_step is None else known.first_step
+        return {"first_step": first_step, "loads": loads}
+
+    if kind == "warned" and event.get("about") == "setup" and event.get("failure"):
+        return {"setup_failure": known.setup_failure or str(event["failure"])}
+    if kind == "signalled":
+        return {"signal": stop_source(event)}
+    return {}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _resumed(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an attempt that a `resumed` event sets."""
+    step = event.get("step")
+    # Before its first step the attempt itself starts from this step, even after a restart in place.
+    if known.first_step is None:
+        is_restarted = known.again_at is not None
+        return {"resumed_step": step, "again_step": step if is_restarted else None}
+
+    # A trainer that rolls back to a checkpoint resumes without a restart.
+    again_at = event.get("time") if known.again_at is None else known.again_at
+    return {"again_at": again_at, "again_step": step}
 
 
 def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
-    """Return the number of restarts before this one, and the last step until then, if one was seen."""
+    """Return the restart count before a restart, and the last step before it; None if no step was seen."""
     count = restart_count(restarted)
     if count is None:
         return {}

@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines: many writers, broken lines left out."""
+"""Append-only files of JSON lines: several processes write, and readers skip broken lines."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from slurmddp.host.file_lock import try_lock
 from slurmddp.host.regular_file import open_regular
 
 _warned: set[str] = set()
+"""Warnings that this process has logged."""
 
 
 def append_line(path: Path, *records: dict[str, Any]) -> None:
@@ -23,24 +24,26 @@ def append_line(path: Path, *records: dict[str, Any]) -> None:
     Raises:
         OSError: the last line was not written completely. The next call then starts a new line.
     """
-    line = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
+    content = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+
     try:
         _lock_a_moment(descriptor)
+        # A writer that was killed, or a full disk, may have left half a line.
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        while line:
-            line = line[os.write(descriptor, line) :]
+            content = b"\n" + content
+
+        # A nearly full disk takes a part; only the next write reports that it is full.
+        while content:
+            content = content[os.write(descriptor, content) :]
     finally:
         os.close(descriptor)
 
 
 def _lock_a_moment(descriptor: int) -> None:
-    """Lock a file against other writers until it is closed; give up after one second.
-
-    Appending is not atomic on NFS, but a missing lock must not stop a training.
-    """
+    """Lock a file against other writers until it is closed; give up after one second."""
+    # Appending is not atomic on NFS. But a lock that can't be had must not stop a training.
     deadline = time.monotonic() + 1.0
     while try_lock(descriptor) is False and time.monotonic() <= deadline:
         time.sleep(0.01)
@@ -60,44 +63,51 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise unreadable(path, error) from error
+
     broken: list[tuple[int, str]] = []
-    found = False
+    has_records = False
     with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, 1):
+            # Another process is still writing this line.
             if not line.endswith("\n"):
                 break
+
             try:
+                # A server that crashed leaves zero bytes; a record may follow them.
                 records = _records_in(line.replace("\0", ""))
             except ValueError:
                 records = []
                 broken.append((number, line.strip()[:80]))
             else:
-                if "\0" in line:  # A server's crash leaves zeros; a record may follow them.
+                if "\0" in line:
                     broken.append((number, "zeros"))
-            found = found or bool(records)
+            has_records = has_records or bool(records)
             yield from records
-    if broken and not found:
+
+    if broken and not has_records:
         raise SlurmddpError(
             f"{path}, line {broken[0][0]} is not JSON: {broken[0][1]!r}.",
             hint="Another program damaged the file: remove that line.",
         )
     for number, text in broken:
-        warn_once(f"{path}, line {number} is no record and is left out: {text!r}.")
+        warn_once(f"{path}, line {number} is no record and is skipped: {text!r}.")
 
 
 def warn_once(text: str) -> None:
     """Log a warning, unless this process has logged it before."""
     if text not in _warned:
         _warned.add(text)
-        import logging  # The batch step has seconds left, and does not need it.
+        # Imported only for a warning: when the batch step reads events, SLURM may leave it few seconds.
+        import logging
 
         logging.getLogger(__name__).warning(text)
 
 
 def _records_in(line: str) -> list[dict[str, Any]]:
-    """Return the record of a line; of a line that a full disk cut off, the record appended to it."""
+    """Return the record of a line; for a line that a full disk cut off, return the record appended to it."""
     if not line.strip():
         return []
+
     try:
         record = json.loads(line)
         if not isinstance(record, dict):
@@ -106,8 +116,12 @@ def _records_in(line: str) -> list[dict[str, Any]]:
     except ValueError:
         if not line.startswith('{"'):
             raise
-    glued = line.rfind(line[: line.find('"', 2) + 1])  # records of one file begin with the same key
+
+    # All records of a file begin with the same key, so its last occurrence begins the second record.
+    start = line.rfind(line[: line.find('"', 2) + 1])
+    if start <= 0:
+        return []
     try:
-        return [json.loads(line[glued:])] if glued > 0 else []
+        return [json.loads(line[start:])]
     except ValueError:
         return []

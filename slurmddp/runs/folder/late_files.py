@@ -1,9 +1,9 @@
-"""Files that another host writes: one way to ask for them, which no cache of a network file system misleads.
+"""Ask for files that another host writes, past the caches of a network file system.
 
-A client of a network file system remembers for up to a minute that a name did not exist. So a look-up by name
-of a file that is to appear hides the file: from the next look-up, and from SLURM, which then can't open a log
-in a folder that exists. A listing of the folder leaves no such entry. The client opens the folder for it, and
-asks its server on that occasion (NFS: close-to-open consistency).
+A client of a network file system remembers for up to a minute that a name did not exist. A look-up by name of
+a file that is to appear therefore hides the file: from the next look-up, and from SLURM, which then can't
+open a log in a folder that exists. A listing of the folder leaves no such entry. To list a folder, the client
+opens it, and then asks its server (NFS: close-to-open consistency).
 
 Some clients (GlusterFS) also remember to which file a name led. They then show the old size of a file that
 has grown, and answer "Stale file handle" for a file that was replaced. A listing corrects that as well.
@@ -27,10 +27,11 @@ def names_in(folder: Path) -> frozenset[str]:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether `path` exists, by a listing of its folder; False if that can't be read."""
+    """Return whether `path` exists, by a listing of its folder; False if the folder can't be read."""
     try:
         return path.name in _listed(path.parent)
-    except PermissionError:  # An account may enter a folder that it can't list.
+    except PermissionError:
+        # An account may be allowed to enter a folder that it may not list.
         return os.path.lexists(path)
     except OSError:
         return False
@@ -60,10 +61,10 @@ def _listed(folder: Path) -> frozenset[str]:
 def look_again(folder: Path) -> None:
     """Make this host forget what it remembers of a folder and of the files in it.
 
-    A client that keeps listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder
-    itself, so this sets its times. A client that keeps files (GlusterFS) renews them at a listing.
-    Call it before a decision that can't be repeated, not in a poll: it writes.
+    Call it before a decision that can't be repeated, not in a poll: it writes to the folder's times.
     """
+    # A client that keeps listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder.
     with suppress(OSError):
         os.utime(folder)
+    # A client that keeps files (GlusterFS) renews them when it lists the folder.
     names_in(folder)

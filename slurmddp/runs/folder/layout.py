@@ -1,4 +1,4 @@
-"""The files of one run: the only module that knows where they lie."""
+"""The files of a run; no other module knows where they are in the run folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LATE = frozenset(
     | {"log_dir", "rank_log", "job_log", "node_log", "batch_log", "failure_file", "exit_file", "unable_file"}
     | {"begun_file"}
 )
-"""Files that one host writes while another may already ask for them; only `late_files` reads these."""
+"""Files that a host writes while another host may already ask for them; `late_files` alone reads them."""
 
 
 def state_dir() -> Path:
-    """Return the folder of what this account's runs share: `$XDG_STATE_HOME/slurmddp`."""
+    """Return the folder of the files that the runs of this account share: `$XDG_STATE_HOME/slurmddp`."""
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says to ignore a relative path.
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
@@ -33,11 +33,9 @@ def state_dir() -> Path:
 
 
 class _Entry:
-    """A path in a run folder; on the class `RunFolder`, the path relative to the folder.
+    """A path in a run folder; on the class `RunFolder`, the path relative to the folder."""
 
-    It is joined when it is read, because a sweep has thousands of folders.
-    """
-
+    # A descriptor joins the path only when it is read: a sweep has thousands of folders.
     def __init__(self, *names: str) -> None:
         self._names = names
 
@@ -48,7 +46,7 @@ class _Entry:
 
 
 class RunFolder:
-    """The folder of one run, `runs/<name>-<hash>/`: its files and events."""
+    """The folder of a run, `runs/<name>-<hash>/`: its files and events."""
 
     config_file = _Entry("config.yaml")
     overrides_file = _Entry("overrides.txt")
@@ -72,7 +70,7 @@ class RunFolder:
     report_file = _Entry(REPORT_FILE)
     figure_file = _Entry("report.png")
     sample_file = _Entry("sample.txt")
-    """Text that a language model wrote at the end of its training."""
+    """Text that a language model generated at the end of its training."""
     plain_result_file = _Entry("result.json")
     """The value that a function returned on rank 0, if JSON can hold it."""
     result_file = _Entry("result.pkl")
@@ -108,7 +106,7 @@ class RunFolder:
         return self.logs_dir / f"attempt-{attempt}"
 
     def job_log(self, job_id: str) -> Path:
-        """The output of SLURM itself, and of a job that began no attempt."""
+        """The output of SLURM itself, and of a job that started no attempt."""
         return self.logs_dir / f"slurm-{job_id}.out"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
@@ -127,11 +125,11 @@ class RunFolder:
         return self.log_dir(attempt) / "on-event.log"
 
     def begun_file(self, attempt: int, node: int) -> Path:
-        """An empty file of a node's agent, which it makes first; an agent that can't start makes none."""
+        """An empty file that a node's agent creates first; an agent that can't start creates none."""
         return self.log_dir(attempt) / f"begun-node-{node}"
 
     def unable_file(self, attempt: int, node: int) -> Path:
-        """The report of an agent without a link to node 0, that its node can run no ranks."""
+        """The report of an agent without a link to node 0 that its node can run no ranks."""
         return self.log_dir(attempt) / f"unable-node-{node}.json"
 
     def failure_file(self, attempt: int) -> Path:
@@ -139,16 +137,16 @@ class RunFolder:
         return self.log_dir(attempt) / "failure.json"
 
     def exit_file(self, attempt: int, node: int) -> Path:
-        """The exit code of a node's agent: the agent writes it last, so a killed agent leaves none."""
+        """The exit code of a node's agent, written last; an agent that was killed leaves none."""
         return self.log_dir(attempt) / f"exit-node-{node}"
 
     def exit_code_of(self, attempt: int, node: int) -> int | None:
-        """Return the exit code that a node's agent left; None without one."""
+        """Return the exit code that a node's agent left; None if it left none."""
         text = (read_text(self.exit_file(attempt, node)) or "").strip()
         return int(text) if text.isdecimal() else None
 
     def silent_nodes(self, attempt: int, nodes: int) -> list[int]:
-        """Return which of the first `nodes` nodes have an agent that left no exit code."""
+        """Return the nodes, of the first `nodes`, whose agents left no exit code."""
         names = names_in(self.log_dir(attempt))
         return [node for node in range(nodes) if self.exit_file(attempt, node).name not in names]
 
@@ -157,11 +155,14 @@ class RunFolder:
 
         Two callers never get the same number. A claim fences off the earlier attempts: see `is_superseded`.
         """
+        # With this mode no other account can write into the logs, whatever the umask is.
         self.logs_dir.mkdir(0o755, parents=True, exist_ok=True)
         attempt = max(self.attempts(), default=-1) + 1
+
+        # mkdir is atomic, also on NFS.
         while True:
             try:
-                self.log_dir(attempt).mkdir(0o755)  # Under any umask, no other account writes there.
+                self.log_dir(attempt).mkdir(0o755)
                 return attempt
             except FileExistsError:
                 attempt += 1
@@ -174,10 +175,9 @@ class RunFolder:
     def is_superseded(self, attempt: int) -> bool:
         """Return whether a later attempt of the run has started; False if the folder can't be read.
 
-        Only the newest attempt may write, although an earlier attempt may still run. SLURM requeues a job
-        that has lost a node, but after a cut link the processes on that node still run. The number of an
-        attempt is its fencing token.
+        Only the newest attempt may write. The number of an attempt is its fencing token.
         """
+        # SLURM requeues a job that has lost a node. If only a link was cut, processes on that node still run.
         return any(number > attempt for number in self.attempts())
 
     def is_over(self, attempt: int) -> bool:
@@ -191,6 +191,9 @@ class RunFolder:
             RunNotFoundError: this is no run folder.
             SlurmddpError: the file can't be read, or holds no mapping.
         """
+        # The batch step imports this module, and has only the standard library.
+        import yaml
+
         try:
             content = read_regular(self.config_file)
         except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +202,6 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise unreadable(self.config_file, error) from error
-        import yaml  # The batch step has only the standard library.
 
         try:
             # libyaml is ten times faster, where PyYAML has it.
@@ -209,29 +211,39 @@ class RunFolder:
             loaded = None
         if not isinstance(loaded, dict):
             raise SlurmddpError(
-                f"{self.config_file} holds no mapping.", hint="The file was damaged from outside."
+                f"{self.config_file} holds no mapping.",
+                hint="Another program changed the file: put it back from a copy.",
             )
-        if isinstance(program := loaded.get("program"), dict):
-            # Runs of earlier versions name it; today's agents start the ranks of such a script themselves.
+
+        # Runs of earlier versions have this key; now the agents start the ranks of such a script themselves.
+        program = loaded.get("program")
+        if isinstance(program, dict):
             program.pop("torchrun", None)
         return loaded
 
     def add_event(self, event: str, **facts: Any) -> None:
-        """Append one event of an attempt: submitted, started, first_step, saved, signalled, ended, ..."""
+        """Append an event of an attempt: submitted, started, first_step, saved, signalled, ended, ..."""
         append_line(self.attempts_file, {"event": event, "time": round(time.time(), 3), **facts})
 
     def typed(self) -> list[str]:
-        """Return the settings of the run as typed; raises OSError or ValueError if they can't be read."""
+        """Return the settings of the run as typed.
+
+        Raises:
+            OSError: the file can't be read.
+            ValueError: its text is damaged.
+        """
         return shlex.split(read_regular(self.overrides_file).decode())
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of all attempts, in the order in which they were recorded."""
-        names_in(self.path)  # This host may remember how long the file was.
+        # This host may remember an old size of the file; a listing renews it.
+        names_in(self.path)
         return list(read_lines(self.attempts_file))
 
     def readable_events(self) -> list[dict[str, Any]]:
-        """Return the events; none if the record is damaged, so that a job can still decide and end."""
+        """Return the events; none if the record is damaged."""
         try:
             return self.events()
         except (SlurmddpError, OSError):
+            # A job must be able to decide and end without them.
             return []

@@ -1,7 +1,7 @@
-"""The lock of a run: one process at a time decides whether to start it, or trains it on this machine.
+"""The lock of a run: only its holder may start the run, or train it on this machine.
 
-The kernel releases the lock when its last holder ends; agents and ranks inherit it. On a filesystem without
-locks a file names the holder, and a holder that has ended is recognised.
+Agents and ranks inherit the lock, and the kernel releases it when the last of them ends. On a file system
+without locks a file names the holder. If that process has ended, another process may take the lock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from slurmddp.host.process import start_time
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.folder.layout import RunFolder
 
-_POLLED_S = 0.1
+_POLL_S = 0.1
 _MOMENT_S = 1.0
 """Seconds before a wait is announced: a submission takes about as long."""
+_WRITING_S = 5.0
+"""Age from which an incomplete file counts as left behind by a writer that was interrupted."""
 _STALE_S = 900.0
 """Age from which a holder on another host counts as ended: a submission takes two minutes at most."""
 
@@ -47,11 +49,12 @@ class RunLock:
         """Take the lock if it is free, without a wait.
 
         Raises:
-            RunNotFoundError: the run folder is gone, since the process that created it took it away again.
-            SlurmddpError: the name of the lock file belongs to a link or a folder.
+            RunNotFoundError: another command has removed the run folder.
+            SlurmddpError: a link or a folder has the name of the lock file.
         """
         try:
             self.fileno = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            # A command may have removed the folder and created it again; then this is an old file.
             if self._lock() and os.path.samestat(os.fstat(self.fileno), self._path.stat()):
                 return True
         except FileNotFoundError:
@@ -63,33 +66,38 @@ class RunLock:
                 raise
             raise SlurmddpError(
                 f"{self._path} is no file, so the run can't be locked: {error.strerror}.",
-                hint="slurmddp did not leave it so: remove it.",
+                hint="Another program created it: remove it.",
             ) from error
+
         self.release()
         return False
 
     def wait(self, is_taken: Callable[[], bool], *, waiting: Callable[[], None]) -> bool:
-        """Take the lock, waiting while another process holds it and `is_taken` says no.
+        """Wait for the lock and take it; return False if `is_taken` returns True before that.
 
         Args:
-            is_taken: whether a launcher trains the run, so that a wait is useless; False is returned then.
-            waiting: called once, when the wait lasts longer than a moment.
+            is_taken: returns whether a launcher trains the run: the lock then stays taken.
+            waiting: called once, if the wait takes longer than a second.
         """
-        told_at = time.monotonic() + _MOMENT_S
+        announced_at = time.monotonic() + _MOMENT_S
         while not self.acquire():
             if is_taken():
                 return False
-            if time.monotonic() >= told_at:
+
+            if time.monotonic() >= announced_at:
                 waiting()
-                told_at = math.inf
-            time.sleep(_POLLED_S)
+                announced_at = math.inf
+            time.sleep(_POLL_S)
         return True
 
     def hand_over(self) -> RunLock:
         """Return the lock as another object; this object no longer releases it."""
         other = RunLock(RunFolder(self._path.parent))
-        other.fileno, other._holds_file = self.fileno, self._holds_file
-        self.fileno, self._holds_file = -1, False
+        other.fileno = self.fileno
+        other._holds_file = self._holds_file
+
+        self.fileno = -1
+        self._holds_file = False
         return other
 
     def release(self) -> None:
@@ -109,39 +117,49 @@ class RunLock:
 
     def _lock(self) -> bool:
         is_locked = try_lock(self.fileno)
-        return self._lock_by_file() if is_locked is None else is_locked
+        # None: this file system has no locks.
+        if is_locked is None:
+            return self._lock_by_file()
+        return is_locked
 
     def _lock_by_file(self) -> bool:
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start_time(os.getpid())}
+        """Take the lock by creating the file that names its holder; return False if a holder may live."""
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start_time(os.getpid())}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+        # A second time, if the file of a holder that has ended was removed.
         for _ in range(2):
             try:
-                descriptor = os.open(
-                    self._holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
-                )
+                descriptor = os.open(self._holder, flags, 0o600)
             except FileExistsError:
                 if not _remove_stale(self._holder):
                     return False
                 continue
+
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(me, stream)
+                json.dump(holder, stream)
             self._holds_file = True
             return True
         return False
 
 
 def _remove_stale(holder: Path) -> bool:
-    """Remove the file of a holder that has ended; False if it may still live."""
+    """Remove the file of a holder that has ended; return False if the holder may still live."""
     try:
         with open_regular(holder) as stream:
-            text, written = stream.read().decode(errors="replace"), os.fstat(stream.fileno()).st_mtime
+            text = stream.read().decode(errors="replace")
+            written = os.fstat(stream.fileno()).st_mtime
     except FileNotFoundError:
         return True
     if not _has_ended(text, time.time() - written):
         return False
+
     aside = holder.with_name(f"{holder.name}.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
-        holder.rename(aside)  # Of two processes that remove the same file, one fails here.
-        if aside.read_text(encoding="utf-8") != text:  # A new holder was faster: give its file back.
+        # If two processes remove the same file, the rename fails in the second process.
+        holder.rename(aside)
+        # A new holder may have been faster; it gets its file back.
+        if aside.read_text(encoding="utf-8") != text:
             with suppress(FileExistsError):
                 os.link(aside, holder)
         aside.unlink()
@@ -149,11 +167,17 @@ def _remove_stale(holder: Path) -> bool:
 
 
 def _has_ended(text: str, age_s: float) -> bool:
+    """Return whether the holder that a file names has ended, or has left the file incomplete."""
     try:
         holder = json.loads(text)
-        host, pid, began = holder["host"], int(holder["pid"]), holder["process_start"]
+        host = holder["host"]
+        pid = int(holder["pid"])
+        process_start = holder["process_start"]
     except (ValueError, KeyError, TypeError):
-        return age_s > _POLLED_S * 50  # Its writer was interrupted, or is still writing.
+        return age_s > _WRITING_S
+
+    # A process of another host can't be seen.
     if host != socket.gethostname():
         return age_s > _STALE_S
-    return bool(start_time(pid) != began)
+    # Another process may have the same pid by now.
+    return bool(start_time(pid) != process_start)

@@ -1,4 +1,4 @@
-"""The owner of a file or folder: refuse what other accounts could change, and warn if others can write."""
+"""Refuse files and folders that other accounts own or can change, and warn if others can write to runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurmddp.runs.folder.layout import RunFolder
 log = logging.getLogger(__name__)
 
 _NOBODY = 65534
-"""The owner of a file whose owner this machine can't name: in a container, or on a share with root squash."""
+"""The account of files whose owner is unknown on this machine: in a container, or with root squash."""
 
 _OWN_RUN = "Start a run of your own: give it another name= or runs_dir=, or another folder to save in."
 READ_ONLY = (
@@ -29,26 +29,29 @@ _warned: set[Path] = set()
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return the name of the account that owns `path`; None if this account owns it, or is root.
+    """Return the name of the account that owns `path`; None if this account owns it, or is root."""
+    user = os.geteuid()
+    if user == 0:
+        return None
 
-    A link of another account counts as foreign, whatever its target is.
-    """
-    here = os.geteuid()
+    # The owner of a link can let it lead to another folder at any time.
     for status in (path.lstat, path.stat):
         try:
             owner = status().st_uid
         except OSError:
             return None
-        if here != 0 and owner not in (here, _NOBODY):
+        if owner not in (user, _NOBODY):
             return account(owner)
     return None
 
 
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
     """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
-    # The folder of all runs holds no such file; a listing of it would take long.
+    # A folder of checkpoints that does not exist yet belongs to the owner of its run. The folder of all runs
+    # has no configuration, and so is never listed: a listing of thousands of runs takes long.
     is_run = (root.parent / RunFolder.config_file).exists() and not is_there(root)
     folder = root.parent if is_run else root
+
     owner = foreign_owner(folder)
     if owner is not None:
         raise ConfigError(
@@ -59,19 +62,22 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
 
 
 def refuse_files_of_others(root: Path) -> None:
-    """Raise ConfigError if another account decides what a configuration in the folder `root` says.
+    """Raise ConfigError if another account can change a configuration in the folder `root`.
 
     A configuration names commands and classes that run as this account.
     """
     seen: set[Path] = set()
-    # Hydra follows links to folders, and Python runs the compiled file in place of its source.
+    # Hydra follows links to folders.
     for name, folders, files in os.walk(root, followlinks=True):
         folder = Path(name)
+        # A link may lead back to a folder above it.
         if folder.resolve() in seen:
             folders.clear()
             continue
+
         seen.add(folder.resolve())
         refuse_file_of_others(folder)
+        # Python runs a compiled file in place of its source.
         for file in files:
             if file.endswith((".yaml", ".yml", ".py", ".pyc")):
                 refuse_file_of_others(folder / file)
@@ -83,23 +89,25 @@ def refuse_file_of_others(
     """Raise ConfigError if neither this account nor root owns a file, or if others can write into it."""
     if not path.exists():
         return
+
     for status in (path.lstat(), path.stat()):
         if status.st_uid not in _trusted():
             raise ConfigError(
-                f"{path} belongs to {account(status.st_uid)}, and what it says would run as "
+                f"{path} belongs to {account(status.st_uid)}, and its content would run as "
                 f"{account(os.geteuid())}.",
                 hint=hint,
             )
-    who = _writers(path)
-    if who and not path.is_dir() and _is_within_reach(path.resolve()):
+
+    writers = _writers(path)
+    if writers and not path.is_dir() and _is_within_reach(path.resolve()):
         raise ConfigError(
-            f"{path} is writable for {who}, and what it says would run as {account(os.geteuid())}.",
+            f"{path} is writable for {writers}, and its content would run as {account(os.geteuid())}.",
             hint=f"Take the right away: chmod go-w {shlex.quote(str(path))}",
         )
 
 
 def _trusted() -> set[int]:
-    """Return the accounts whose files may decide what runs: this one, root, and who called sudo."""
+    """Return the accounts whose files this process trusts: its own, root, and the caller of sudo."""
     trusted = {os.geteuid(), 0}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         trusted.add(int(os.environ["SUDO_UID"]))
@@ -107,7 +115,7 @@ def _trusted() -> set[int]:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a file that this account alone can write; None without such a file.
+    """Return the content of a file that only this account can write; None if the file does not exist.
 
     Raises:
         ConfigError: another account owns the file, or can write into it.
@@ -115,20 +123,23 @@ def read_own(path: Path) -> bytes | None:
     """
     if not is_there(path):
         return None
+
     try:
         stream = open_regular(path, os.O_NOFOLLOW)
     except OSError as error:
         raise unreadable(path, error) from error
     with stream:
+        # The open file is checked, not its name: another file may take the name at any time.
         status = os.fstat(stream.fileno())
         if status.st_uid != os.geteuid():
             raise ConfigError(
                 f"{path} belongs to {account(status.st_uid)}, and reading it could run their code.",
                 hint="Let that account read it.",
             )
-        if who := _writers(stream.fileno()):
+        writers = _writers(stream.fileno())
+        if writers:
             raise ConfigError(
-                f"{path} is writable for {who}, and reading it could run their code.",
+                f"{path} is writable for {writers}, and reading it could run their code.",
                 hint="If you trust its content: chmod go-w " + shlex.quote(str(path)),
             )
         return stream.read()
@@ -137,20 +148,23 @@ def read_own(path: Path) -> bytes | None:
 def warn_if_exposed(root: Path) -> None:
     """Warn, once per folder, if other accounts can replace runs or checkpoints under `root`."""
     for folder in (root, *root.parents):
-        who = other_writers(folder)
-        if who and folder not in _warned:
+        writers = other_writers(folder)
+        if writers and folder not in _warned:
             _warned.add(folder)
             log.warning(
                 "%s is writable for %s, who can replace the runs and checkpoints in it. "
                 "Its owner can change that with `chmod go-w`.",
                 folder,
-                who,
+                writers,
             )
 
 
 def other_writers(folder: Path) -> str:
-    """Return who besides the owner may rename and delete in a folder; empty with the sticky bit."""
-    return "" if folder.stat().st_mode & stat.S_ISVTX else _writers(folder)
+    """Return who besides the owner may rename and delete files in a folder; empty if nobody else may."""
+    # With the sticky bit, as in /tmp, an account may rename and delete only its own files.
+    if folder.stat().st_mode & stat.S_ISVTX:
+        return ""
+    return _writers(folder)
 
 
 def _is_within_reach(path: Path) -> bool:
@@ -162,12 +176,15 @@ def _can_be_entered(folder: Path) -> bool:
     status = folder.stat()
     if status.st_mode & stat.S_IXOTH:
         return True
-    return bool(status.st_mode & stat.S_IXGRP) and (_has_acl(folder) or not _is_private_group(status))
+    if not status.st_mode & stat.S_IXGRP:
+        return False
+    return _has_acl(folder) or not _is_private_group(status)
 
 
 def _writers(file: Path | int) -> str:
-    """Return who besides the owner may write into a file or folder, or an open one; empty for nobody."""
+    """Return who besides the owner may write into a file or folder, or an open one; empty if nobody may."""
     status = os.fstat(file) if isinstance(file, int) else file.stat()
+
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
     if not status.st_mode & stat.S_IWGRP:
@@ -178,27 +195,31 @@ def _writers(file: Path | int) -> str:
 
 
 def _has_acl(file: Path | int) -> bool:
-    """Return whether a list names further accounts; the bits of the group then hold for all of them."""
+    """Return whether an access control list names further accounts."""
+    # The group bits are then the mask of the list: the largest right that any of these accounts has.
     try:
         return bool(os.getxattr(file, "system.posix_acl_access"))
-    except OSError:  # The file has no such list, or its file system knows none.
+    except OSError:
+        # The file has no list, or its file system has none.
         return False
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Return whether the group is the one that many systems create for each account: of the same number."""
+    """Return whether the group has the owner as its only member: many systems create one for each account."""
+    # Such a group has the number of its account.
     if status.st_gid != status.st_uid:
         return False
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name
         group = grp.getgrgid(status.st_gid)
-    except KeyError:  # This machine has no name for one of them, as in a container.
+    except KeyError:
+        # This machine has no name for the account or the group, as in a container.
         return True
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
 
 def account(number: int) -> str:
-    """Return the name of the account with this number."""
+    """Return the name of the account with this user id."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -28,23 +28,29 @@ def hint_of(error: BaseException) -> str:
 
 def hint_after(line: str) -> str:
     """Return what to do after the last line of a traceback; empty if only the program's author can know."""
-    if missing := _MODULE.match(line):
-        return _of_module(missing["name"])
+    module = _MODULE.match(line)
+    if module:
+        return _module_hint(module["name"])
+
     file = _FILE.match(line)
     if file and not Path(file["path"]).is_absolute():
         return f"A relative path starts at the project, {Path.cwd()}, here and on the nodes."
-    if shapes := _SHAPES.match(line):
+
+    shapes = _SHAPES.match(line)
+    if shapes:
         return (
-            f"The last dimension of an input is {shapes['given']}, and the layer that it meets takes "
+            f"The last dimension of an input is {shapes['given']}, but the layer that receives it takes "
             f"{shapes['taken']}: change the size of the layer, or reshape its input."
         )
     return _NO_TERMINAL if _INPUT.match(line) else ""
 
 
-def _of_module(name: str) -> str:
-    """Return how the package `name` gets to the ranks; empty if it is there, and only a part is missing."""
-    if hint := src_layout_hint(name):
+def _module_hint(name: str) -> str:
+    """Return how to make the package `name` importable; empty if it is, and only a part of it is missing."""
+    hint = src_layout_hint(name)
+    if hint:
         return hint
+
     with suppress(ImportError, ValueError):
         if importlib.util.find_spec(name) is not None:
             return ""

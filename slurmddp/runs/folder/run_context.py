@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.environments.names import ATTEMPT_VARIABLE, RESTART_COUNT_VARIABLE, RUN_DIR_VARIABLE
 from slurmddp.errors import SupersededError
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
 
 
@@ -30,11 +30,16 @@ class RunContext:
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: RunFolder | None = None) -> RunContext:
         """Return the context of a process; a given `folder` precedes the folder in `environ`."""
-        run_dir, attempt = environ.get(RUN_DIR_VARIABLE), environ.get(ATTEMPT_VARIABLE, "")
+        run_dir = environ.get(RUN_DIR_VARIABLE)
+        attempt = environ.get(ATTEMPT_VARIABLE, "")
         restarts = environ.get(RESTART_COUNT_VARIABLE)
+
+        has_attempt = attempt.isdecimal()
+        if folder is None and run_dir and has_attempt:
+            folder = RunFolder(run_dir)
         return cls(
-            folder=folder or (RunFolder(run_dir) if run_dir and attempt.isdecimal() else None),
-            attempt=int(attempt) if attempt.isdecimal() else 0,
+            folder=folder,
+            attempt=int(attempt) if has_attempt else 0,
             restart_count=int(restarts or 0),
             by_agent=restarts is not None,
         )
@@ -48,15 +53,16 @@ class RunContext:
         """Raise SupersededError if a later attempt of the run has started."""
         if self.folder is not None and self.is_superseded:
             raise SupersededError(
-                f"Attempt {self.attempt} of {self.folder.name} still runs, though a later one has begun: "
-                "it stops here and writes nothing more.",
+                f"Attempt {self.attempt} of {self.folder.name} still runs, but a later attempt has started: "
+                "this attempt stops now and writes nothing more.",
                 hint="SLURM had lost one of its nodes, or the run was started a second time.",
             )
 
     def keeps(self, root: Path) -> bool:
         """Return whether `root` is the folder of the run's checkpoints."""
-        own = None if self.folder is None else self.folder.checkpoints_dir
-        return own is not None and os.path.realpath(root) == os.path.realpath(own)
+        if self.folder is None:
+            return False
+        return os.path.realpath(root) == os.path.realpath(self.folder.checkpoints_dir)
 
     def add_event(self, event: str, **facts: object) -> None:
         """Add an event of this attempt to `attempts.jsonl`; do nothing outside a run, or if superseded."""
@@ -64,28 +70,32 @@ class RunContext:
             self.folder.add_event(event, attempt=self.attempt, **facts)
 
     def publish_port(self, identity: str, port: int) -> bool:
-        """Write the port of `identity` into the attempt's folder; return False without a folder.
+        """Write the port of `identity` into the attempt's folder; return False if that is impossible.
 
-        A process needs this only if other programs hold all ports that follow from the launch's id.
+        A process needs this only if other programs hold all ports that are derived from the launch id.
         """
         path = self._port_file(identity)
+        if path is None:
+            return False
+
         try:
-            if path is not None:
-                write_atomic(path, f"{port}\n")
+            write_atomic(path, f"{port}\n")
         except OSError:
             return False
-        return path is not None
+        return True
 
     def published_ports(self, identity: str) -> list[int]:
-        """Return the port that `identity` has published; empty before that."""
+        """Return the port that `identity` has published; empty before it has published one."""
         path = self._port_file(identity)
-        with suppress(OSError):
-            # Because a network file system caches look-ups, the folder is listed: that asks the server.
-            if path is not None and path in path.parent.iterdir():
-                text = path.read_text(encoding="utf-8").strip()
-                return [int(text)] if text.isdecimal() else []
-        return []
+        if path is None:
+            return []
+
+        # A network file system caches look-ups; a listing of the folder asks the server.
+        text = read_text(path) or ""
+        return [int(text)] if text.strip().isdecimal() else []
 
     def _port_file(self, identity: str) -> Path | None:
+        if self.folder is None:
+            return None
         name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        return None if self.folder is None else self.folder.log_dir(self.attempt) / f"port-{name}"
+        return self.folder.log_dir(self.attempt) / f"port-{name}"

@@ -27,22 +27,25 @@ _FOLDERS = frozenset({
 _PRIVATE_KEY = re.compile(
     rb"""(?:^|"\s*:\s*")-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|^PuTTY-User-Key-File-""", re.MULTILINE
 )
-"""A key at the beginning of a line, or as a value of JSON, as a service account has it."""
+"""A key at the beginning of a line, or as a value in JSON, as in the file of a service account."""
 _HEAD_BYTES = 4096
+"""Length of the beginning of a file that is searched for a key."""
 
 
 def is_secret(path: Path, project_dir: Path) -> bool:
-    """Return whether the name, a folder or the first bytes of a file say that it holds a secret."""
+    """Return whether a file may hold a secret, judged by its name, its folders and its first bytes."""
     if any(fnmatchcase(path.name.lower(), pattern) for pattern in _NAMES):
         return True
     if any(is_secret_folder(name) for name in path.relative_to(project_dir).parts):
         return True
+
     if path.is_symlink() or not path.is_file():
         return False
     try:
         with path.open("rb") as stream:
             return bool(_PRIVATE_KEY.search(stream.read(_HEAD_BYTES)))
-    except OSError:  # A file that can't be read can't be copied either; the copy reports that.
+    except OSError:
+        # A file that can't be read can't be copied either; the copy reports it.
         return False
 
 
@@ -52,10 +55,12 @@ def is_secret_folder(name: str) -> bool:
 
 
 def topmost(secrets: Sequence[Path], project_dir: Path) -> list[str]:
-    """Return the names of secrets, with their folder in place of several files of a folder of secrets."""
+    """Return the names of secret files; a folder of secrets stands for all files in it."""
     names: dict[str, None] = {}
     for path in secrets:
         parts = path.relative_to(project_dir).parts
         folders = [at for at, part in enumerate(parts) if part in _FOLDERS]
-        names["/".join(parts[: folders[0] + 1] if folders else parts)] = None
+        if folders:
+            parts = parts[: folders[0] + 1]
+        names["/".join(parts)] = None
     return list(names)

@@ -1,6 +1,6 @@
 """The list of the code that was sent to a folder of a login node: every file with its digest.
 
-The list is what a snapshot of that folder copies, whatever git on the host would say.
+A snapshot of that folder copies the files of this list. It does not ask git on the host.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 
 FOLDER = ".slurmddp"
-"""Folder inside the project's folder on the host, with the list, and the commit and diff of the laptop."""
+"""Folder inside the project on the host: the list, and the commit and difference of the laptop's project."""
 _LIST = "sent.json"
+"""The files of the last complete delivery."""
 _PENDING = "pending.json"
-"""The files of the last complete delivery and of the delivery in progress; absent between deliveries."""
+"""The files of the delivery in progress, or of an interrupted delivery; missing after a complete delivery."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,11 @@ def digest_of(path: Path) -> str:
 
 
 def from_json(entries: Sequence[dict[str, Any]]) -> list[SentFile]:
-    """Return the files that `as_json` has described; raises ValueError for a name that leaves the folder."""
+    """Return the files that `as_json` has described.
+
+    Raises:
+        ValueError: a name leads out of the folder.
+    """
     files = [SentFile(**entry) for entry in entries]
     for file in files:
         if not file.is_safe:
@@ -69,12 +74,12 @@ def from_json(entries: Sequence[dict[str, Any]]) -> list[SentFile]:
 
 
 def as_json(files: Sequence[SentFile]) -> list[dict[str, Any]]:
-    """Return the list as plain values."""
+    """Return the files as values that JSON can hold."""
     return [asdict(file) for file in files]
 
 
 def is_marked(project_dir: Path) -> bool:
-    """Return whether code was sent to a folder before, if only in part."""
+    """Return whether code was sent to a folder before, even if the delivery was interrupted."""
     return any((project_dir / FOLDER / name).exists() for name in (_LIST, _PENDING))
 
 
@@ -91,18 +96,21 @@ def known(project_dir: Path) -> list[SentFile]:
     """Return the files that earlier deliveries may have written, interrupted ones included."""
     files: list[SentFile] = []
     for name in (_LIST, _PENDING):
-        with suppress(ConfigError):  # Files of unknown origin are put aside, never overwritten.
+        # If a list is damaged, its files count as unknown: they are put aside, never overwritten.
+        with suppress(ConfigError):
             files += _read(project_dir / FOLDER / name) or []
     return files
 
 
 def begin(project_dir: Path, files: Sequence[SentFile]) -> None:
-    """Record what a delivery is about to write, so that an interrupted delivery leaves no unknown file."""
+    """Record the files that a delivery is about to write."""
+    # An interrupted delivery must leave no file of unknown origin, which the next one would put aside.
     _write(project_dir / FOLDER / _PENDING, [*known(project_dir), *files])
 
 
 def complete(project_dir: Path, files: Sequence[SentFile]) -> None:
     """Record that exactly these files have arrived."""
+    # In this order, an interruption leaves both lists: they may name too many files, but never too few.
     _write(project_dir / FOLDER / _LIST, files)
     (project_dir / FOLDER / _PENDING).unlink(missing_ok=True)
 

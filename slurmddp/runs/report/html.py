@@ -283,7 +283,7 @@ def _command(folder: RunFolder, config: Mapping[str, Any]) -> str:
         words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
     except ValueError:
         words = typed.split()
-    return shlex.join(["slurmddp", command, *as_typed([*map(config_secrets.word_for_readers, words)])])
+    return shlex.join(["slurmddp", command, *as_typed([*map(config_secrets.argument_for_readers, words)])])
 
 
 def _config(folder: RunFolder) -> str:

@@ -262,11 +262,11 @@ def test_a_repository_that_git_cannot_read_is_refused_before_a_file_is_left_out(
     (project / ".git" / damage).write_text("[damaged")
     (project / "data").mkdir()
     (project / "data" / "private.txt").write_text("ignored, so it is not sent")
-    with pytest.raises(ConfigError, match="can't be listed: git says") as caught:
+    with pytest.raises(ConfigError, match="can't be listed: git reports") as caught:
         code_of(project)
     assert f"git -C {project} status" in caught.value.hint
     if damage == "index":
-        with pytest.raises(ConfigError, match="can't be listed: git says"):
+        with pytest.raises(ConfigError, match="can't be listed: git reports"):
             take(project, tmp_path / "code")
         assert not (tmp_path / "code").exists()
 
@@ -276,7 +276,7 @@ def test_a_difference_that_git_cannot_compute_is_unknown_and_not_empty(project: 
     (project / "train.py").write_text("print(2)\n")
     shutil.rmtree(project / ".git" / "objects")
     (project / ".git" / "objects").mkdir()
-    assert f"commit {commit}, and git can't say what has changed since" in take(project, tmp_path / "code")
+    assert f"commit {commit}, and git can't list the changes since" in take(project, tmp_path / "code")
     assert taken(tmp_path / "code") >= {"train.py", ".slurmddp/commit.txt"}
     assert ".slurmddp/diff.patch" not in taken(tmp_path / "code")
 

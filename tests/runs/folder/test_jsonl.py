@@ -37,7 +37,7 @@ def test_a_broken_line_costs_only_itself_and_is_reported_once(
     path.write_text('{"event": "started"}\n' + broken + '{"event": "ended"}\n')
     for _ in range(2):
         assert list(read_lines(path)) == [{"event": "started"}, {"event": "ended"}]
-    assert caplog.text.count("line 2") == 1 and "is left out" in caplog.text
+    assert caplog.text.count("line 2") == 1 and "is skipped" in caplog.text
 
 
 def test_a_file_without_any_record_is_an_error(tmp_path: Path) -> None:

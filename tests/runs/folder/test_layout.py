@@ -25,7 +25,7 @@ def test_the_attempt_claimed_last_has_the_run(tmp_path: Path) -> None:
     assert not folder.is_superseded(newer)
     RunContext.read(environ(folder, newer)).refuse_superseded()
     with pytest.raises(
-        SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later one has begun"
+        SupersededError, match=r"Attempt 0 of gpt-1 still runs.*a later attempt has started"
     ) as caught:
         RunContext.read(environ(folder, older)).refuse_superseded()
     assert caught.value.exit_code == EXIT_NO_PROGRESS

@@ -268,7 +268,7 @@ def test_root_and_an_owner_obey_no_configuration_that_others_put_into_a_run(
         if parent != Path("/"):
             parent.chmod(0o755)
     assert main(["resume", folder.name]) == EXIT_CONFIG
-    assert "what it says would run as" in capsys.readouterr().err
+    assert "its content would run as" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("as_root")

@@ -28,7 +28,7 @@ from slurmddp.runs.folder.program_hints import hint_of
         (bdb.BdbQuit(), "`slurmddp exec -n 1 -- python SCRIPT`"),
         (
             RuntimeError("mat1 and mat2 shapes cannot be multiplied (64x2 and 3x8)"),
-            "The last dimension of an input is 2, and the layer that it meets takes 3",
+            "The last dimension of an input is 2, but the layer that receives it takes 3",
         ),
         (ValueError("x"), ""),
     ],
