@@ -23,6 +23,7 @@ FINISHED = [
     "remote",
     "runs/failures",
     "runs/folder",
+    "runs/report",
     "runs/status",
     "sandbox",
     "strategies",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_POINTS = 800
-"""Points of a curve, at most: a screen can't show more, and they make the page heavy."""
+"""Largest number of points of a curve: a screen can't show more, and more points make the page heavy."""
 
 
 def has_points(*curves: Curve) -> bool:
@@ -23,26 +23,28 @@ def has_points(*curves: Curve) -> bool:
 
 
 def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Return the finite points, averaged in equal groups if there are more than `max_points`."""
-    points = [
-        (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if math.isfinite(value)
-    ]
-    group = max(1, math.ceil(len(points) / max_points))
-    groups = [points[at : at + group] for at in range(0, len(points), group)]
-    xs = [sum(step for step, _ in some) / len(some) for some in groups]
-    return xs, [sum(value for _, value in some) / len(some) for some in groups]
+    """Return the steps and values of the finite points; more than `max_points` are averaged in groups."""
+    pairs = zip(curve.steps, curve.values, strict=True)
+    points = [(step, value) for step, value in pairs if math.isfinite(value)]
+
+    size = max(1, math.ceil(len(points) / max_points))
+    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    xs = [sum(step for step, _ in group) / len(group) for group in groups]
+    ys = [sum(value for _, value in group) / len(group) for group in groups]
+    return xs, ys
 
 
 def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: str = "") -> Figure:
     """Draw the training loss and the held-out loss.
 
     Args:
-        metrics: of the run.
-        starts: the step from which each later attempt resumed.
-        size: of the picture.
-        title: above the axes.
+        metrics: the metrics of the run.
+        starts: the step from which each later attempt resumed, by its number.
+        size: the size of the picture.
+        title: a text above the axes.
     """
     figure, (axes,) = new_figure(size)
+
     for curve, colour, label in (
         (metrics.train, "train", "training"),
         (metrics.held_out, "held", "held-out"),
@@ -61,9 +63,10 @@ def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: st
 
 
 def draw_optimizer(metrics: Metrics, starts: Mapping[int, int], size: Size) -> Figure:
-    """Draw learning rate and gradient norm, each on axes of its own."""
+    """Draw learning rate and gradient norm, each on its own axes."""
     curves = [(curve, label) for curve, label in optimizer_curves(metrics) if has_points(curve)]
     figure, panels = new_figure(size, len(curves))
+
     for axes, (curve, label) in zip(panels, curves, strict=True):
         xs, ys = thin(curve)
         axes.plot(xs, ys, color=COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
@@ -77,7 +80,8 @@ def optimizer_curves(metrics: Metrics) -> tuple[tuple[Curve, str], ...]:
 
 
 def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *curves: Curve) -> None:
-    """Mark the starts of attempts; choose scales, ticks and labels."""
+    """Mark the starts of attempts, and choose scales, ticks and labels."""
+    # Matplotlib is an optional dependency.
     from matplotlib.ticker import MaxNLocator
 
     for attempt, step in starts.items():
@@ -97,7 +101,9 @@ def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *cu
 
     # A linear axis would flatten the end of a curve that spans decades.
     values = [value for curve in curves for value in thin(curve)[1]]
-    axes.set_yscale("log" if min(values) > 0 and max(values) > 50 * min(values) else "linear")
+    if min(values) > 0 and max(values) > 50 * min(values):
+        axes.set_yscale("log")
+
     locator = MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
     axes.xaxis.set_major_locator(locator)
     axes.margins(x=0.015)

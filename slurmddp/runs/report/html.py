@@ -1,7 +1,8 @@
-"""Write the report of a run: one HTML page that needs no network and no other file."""
+"""Write the report of a run: an HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Iterable, Mapping
@@ -25,13 +26,13 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import curves
 from slurmddp.runs.report.goodput import Goodput, read_goodput
-from slurmddp.runs.report.time_bars import time_bars
+from slurmddp.runs.report.time_bars import Bar, time_bars
 from slurmddp.runs.status import logs
 from slurmddp.runs.status.best_step import BestStep, best_step
-from slurmddp.runs.status.metrics import LoggedStep, Metrics, read
+from slurmddp.runs.status.metrics import Curve, LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
-from slurmddp.runs.text_format import duration, local_time, number, percent
+from slurmddp.runs.text_format import counted, duration, local_time, number, percent
 from slurmddp.settings.arguments import as_typed
 from slurmddp.settings.identity import relevant
 from slurmddp.settings.spec import CONTROLLER
@@ -55,24 +56,25 @@ TONES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One key figure of the report."""
+    """A key figure of the report."""
 
     label: str
     value: str
     note: str = ""
 
 
-def with_report(folder: RunFolder, found: RunStatus) -> RunStatus:
-    """Return the status of a run with its report; write the report if the run has ended since.
+def with_report(folder: RunFolder, status: RunStatus) -> RunStatus:
+    """Return the status of a run with its report; write the report if the run has ended since the last one.
 
     Without matplotlib, and in a folder of another account, the report is left out.
     """
-    if found.state in ("finished", "failed"):
-        with suppress(Exception):  # An error of the report must not hide the status.
+    if status.state in ("finished", "failed"):
+        # An error of the report must not hide the status.
+        with suppress(Exception):
             refuse_foreign(folder.path, READ_ONLY)
             if _is_due(folder):
-                return replace(found, report=write_report(folder, found))
-    return found
+                return replace(status, report=write_report(folder, status))
+    return status
 
 
 def _is_due(folder: RunFolder) -> bool:
@@ -88,8 +90,8 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
     """Write `report.html` and `report.png` from the run folder, and return the path of the page.
 
     Args:
-        folder: of the run.
-        run: its status.
+        folder: the run folder.
+        run: the status of the run.
 
     Raises:
         SlurmddpError: matplotlib is missing.
@@ -99,6 +101,7 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
     config = folder.config()
     starts = {attempt.number: attempt.start_step for attempt in history.attempts if attempt.start_step}
     has_script = bool((config.get("program") or {}).get("script"))
+
     goodput = read_goodput(folder, run, time.time())
     events = list(folder.events())
     memory = newest_peak_memory(events)
@@ -109,11 +112,15 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
         draw = partial(curves.draw_loss, metrics, starts)
         drawing.write_png(folder.figure_file, partial(draw, (9.0, 4.6), folder.name))
         loss = drawing.picture("loss", draw)
+
     optimizer: dict[str, str] = {}
     if curves.has_points(metrics.lr, metrics.grad_norm):
         draw = partial(curves.draw_optimizer, metrics, starts)
         optimizer = drawing.picture("optimizer", draw, wide=(9.2, 2.6), narrow=(4.6, 4.8))
 
+    output = ""
+    if has_script and run.log:
+        output = "\n".join(logs.tail(run.log, _OUTPUT_LINES))
     return write_page(
         folder.report_file,
         "report.html.j2",
@@ -125,7 +132,7 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
         tiles_per_row=partial(_per_row, len(tiles)),
         attempts=_attempts(folder, history, metrics, run),
         restarts=[(restart.attempt, restart) for restart in read_restarts(folder, history.attempts)],
-        bars=[] if set(goodput.parts) == {"unknown"} else time_bars(goodput),
+        bars=_bars(goodput),
         loss=loss,
         loss_label=_loss_label(metrics),
         has_steps=bool(loss) or not has_script,
@@ -134,7 +141,7 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
         warnings=_warnings(events),
         memory=memory,
         sample=_text(folder.sample_file)[:_SAMPLE_CHARS],
-        output="\n".join(logs.tail(run.log, _OUTPUT_LINES)) if has_script and run.log else "",
+        output=output,
         code=_text(folder.code_note_file).strip(),
         command=_command(folder, config),
         config=_config(folder),
@@ -143,15 +150,22 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
     )
 
 
-def _per_row(count: int, most: int) -> int:
-    """Return the tiles per row, `most` or fewer, that fill the rows as evenly as possible."""
-    rows = -(-count // most) or 1
-    return -(-count // rows)
+def _bars(goodput: Goodput) -> list[Bar]:
+    """Return the bars of time; none if the program records nothing by which to divide it."""
+    if set(goodput.parts) == {"unknown"}:
+        return []
+    return time_bars(goodput)
+
+
+def _per_row(count: int, limit: int) -> int:
+    """Return the tiles per row, at most `limit`, that fill the rows as evenly as possible."""
+    rows = max(1, math.ceil(count / limit))
+    return math.ceil(count / rows)
 
 
 def _tiles(
     config: dict[str, Any],
-    now: RunStatus,
+    status: RunStatus,
     goodput: Goodput,
     metrics: Metrics,
     best: BestStep | None,
@@ -159,37 +173,61 @@ def _tiles(
     *,
     known_only: bool,
 ) -> list[Tile]:
-    """Return the key figures; `known_only` leaves out those that a program of the user may never have."""
-    nodes, ranks = config.get("nodes"), config.get("ranks_per_node")
-    held = metrics.held_out
-    first = f"from {number(held.values[0])}" if len(held) > 1 else ""
-    total = f"of {now.total_steps}" if now.total_steps else ""
-    train = metrics.train.values
-    speed = "-" if metrics.rate is None else f"{metrics.rate:,.0f}"
-    tiles = [
-        Tile("Steps", "-" if now.step is None else f"{now.step:,}", total),
-        Tile("Training loss", number(train[-1] if train else None), "last logged"),
-        Tile("Held-out loss", number(held.values[-1] if len(held) else None), first),
-        *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
-        *([Tile(f"Best {best.name}", number(best.value), f"step {best.step}")] if best else []),
-        Tile(
-            "Speed", speed, "no step was logged" if metrics.rate is None else f"{metrics.rate_unit}, median"
-        ),
-        *_use_tiles(now, memory),
-        _time_tile(goodput),
-    ]
+    """Return the key figures; `known_only` leaves out figures that have no value, as in runs of scripts."""
+    tiles = [_steps_tile(status), *_loss_tiles(metrics)]
+    if best:
+        tiles.append(Tile(f"Best {best.name}", number(best.value), f"step {best.step}"))
+    tiles += [_speed_tile(metrics), *_use_tiles(status, memory), _time_tile(goodput)]
+
+    nodes = config.get("nodes")
+    ranks = config.get("ranks_per_node")
     if isinstance(nodes, int) and isinstance(ranks, int):
-        used = f", {goodput.hours:,.2f} {goodput.unit}" if goodput.hours else ""
-        tiles.append(Tile("Ranks", str(nodes * ranks), f"on {nodes} node{'s' * (nodes != 1)}{used}"))
+        note = f"on {counted(nodes, 'node')}"
+        if goodput.hours:
+            note += f", {goodput.hours:,.2f} {goodput.unit}"
+        tiles.append(Tile("Ranks", str(nodes * ranks), note))
     return [tile for tile in tiles if not known_only or tile.value != "-"]
 
 
-def _use_tiles(now: RunStatus, memory: PeakMemory | None) -> list[Tile]:
+def _steps_tile(status: RunStatus) -> Tile:
+    total = f"of {status.total_steps}" if status.total_steps else ""
+    if status.step is None:
+        return Tile("Steps", "-", total)
+    return Tile("Steps", f"{status.step:,}", total)
+
+
+def _loss_tiles(metrics: Metrics) -> list[Tile]:
+    """Return the last value of each loss, and of each metric that the program logs."""
+    held_out = metrics.held_out
+    held_out_note = ""
+    if len(held_out) > 1:
+        held_out_note = f"from {number(held_out.values[0])}"
+
+    return [
+        Tile("Training loss", number(_last(metrics.train)), "last logged"),
+        Tile("Held-out loss", number(_last(held_out)), held_out_note),
+        *(Tile(name, number(curve.values[-1]), "last logged") for name, curve in metrics.own.items()),
+    ]
+
+
+def _last(curve: Curve) -> float | None:
+    return curve.values[-1] if len(curve) else None
+
+
+def _speed_tile(metrics: Metrics) -> Tile:
+    if metrics.rate is None:
+        return Tile("Speed", "-", "no step was logged")
+    return Tile("Speed", f"{metrics.rate:,.0f}", f"{metrics.rate_unit}, median")
+
+
+def _use_tiles(status: RunStatus, memory: PeakMemory | None) -> list[Tile]:
     """Return the use of the devices, as far as it was recorded."""
     tiles = []
-    if now.tflops is not None:
-        share = "per rank, last logged" if now.mfu is None else f"per rank, MFU {percent(now.mfu)}"
-        tiles.append(Tile("TFLOP/s", f"{now.tflops:.3g}", share))
+    if status.tflops is not None:
+        note = "per rank, last logged"
+        if status.mfu is not None:
+            note = f"per rank, MFU {percent(status.mfu)}"
+        tiles.append(Tile("TFLOP/s", f"{status.tflops:.3g}", note))
     if memory is not None:
         tiles.append(Tile("Peak memory", memory.largest, f"{memory.place}, rank {memory.largest_rank}"))
     return tiles
@@ -209,11 +247,18 @@ def _time_tile(goodput: Goodput) -> Tile:
 
 
 def _lasted(attempt: RecordedAttempt, logged: LoggedStep | None) -> float | None:
+    """Return the seconds of an attempt, until its last sign of life if it recorded no end."""
     if attempt.started is None:
         return None
-    seen = [moment for moment in (attempt.seen, logged.time if logged else None) if moment is not None]
-    end = attempt.ended if attempt.ended is not None else max(seen, default=None)
-    return None if end is None else max(0.0, end - attempt.started)
+
+    end = attempt.ended
+    if end is None:
+        end = attempt.seen
+        if logged is not None:
+            end = max(end or 0.0, logged.time)
+    if end is None:
+        return None
+    return max(0.0, end - attempt.started)
 
 
 def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunStatus) -> Table:
@@ -221,6 +266,7 @@ def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunSta
     logged = [metrics.logged.get(attempt.number) for attempt in attempts]
     lasted = list(map(_lasted, attempts, logged))
     outcomes = [Cell(*_outcome(attempt, folder, history, run)) for attempt in attempts]
+
     return table(
         Column("Attempt", [attempt.number for attempt in attempts]),
         Column("Job", [attempt.job_id for attempt in attempts]),
@@ -233,57 +279,87 @@ def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunSta
 
 
 def _steps(attempt: RecordedAttempt, logged: LoggedStep | None) -> str:
-    known = (logged.step if logged else None, attempt.saved_step)
-    last = max((step for step in known if step is not None), default=None)
+    """Return the first and the last step of an attempt: `100 to 250`."""
+    steps = []
+    if logged is not None:
+        steps.append(logged.step)
+    if attempt.saved_step is not None:
+        steps.append(attempt.saved_step)
+    if not steps:
+        return "none"
+
     first = "?" if attempt.start_step is None else attempt.start_step
-    return "none" if last is None else f"{first} to {last}"
+    return f"{first} to {max(steps)}"
 
 
 def _outcome(
-    attempt: RecordedAttempt, folder: RunFolder, history: History, now: RunStatus
+    attempt: RecordedAttempt, folder: RunFolder, history: History, status: RunStatus
 ) -> tuple[str, str]:
-    """Return how an attempt ended, in words, and the tone of its colour."""
+    """Return a text about the end of an attempt, and the tone of its colour."""
+    is_newest = attempt is history.newest
     failure = read_failure(folder, attempt.number)
     if attempt.outcome == "finished":
         return "finished", "good"
     if attempt.outcome == "stopped":
         return _stopped(attempt, failure), "wait"
-    if failure is not None:  # The page shows the reason of the newest failure above.
-        return failure.short if attempt is history.newest else failure.sentence, "bad"
+
+    # The page shows the reason of the newest failure above the table.
+    if failure is not None and is_newest:
+        return failure.short, "bad"
+    if failure is not None:
+        return failure.sentence, "bad"
+
+    if attempt.is_open and is_newest:
+        return status.state, TONES[status.state]
     if attempt.is_open:
-        return (now.state, TONES[now.state]) if attempt is history.newest else ("no end recorded", "wait")
-    code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
-    return (attempt.outcome or "ended").replace("_", " ") + code, "bad"
+        return "no end recorded", "wait"
+    text = (attempt.outcome or "ended").replace("_", " ")
+    if attempt.exit_code is not None:
+        text += f", exit code {attempt.exit_code}"
+    return text, "bad"
 
 
 def _stopped(attempt: RecordedAttempt, failure: Failure | None) -> str:
-    """Return how an attempt was stopped: at a checkpoint if one is known, why, and a script's own error."""
-    known = attempt.saved_step is not None or attempt.resumed_step is not None
+    """Return how and why an attempt stopped, with the error of a script that failed while it stopped."""
+    stopped = "stopped"
+    if attempt.saved_step is not None or attempt.resumed_step is not None:
+        stopped += " at a checkpoint"
     reason = why_stopped(attempt)
-    stopped = f"stopped{' at a checkpoint' * known}" + (f" ({reason})" if reason else "")
+    if reason:
+        stopped += f" ({reason})"
+
     if failure is not None and failure.asked_to_stop:
         return f"{stopped}; {failure.short}"
     return stopped
 
 
 def _loss_label(metrics: Metrics) -> str:
+    """Return a text of the loss curves for a screen reader."""
+    curves_by_name = {"training loss": metrics.train, "held-out loss": metrics.held_out}
     parts = [
-        f"{what} from {number(curve.values[0])} to {number(curve.values[-1])}"
-        for what, curve in (("training loss", metrics.train), ("held-out loss", metrics.held_out))
+        f"{name} from {number(curve.values[0])} to {number(curve.values[-1])}"
+        for name, curve in curves_by_name.items()
         if len(curve)
     ]
     return "Loss over steps: " + ", ".join(parts)
 
 
 def _command(folder: RunFolder, config: Mapping[str, Any]) -> str:
+    """Return the command of a run as a person typed it, without secrets."""
     script = (config.get("program") or {}).get("script")
-    command = "controller" if script == CONTROLLER else "run" if script else "train"
+    if script == CONTROLLER:
+        command = "controller"
+    else:
+        command = "run" if script else "train"
+
     typed = _text(folder.overrides_file)
+    # The file holds a quoted argument per line. An argument may hold a line break.
     try:
-        words = shlex.split(typed)  # Quoted words, one per line; a word may hold a line break.
+        arguments = shlex.split(typed)
     except ValueError:
-        words = typed.split()
-    return shlex.join(["slurmddp", command, *as_typed([*map(config_secrets.argument_for_readers, words)])])
+        arguments = typed.split()
+    shown = [config_secrets.argument_for_readers(argument) for argument in arguments]
+    return shlex.join(["slurmddp", command, *as_typed(shown)])
 
 
 def _config(folder: RunFolder) -> str:

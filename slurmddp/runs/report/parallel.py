@@ -1,12 +1,12 @@
 """Draw runs as parallel coordinates: an axis for each setting, an axis for the result, a line for each run.
 
-The plot is due to A. Inselberg, "The plane with parallel coordinates", The Visual Computer 1 (1985).
+Source of the plot: A. Inselberg, "The plane with parallel coordinates", The Visual Computer 1 (1985).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,52 +19,62 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 7
-"""Values of an axis that are named one by one, at the same distance; more values lie on a scale."""
+"""Largest number of values that stand at equal distances, each with a label; more values lie on a scale."""
 _DECADES = 20.0
-"""Largest to smallest value from which an axis has a logarithmic scale."""
+"""Ratio of the largest to the smallest value from which an axis has a logarithmic scale."""
 _LABEL_CHARS = 18
 _MOST_DIGITS = 7
-"""Digits of a number at an axis; fewer, but at least 3, if they tell the numbers apart."""
+"""Largest number of digits of a label; 3 digits or more, as few as give different labels."""
 _PER_AXIS_INCHES = 0.95
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis; places run from 0 to 1, in the order of the runs."""
+    """An axis of the plot."""
 
     label: str
     places: tuple[float, ...]
+    """The place of each run on the axis, from 0 to 1."""
     ticks: tuple[tuple[float, str], ...]
+    """Places on the axis and their labels."""
 
 
 def setting_axis(label: str, values: Sequence[Any]) -> Axis:
     """Return the axis of a setting: few values stand at equal distances, many or long numbers on a scale."""
     distinct = list({as_text(value): value for value in values}.values())
     if all(map(_is_number, distinct)):
-        if len(distinct) > _MOST_NAMED or any(len(as_text(value)) > _LABEL_CHARS for value in distinct):
+        has_long = any(len(as_text(value)) > _LABEL_CHARS for value in distinct)
+        if len(distinct) > _MOST_NAMED or has_long:
             return number_axis(label, values)
         distinct.sort()
+
     texts = [as_text(value) for value in distinct]
-    at = {text: _share(number, len(texts) - 1) for number, text in enumerate(texts)}
-    step = -(-len(texts) // _MOST_NAMED)  # Of many texts only some are named.
-    ticks = [(at[text], shorten(text, _LABEL_CHARS)) for text in texts[::step]]
-    return Axis(label, tuple(at[as_text(value)] for value in values), tuple(ticks))
+    places = {text: _share(number, len(texts) - 1) for number, text in enumerate(texts)}
+    # Of many texts only some have a label.
+    step = math.ceil(len(texts) / _MOST_NAMED)
+    ticks = [(places[text], shorten(text, _LABEL_CHARS)) for text in texts[::step]]
+    return Axis(label, tuple(places[as_text(value)] for value in values), tuple(ticks))
 
 
 def number_axis(label: str, values: Sequence[float]) -> Axis:
     """Return an axis with a scale, logarithmic if the values span decades."""
-    low, high = min(values), max(values)
-    is_log = low > 0 and high >= _DECADES * low
-    scale = math.log if is_log else float
+    low = min(values)
+    high = max(values)
+    scale: Callable[[float], float] = float
+    middle = (low + high) / 2
+    if low > 0 and high >= _DECADES * low:
+        scale = math.log
+        middle = math.sqrt(low * high)
 
     def place(value: float) -> float:
         return _share(scale(value) - scale(low), scale(high) - scale(low))
 
-    middle = math.sqrt(low * high) if is_log else (low + high) / 2
-    named = list(dict.fromkeys([low, middle, high]))
-    labels = [[f"{one:.{digits}g}" for one in named] for digits in range(3, _MOST_DIGITS + 1)]
-    texts = next((one for one in labels if len(set(one)) == len(named)), labels[-1])
-    return Axis(label, tuple(map(place, values)), tuple(zip(map(place, named), texts, strict=True)))
+    marked = list(dict.fromkeys([low, middle, high]))
+    for digits in range(3, _MOST_DIGITS + 1):
+        labels = [f"{value:.{digits}g}" for value in marked]
+        if len(set(labels)) == len(marked):
+            break
+    return Axis(label, tuple(map(place, values)), tuple(zip(map(place, marked), labels, strict=True)))
 
 
 def _is_number(value: Any) -> bool:
@@ -84,21 +94,30 @@ def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
     """Draw the lines; the axes stand side by side if the picture is wide, else they lie below each other.
 
     Args:
-        axes: the settings, and the result as the last one.
-        best: the index of the run to emphasize; None: no run.
-        size: of the picture.
+        axes: the axes of the settings, and the axis of the result as the last.
+        best: the index of the run to emphasize; None for no run.
+        size: the size of the picture.
     """
     figure, (plot,) = new_figure(size)
     wide = is_wide(size)
+
+    # The line of the best run is drawn last, above the others.
     for run in sorted(range(len(axes[0].places)), key=lambda number: number == best):
-        along, across = range(len(axes)), [axis.places[run] for axis in axes]
-        xs, ys = (along, across) if wide else (across, [-one for one in along])
-        is_best = run == best
+        places = [axis.places[run] for axis in axes]
         look: dict[str, Any] = {"color": COLOURS["train"], "linewidth": 1.3, "alpha": 0.5}
-        look |= {"color": COLOURS["held"], "linewidth": 2.6, "alpha": 1.0} if is_best else {}
-        plot.plot(xs, ys, solid_joinstyle="round", **look)
+        if run == best:
+            look = {"color": COLOURS["held"], "linewidth": 2.6, "alpha": 1.0}
+
+        if wide:
+            plot.plot(range(len(axes)), places, solid_joinstyle="round", **look)
+        else:
+            plot.plot(places, [-number for number in range(len(axes))], solid_joinstyle="round", **look)
+
     for number, axis in enumerate(axes):
-        _draw_axis(plot, axis, number, is_wide=wide)
+        if wide:
+            _draw_standing_axis(plot, axis, number)
+        else:
+            _draw_lying_axis(plot, axis, -number)
     plot.set_axis_off()
     if wide:
         plot.set(xlim=(-0.35, len(axes) - 0.85), ylim=(-0.05, 1.16))
@@ -107,25 +126,56 @@ def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
     return figure
 
 
-def _draw_axis(plot: Axes, axis: Axis, number: int, *, is_wide: bool) -> None:
-    muted = COLOURS["muted"]
-    box = {"fc": COLOURS["card"], "ec": "none", "pad": 1.2, "alpha": 0.85}
-    ends = ((number, number), (0, 1)) if is_wide else ((0, 1), (-number, -number))
-    plot.plot(*ends, color=muted, linewidth=1.1, zorder=3)
-    title: dict[str, Any] = {"color": COLOURS["ink"], "fontsize": 9.5, "fontweight": "bold", "zorder": 5}
-    if is_wide:
-        plot.text(number, 1.09, axis.label, ha="center", parse_math=False, **title)
-    else:
-        plot.text(0, 0.12 - number, axis.label, ha="left", bbox=box, parse_math=False, **title)
+def _draw_standing_axis(plot: Axes, axis: Axis, x: int) -> None:
+    """Draw the axis of a wide picture: its title above, its labels on the left."""
+    plot.plot((x, x), (0, 1), **_line_style())
+    plot.text(x, 1.09, axis.label, ha="center", **_title_style())
     for place, text in axis.ticks:
-        mark = (number, place) if is_wide else (place, -number)
-        where = (number - 0.035, place) if is_wide else (place, -number - 0.1)
-        across, up = ("right", "center") if is_wide else (_side(place), "top")
-        side: dict[str, Any] = {"ha": across, "va": up}
-        plot.plot(*mark, marker="o", markersize=3.5, color=muted, zorder=4)
-        plot.text(*where, text, color=muted, fontsize=9, bbox=box, zorder=5, parse_math=False, **side)
+        plot.plot(x, place, **_tick_style())
+        plot.text(x - 0.035, place, text, ha="right", va="center", bbox=_box(), **_label_style())
+
+
+def _draw_lying_axis(plot: Axes, axis: Axis, y: int) -> None:
+    """Draw the axis of a narrow picture: its title above, its labels below."""
+    plot.plot((0, 1), (y, y), **_line_style())
+    plot.text(0, y + 0.12, axis.label, ha="left", bbox=_box(), **_title_style())
+    for place, text in axis.ticks:
+        plot.plot(place, y, **_tick_style())
+        plot.text(place, y - 0.1, text, ha=_side(place), va="top", bbox=_box(), **_label_style())
+
+
+def _line_style() -> dict[str, Any]:
+    return {"color": COLOURS["muted"], "linewidth": 1.1, "zorder": 3}
+
+
+def _tick_style() -> dict[str, Any]:
+    return {"color": COLOURS["muted"], "marker": "o", "markersize": 3.5, "zorder": 4}
+
+
+def _title_style() -> dict[str, Any]:
+    # The name of a setting may hold `$`, which is no formula.
+    return {
+        "color": COLOURS["ink"],
+        "fontsize": 9.5,
+        "fontweight": "bold",
+        "zorder": 5,
+        "parse_math": False,
+    }
+
+
+def _label_style() -> dict[str, Any]:
+    return {"color": COLOURS["muted"], "fontsize": 9, "zorder": 5, "parse_math": False}
+
+
+def _box() -> dict[str, Any]:
+    """Return the background of a text, which keeps it readable above lines."""
+    return {"fc": COLOURS["card"], "ec": "none", "pad": 1.2, "alpha": 0.85}
 
 
 def _side(place: float) -> str:
-    """Return the alignment with which a label below a lying axis stays inside of the picture."""
-    return "left" if place < 0.1 else "right" if place > 0.9 else "center"
+    """Return the alignment with which a label below a lying axis stays inside the picture."""
+    if place < 0.1:
+        return "left"
+    if place > 0.9:
+        return "right"
+    return "center"

@@ -14,14 +14,19 @@ from slurmddp.settings.spec import FUNCTION_CALL
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
-    """Return the settings of a run for readers, by full names (`optimizer.lr`), without its name.
+    """Return the settings of a run for a report, by full name (`optimizer.lr`), without the name of the run.
 
     Raises:
         SlurmddpError: the configuration can't be read.
     """
     config = config_secrets.for_readers(relevant(folder.config()))
     program = config.get("program") or {}
-    if program.get("script") == FUNCTION_CALL and (call := call_of(program.get("args") or ())):
+    call: str | None = None
+    if program.get("script") == FUNCTION_CALL:
+        call = call_of(program.get("args") or ())
+
+    # Such a program gets its function and values in its arguments, as JSON; the report shows a call.
+    if call:
         others = {key: value for key, value in program.items() if key not in ("script", "args")}
         config = {**config, "program": {"call": call, **others}}
     return {key: value for key, value in _flat(config) if key != "name"}
@@ -36,12 +41,16 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def settings_that_differ(*runs: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the settings in which runs differ: the value of each run by full name; a missing one is None."""
+    """Return the values of each setting in which runs differ, by full name; a missing value is None."""
     names = dict.fromkeys(key for settings in runs for key in settings)
-    values = {key: tuple(settings.get(key) for settings in runs) for key in names}
-    return {key: found for key, found in values.items() if any(one != found[0] for one in found)}
+    values = {name: tuple(settings.get(name) for settings in runs) for name in names}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def as_text(value: Any) -> str:
     """Return the value of a setting for a table; `-` if a run does not have it."""
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)

@@ -1,4 +1,4 @@
-"""The phases of a start, from its launch to its first step, and how long each took."""
+"""The phases of a start, from the launch to the first step, and how long each took."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from slurmddp.runs.status.metrics import seconds_or_none
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of each phase of one attempt, in their order.
+    """Seconds of each phase of an attempt, in the order of the phases.
 
-    `launch` is the time that the ranks can't measure: set-up lines, srun, the start of the agent.
+    `launch` is the time before the ranks, which can't measure it: setup lines, srun, the start of the agent.
     """
 
     attempt: int
@@ -27,15 +27,20 @@ class Phases:
 
 def newest_phases(events: Iterable[Any]) -> Phases | None:
     """Return the phases of the newest attempt; None before its first step, or if its program records none."""
-    newest, own = of_newest_attempt(events)
-    begun = next((event for event in own if event.get("event") == "started"), {})
-    first = next((event for event in own if event.get("event") == "first_step"), {})
-    measured = first.get("phases")
+    newest, attempt_events = of_newest_attempt(events)
+    started = next((event for event in attempt_events if event.get("event") == "started"), {})
+    first_step = next((event for event in attempt_events if event.get("event") == "first_step"), {})
+    measured = first_step.get("phases")
     if not isinstance(measured, Mapping):
         return None
+
     numbers = {str(name): seconds_or_none(value) for name, value in measured.items()}
     seconds = {name: value for name, value in numbers.items() if value is not None}
-    since, until = seconds_or_none(begun.get("time")), seconds_or_none(first.get("time"))
-    if since is not None and until is not None:
-        seconds = {"launch": round(max(0.0, until - since - sum(seconds.values())), 3), **seconds}
-    return Phases(newest, seconds) if seconds else None
+
+    began = seconds_or_none(started.get("time"))
+    ended = seconds_or_none(first_step.get("time"))
+    if began is not None and ended is not None:
+        seconds = {"launch": round(max(0.0, ended - began - sum(seconds.values())), 3), **seconds}
+    if not seconds:
+        return None
+    return Phases(newest, seconds)

@@ -1,9 +1,10 @@
-"""Write the report of a sweep: one HTML page that compares its runs, and links to the report of each."""
+"""Write the report of a sweep: an HTML page that compares its runs and links to their reports."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,14 +26,15 @@ from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.runs.text_format import counted, number, shorter
 
 _MOST_AXES = 7
-"""Settings in the picture, at most; the table shows all."""
+"""Largest number of settings in the picture; the table shows all settings."""
 
 _UNCLEAR = frozenset({"_target_", "name", "path"})
+"""Last parts of keys that are unclear without the parts before."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of the sweep, with everything that the page shows of it."""
+    """A run of the sweep, with everything that the page shows of it."""
 
     status: RunStatus
     settings: Mapping[str, Any]
@@ -42,14 +44,14 @@ class Compared:
 
 
 def write_sweep_report(
-    file: Path, name: str, found: Sequence[RunStatus], *, missing: int = 0, best: str = ""
+    file: Path, name: str, statuses: Sequence[RunStatus], *, missing: int = 0, best: str = ""
 ) -> Path:
     """Write the page of a sweep, and return its path.
 
     Args:
-        file: the page; the run folders lie beside it.
-        name: of the sweep.
-        found: the statuses of its runs, each with its report written.
+        file: the path of the page; the run folders lie beside it.
+        name: the name of the sweep.
+        statuses: the statuses of its runs, each with its report written.
         missing: how many points have no run folder.
         best: the metric of a search, such as "max accuracy".
 
@@ -57,16 +59,18 @@ def write_sweep_report(
         SlurmddpError: matplotlib is missing, or a run folder can't be read.
     """
     now = time.time()
-    folders = [RunFolder(one.path) for one in found]
+    folders = [RunFolder(status.path) for status in statuses]
     metrics = [read(folder) for folder in folders]
     result = compared_metric(folders, metrics, best)
-    results = [None if result is None else result.value(curves) for curves in metrics]
-    runs = [
-        Compared(one, settings_of(folder), curves, read_goodput(folder, one, now), value)
-        for one, folder, curves, value in zip(found, folders, metrics, results, strict=True)
-    ]
+
+    runs: list[Compared] = []
+    for status, folder, curves in zip(statuses, folders, metrics, strict=True):
+        goodput = read_goodput(folder, status, now)
+        value = result.value(curves) if result else None
+        runs.append(Compared(status, settings_of(folder), curves, goodput, value))
     runs.sort(key=partial(_place, result))
-    differ = settings_that_differ(*(one.settings for one in runs))
+
+    differ = settings_that_differ(*(run.settings for run in runs))
     return write_page(
         file,
         "sweep.html.j2",
@@ -83,11 +87,11 @@ def write_sweep_report(
     )
 
 
-def _place(result: ComparedMetric | None, one: Compared) -> tuple[bool, float]:
-    """Return the sort key: the best run first, runs without a result last."""
-    if result is None or one.result is None:
+def _place(result: ComparedMetric | None, run: Compared) -> tuple[bool, float]:
+    """Return the sort key of a run: the best run comes first, runs without a result come last."""
+    if result is None or run.result is None:
         return True, 0.0
-    return False, {"min": one.result, "max": -one.result}.get(result.mode, 0.0)
+    return False, {"min": run.result, "max": -run.result}.get(result.mode, 0.0)
 
 
 def _table(
@@ -96,24 +100,27 @@ def _table(
     labels = _short_names(differ)
     columns = [Column(labels[key], values, _setting, "number") for key, values in differ.items()]
     columns.append(Column("steps", [run.status.step for run in runs], "{:,}".format, "number"))
+
     best = None
     if result is not None:
         columns.append(Column(result.label, [run.result for run in runs], number, "number"))
-        best = 0 if result.mode and runs and runs[0].result is not None else None
+        if result.mode and runs and runs[0].result is not None:
+            best = 0
 
-    own = dict.fromkeys(name for run in runs for name in run.metrics.own)
-    losses = {
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics.own)
+    curves_by_name = {
         "training loss": [run.metrics.train for run in runs],
         "held-out loss": [run.metrics.held_out for run in runs],
-        **{name: [run.metrics.own.get(name, Curve()) for run in runs] for name in own},
+        **{name: [run.metrics.own.get(name, Curve()) for run in runs] for name in metrics},
     }
-    for name, curves in losses.items():
+    for name, curves in curves_by_name.items():
         last = [curve.values[-1] if len(curve) else None for curve in curves]
         columns.append(Column(name, last, number, "number"))
 
     for unit in _units(runs):
         hours = [run.goodput.hours if run.goodput.unit == unit else None for run in runs]
         columns.append(Column(unit, hours, "{:,.2f}".format, "number"))
+
     names = [_linked(run, is_best=at == best) for at, run in enumerate(runs)]
     states = [Cell(run.status.state, TONES[run.status.state]) for run in runs]
     return table(Column("Run", names), Column("State", states), *columns, best=best)
@@ -125,51 +132,56 @@ def _setting(value: Any) -> str:
 
 def _linked(run: Compared, *, is_best: bool) -> Cell:
     folder = RunFolder(run.status.path)
-    link = f"{quote(folder.name)}/{folder.report_file.name}" if folder.report_file.exists() else ""
+    link = ""
+    if folder.report_file.exists():
+        link = f"{quote(folder.name)}/{folder.report_file.name}"
     return Cell(folder.name, link=link, mark="best" if is_best else "")
 
 
 def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the last part of each key, or the whole key if its last part alone says too little."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return {
-        key: key if last.count(short) > 1 or short in _UNCLEAR else short
-        for key, short in zip(keys, last, strict=True)
-    }
+    """Return the last part of each key, or the whole key if its last part alone is unclear."""
+    last_parts = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(last_parts.values())
+    unclear = {short for short in counts if counts[short] > 1 or short in _UNCLEAR}
+    return {key: key if short in unclear else short for key, short in last_parts.items()}
 
 
 def _picture(
     runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
 ) -> dict[str, str]:
     """Return the parallel coordinates; empty if fewer than two runs have a result."""
-    at = [number for number, one in enumerate(runs) if one.result is not None]
-    if result is None or len(at) < 2 or not differ:
+    indices = [index for index, run in enumerate(runs) if run.result is not None]
+    if result is None or len(indices) < 2 or not differ:
         return {}
+
     labels = _short_names(differ)
     axes = [
-        parallel.setting_axis(labels[key], [values[number] for number in at])
+        parallel.setting_axis(labels[key], [values[index] for index in indices])
         for key, values in list(differ.items())[:_MOST_AXES]
     ]
-    axes.append(parallel.number_axis(result.label, [runs[number].result or 0.0 for number in at]))
+    axes.append(parallel.number_axis(result.label, [runs[index].result or 0.0 for index in indices]))
+
     best = 0 if result.mode else None
     draw = partial(parallel.draw, axes, best)
     return drawing.picture("parallel", draw, narrow=(4.0, parallel.height(len(axes))))
 
 
 def _caption(runs: Sequence[Compared], differ: Mapping[str, Any], result: ComparedMetric | None) -> str:
-    words = ["Each line is a run."]
+    sentences = ["Each line is a run."]
     if result is not None and result.mode:
-        words[0] = f"Each line is a run; the orange line has the best value, the {result.mode}imum."
+        sentences = [f"Each line is a run; the orange line has the best value, the {result.mode}imum."]
     if len(differ) > _MOST_AXES:
-        words.append(f"The first {_MOST_AXES} of {len(differ)} settings are drawn.")
-    if lacking := sum(one.result is None for one in runs):
-        words.append(f"Left out, without a result: {counted(lacking, 'run')}.")
-    return " ".join(words)
+        sentences.append(f"The first {_MOST_AXES} of {len(differ)} settings are drawn.")
+
+    lacking = sum(run.result is None for run in runs)
+    if lacking:
+        sentences.append(f"Left out, without a result: {counted(lacking, 'run')}.")
+    return " ".join(sentences)
 
 
 def _states(runs: Sequence[Compared]) -> list[tuple[str, str, int]]:
     """Return the states, their tones, and how many runs are in each."""
-    states = [one.status.state for one in runs]
+    states = [run.status.state for run in runs]
     return [(state, TONES[state], states.count(state)) for state in dict.fromkeys(sorted(states))]
 
 

@@ -1,4 +1,4 @@
-"""The time of a run as the report draws it: one bar for the whole, and one bar for each attempt."""
+"""The time of a run as bars of the report: a bar for the whole run, and a bar for each attempt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MEANINGS = {
     "ending": "after the last step",
     "unknown": "the program records no steps",
 }
-"""From left to right, in the order of an attempt."""
+"""The kinds of time from left to right, in the order in which they occur in an attempt."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One kind of time in a bar; `weight` is its share of the bar, from 0 to 1."""
+    """A kind of time in a bar; `weight` is its share of the bar, from 0 to 1."""
 
     kind: str
     weight: float
@@ -33,7 +33,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar; `length` is its share of the longest, from 0 to 1."""
+    """A bar; `length` is its length relative to the longest bar, from 0 to 1."""
 
     title: str
     slices: tuple[Slice, ...]
@@ -42,23 +42,26 @@ class Bar:
 
     @property
     def label(self) -> str:
-        """The bar in words, for a screen reader."""
-        said = ", ".join(f"{one.kind} {one.lasted} ({one.share})" for one in self.slices)
-        return f"{self.title}, {self.lasted}: {said}"
+        """A text of the bar for a screen reader."""
+        parts = ", ".join(f"{part.kind} {part.lasted} ({part.share})" for part in self.slices)
+        return f"{self.title}, {self.lasted}: {parts}"
 
 
 def time_bars(goodput: Goodput) -> list[Bar]:
-    """Return the bar of the whole run, then of its attempts if there are several; empty if no time passed."""
+    """Return the bar of the run, and a bar for each of several attempts; empty if no time passed."""
     if not goodput.whole:
         return []
+
     bars = [_bar("All of the time", goodput.parts, goodput.whole)]
-    if len(goodput.attempts) > 1:
-        longest = max(one.whole for one in goodput.attempts)
-        bars += [
-            _bar(_title(one.attempt), one.parts, one.whole, one.whole / longest)
-            for one in goodput.attempts
-            if one.whole
-        ]
+    if len(goodput.attempts) < 2:
+        return bars
+
+    longest = max(attempt.whole for attempt in goodput.attempts)
+    bars += [
+        _bar(_title(attempt.attempt), attempt.parts, attempt.whole, attempt.whole / longest)
+        for attempt in goodput.attempts
+        if attempt.whole
+    ]
     return bars
 
 
@@ -67,15 +70,12 @@ def _title(attempt: int | None) -> str:
 
 
 def _bar(title: str, parts: Parts, whole: float, length: float = 1.0) -> Bar:
-    slices = tuple(
-        Slice(
-            kind,
-            parts[kind] / whole,
-            duration(parts[kind]) if round(parts[kind]) else "< 1s",
-            percent(parts[kind] / whole),
-            meaning,
-        )
-        for kind, meaning in _MEANINGS.items()
-        if parts.get(kind)
-    )
-    return Bar(title, slices, duration(whole), length)
+    slices: list[Slice] = []
+    for kind, meaning in _MEANINGS.items():
+        seconds = parts.get(kind)
+        if seconds:
+            lasted = duration(seconds) if round(seconds) else "< 1s"
+            share = seconds / whole
+            slices.append(Slice(kind, share, lasted, percent(share), meaning))
+
+    return Bar(title, tuple(slices), duration(whole), length)

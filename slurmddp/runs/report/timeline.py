@@ -1,6 +1,6 @@
 """The timeline of a run, built event by event: when each attempt started, trained, saved and ended.
 
-`goodput` explains the kinds of time.
+The module `goodput` explains the kinds of time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Event = Mapping[str, Any]
 
 @dataclass
 class AttemptTimeline:
-    """The ranks of one attempt, from their start to their end; times in seconds since the epoch."""
+    """The ranks of an attempt from a start to their end or restart in place; times are since the epoch."""
 
     number: int
     begun: float
     waited: dict[str, float]
+    """Seconds before the start, by kind."""
     ended: float = 0.0
     seen: float = 0.0
     """Time of the last event."""
@@ -33,95 +34,133 @@ class AttemptTimeline:
     first: tuple[float, int] | None = None
     """Time and number of the first step."""
     loads: bool = True
-    """Whether the program loads the run's checkpoints; else its own ones may keep steps."""
+    """Whether the program loads the run's checkpoints; if not, checkpoints of its own may keep its steps."""
     saves: list[tuple[float, float, int]] = field(default_factory=list)
-    """Begin and end of the pause for each save, and the step that the save holds."""
+    """Start and end of the pause for each save, and the step that the save holds."""
     copied: list[float] = field(default_factory=list)
     """Time of the step that each save holds."""
     left: float = _ENDLESS
-    """Time after which no step was made, if an event says so."""
+    """Time after which no step was made, if an event records it."""
     stuck: float = _ENDLESS
-    """Time from which a stuck rank held up all others."""
+    """Time from which a rank that hung held up all others."""
     logged: LoggedStep | None = None
     gaps: Sequence[Gap] = ()
-    """Times without a logged step, also of other ranks of the attempt."""
+    """Times without a logged step in the attempt, also before or after a restart in place."""
     reached: tuple[float, int] | None = None
     """Time and number of the last step before the ranks restarted in place."""
     has_failed: bool = False
     """Whether an event records why these ranks had to end."""
     on_disk: int | None = None
-    """The last step on disk when the ranks resumed from a state in memory; None for other ranks."""
+    """The last step on disk, if the ranks resumed from a state in memory; None if they did not."""
 
     def add(self, event: Event, time: float) -> None:
-        """Add one event of the attempt."""
-        kind, step = event.get("event"), whole_number(event.get("step"))
+        """Add an event of the attempt."""
+        kind = event.get("event")
+        step = whole_number(event.get("step"))
         self.seen = max(self.seen, time)
         self.has_failed = self.has_failed or kind in ("rank_failed", "stalled", "restarted")
+
         if kind == "resumed" and step is not None:
             self.resumed = step
-            self.on_disk = self.on_disk if event.get("from") == "memory" else None
+            if event.get("from") != "memory":
+                self.on_disk = None
         elif kind == "first_step" and self.first is None:
-            self.first = (time, 1 if step is None else step)
+            if step is None:
+                step = 1
+            self.first = (time, step)
             self.loads = event.get("loads") is not False
         elif kind == "saved" and self.first is not None and step is not None:
-            since = max(self.first[0], self.saves[-1][1] if self.saves else 0.0)
-            # Training continues while the writer writes.
-            until = max(since, time - (seconds_or_none(event.get("written_s")) or 0.0))
-            begun = max(since, until - (seconds_or_none(event.get("seconds")) or 0.0))
-            self.saves.append((begun, until, step))
-            # The save of an agent holds a state that a rank copied before its last steps.
-            copied = seconds_or_none(event.get("copied"))
-            self.copied.append(begun if copied is None else max(since, min(copied, begun)))
+            self._add_save(event, time, step, self.first[0])
         elif kind in ("signalled", "rank_failed") and self.first is not None:
             self.left = min(self.left, time)
         elif kind == "stalled" and self.first is not None:
             self.stuck = min(self.stuck, time - (seconds_or_none(event.get("seconds")) or 0.0))
         elif kind == "saved" and self.on_disk is not None and step is not None:
-            self.on_disk = step  # The earlier ranks had handed it over.
+            # The ranks before a restart in place had handed this save over to the agent.
+            self.on_disk = step
         elif kind == "restarted" and self.first is not None and step is not None:
             # The time without a step, for example until a lost node was noticed, is not training.
             last = time - (seconds_or_none(event.get("silent_s")) or 0.0)
             self.reached = (min(self.left, self.stuck, max(self.first[0], last)), step)
 
+    def _add_save(self, event: Event, time: float, step: int, trained_since: float) -> None:
+        """Add a save that was complete at `time`."""
+        since = trained_since
+        if self.saves:
+            since = max(since, self.saves[-1][1])
+
+        # Training continues while the writer writes.
+        until = max(since, time - (seconds_or_none(event.get("written_s")) or 0.0))
+        begun = max(since, until - (seconds_or_none(event.get("seconds")) or 0.0))
+        self.saves.append((begun, until, step))
+
+        # The save of an agent holds a state that a rank copied before its last steps.
+        copied = seconds_or_none(event.get("copied"))
+        if copied is None:
+            self.copied.append(begun)
+        else:
+            self.copied.append(max(since, min(copied, begun)))
+
     def restarts(self, event: Event) -> bool:
-        """Return whether `event` shows that ranks which made steps restarted in place or rolled back."""
+        """Return whether an event shows that these ranks have made steps, and restarted or rolled back."""
         return self.first is not None and event.get("event") in ("resumed", "first_step")
 
     @property
     def start_step(self) -> int | None:
-        """The step from which the ranks resumed; None if they did not get so far."""
+        """The step from which the ranks resumed; None if they ended before."""
         if self.resumed is not None:
             return self.resumed
-        return None if self.first is None else max(0, self.first[1] - 1)
+        if self.first is None:
+            return None
+        return max(0, self.first[1] - 1)
 
     def kept(self, next_start: float) -> float:
-        """Return the last step that counts; `next_start`: the least step from which later ranks resumed."""
+        """Return the last step that counts.
+
+        Args:
+            next_start: the smallest step from which later ranks resumed; infinity if none did.
+        """
         if self.running or self.finished or next_start < _ENDLESS:
             return next_start
         if self.saves:
             return self.saves[-1][2]
-        return (self.start_step or 0) if self.on_disk is None else self.on_disk
+        if self.on_disk is not None:
+            return self.on_disk
+        return self.start_step or 0
 
     def parts(self, kept: float, records_steps: bool) -> dict[str, float]:
-        """Return the seconds by kind."""
+        """Return the seconds by kind.
+
+        Args:
+            kept: the last step that counts.
+            records_steps: whether the program records its first step.
+        """
         if self.first is None:
-            return {**self.waited, "starting" if records_steps else "unknown": self.ended - self.begun}
+            kind = "starting" if records_steps else "unknown"
+            return {**self.waited, kind: self.ended - self.begun}
+
+        began = self.first[0]
+        starting = began - self.begun
+        # A program with checkpoints of its own may have kept any of its steps.
         if not (self.loads or self.saves or self.running or self.finished):
-            started = self.first[0] - self.begun
-            return {**self.waited, "starting": started, "unknown": self.ended - self.first[0]}
-        began, left = self.first[0], min(self.left, self.ended)
+            return {**self.waited, "starting": starting, "unknown": self.ended - began}
+
+        left = min(self.left, self.ended)
         if self.finished and self.saves:
             left = min(left, self.saves[-1][0])
-        turn = min(self._time_of(kept), left)
-        saved = [self._saving(*span) for span in ((began, turn), (turn, left), (left, self.ended))]
-        stood_still = self._standing_still(began, turn)
+        kept_until = min(self._time_of(kept), left)
+
+        saved_in_training = self._saving(began, kept_until)
+        saved_in_lost_steps = self._saving(kept_until, left)
+        saved_at_end = self._saving(left, self.ended)
+        standing_still = self._standing_still(began, kept_until)
         return {
             **self.waited,
-            "starting": began - self.begun,
-            "training": turn - began - saved[0] - stood_still,
-            "lost": left - turn - saved[1] + stood_still,
-            "ending": self.ended - left - saved[2],
-            "saving": math.fsum(saved),
+            "starting": starting,
+            "training": kept_until - began - saved_in_training - standing_still,
+            "lost": left - kept_until - saved_in_lost_steps + standing_still,
+            "ending": self.ended - left - saved_at_end,
+            "saving": math.fsum([saved_in_training, saved_in_lost_steps, saved_at_end]),
         }
 
     def _saving(self, since: float, until: float) -> float:
@@ -135,7 +174,8 @@ class AttemptTimeline:
             end = self._end_of(gap)
             # The steps before the first line may still compile.
             if since <= gap.before and end is not None and not self._saving(gap.since, end):
-                stopped = max(gap.stopped, counted_until)  # Gaps overlap if a clock was set back.
+                # Gaps overlap if a clock was set back.
+                stopped = max(gap.stopped, counted_until)
                 seconds += max(0.0, min(end, until) - stopped)
                 counted_until = max(counted_until, end)
         return seconds
@@ -144,32 +184,41 @@ class AttemptTimeline:
         """Return when a gap ended for these ranks: by a line or by their failure; None if they had no gap."""
         if gap.until <= self.ended:
             return gap.until
-        # Other ranks logged the next line, after a restart in place, or nobody did.
+
+        # The next line comes from the ranks after a restart in place, or there is none.
         failed = min(self.left, self.ended)
-        return failed if self.has_failed and gap.is_long(failed) else None
+        if self.has_failed and gap.is_long(failed):
+            return failed
+        return None
 
     def _time_of(self, step: float) -> float:
         """Return the time of `step`, interpolated between known steps; infinity after the last of them."""
-        known = [] if self.first is None else [self.first]
         saves = [(copied, saved) for copied, (_, _, saved) in zip(self.copied, self.saves, strict=True)]
+        # A program may number its saves by epochs, so an equal number precedes the interpolation.
         for copied, saved in saves:
-            if saved == step:  # A program may number its saves by epochs.
+            if saved == step:
                 return copied
-        known += saves
+
+        known = [*saves]
+        if self.first is not None:
+            known.insert(0, self.first)
         if self.reached is not None and known and self.reached[0] > known[-1][0]:
             known.append(self.reached)
         if self.logged is not None and known and self.logged.time > known[-1][0]:
             known.append((min(self.logged.time, self.ended), self.logged.step))
+
         for at, (time, reached) in enumerate(known):
             if reached >= step:
-                before, passed = known[at - 1] if at else (time, reached)
-                share = (step - passed) / (reached - passed) if reached > passed else 1.0
-                return before + (time - before) * share
+                earlier_time, earlier_step = known[max(0, at - 1)]
+                if reached <= earlier_step:
+                    return time
+                share = (step - earlier_step) / (reached - earlier_step)
+                return earlier_time + (time - earlier_time) * share
         return _ENDLESS
 
 
 class Timeline:
-    """All attempts of a run, in their order."""
+    """The attempts of a run and the waits between them, in their order."""
 
     def __init__(self, logged: Mapping[int, LoggedStep], gaps: Mapping[int, Sequence[Gap]]) -> None:
         self._logged = logged
@@ -182,14 +231,17 @@ class Timeline:
         self._since = 0.0
         self._waited: dict[str, float] = {}
         self._asked: float | None = None
-        """Time of a submission while an attempt seemed to run."""
+        """Time of a submission while an attempt had no recorded end."""
 
     def add(self, event: Event, time: float) -> None:
         """Add the next event."""
-        kind, number = event.get("event"), whole_number(event.get("attempt"))
+        kind = event.get("event")
+        number = whole_number(event.get("attempt"))
+
         if kind == "submitted":
+            # The job may have written `started` before its submission was recorded.
             if str(event.get("job_id")) in self._jobs:
-                return  # The job wrote `started` before the submission was recorded.
+                return
             if self._open is None:
                 self._wait("queued", time)
             else:
@@ -197,7 +249,8 @@ class Timeline:
         elif kind == "cancelled" and self._open is None:
             self._wait("idle" if self._waiting else "", time)
         elif kind == "cancelled" and self._open is not None:
-            self._open.seen = max(self._open.seen, time)  # The job ran at least until then.
+            # The job ran at least until it was cancelled.
+            self._open.seen = max(self._open.seen, time)
         elif number is not None:
             self._add_of_attempt(event, number, time)
 
@@ -208,19 +261,23 @@ class Timeline:
             self._begin(event, number, time)
         elif self._open is not None and self._open.number == number and self._open.restarts(event):
             self._restart(self._open, event, time)
+
         if self._open is not None and self._open.number == number:
             self._open.add(event, time)
             if kind == "ended":
                 self._open.finished = event.get("outcome") == "finished"
                 self._end(time)
         if kind == "ended" and self._open is None and number == self._past:
-            asked, self._asked = self._asked, None
-            again = event.get("next") in AGAIN or asked is not None
+            again = event.get("next") in AGAIN or self._asked is not None
+            self._asked = None
             self._wait("queued" if again else "idle", time)
 
     @property
     def _past(self) -> int:
-        return self._attempts[-1].number if self._attempts else -1
+        """The number of the last attempt that ended; -1 before the first end."""
+        if not self._attempts:
+            return -1
+        return self._attempts[-1].number
 
     def _begin(self, event: Event, number: int, time: float) -> None:
         self._jobs |= {str(event.get("job_id"))} - {"None"}
@@ -236,13 +293,14 @@ class Timeline:
         self._waited = {}
 
     def _restart(self, attempt: AttemptTimeline, event: Event, time: float) -> None:
-        """Start the ranks of an attempt again at the end of the ranks before.
-
-        Ranks that rolled back are the same processes: they train from the load on, without a `first_step`.
-        """
+        """End the ranks of an attempt, and start the ranks that follow after a restart or a rollback."""
         step = whole_number(event.get("step"))
         rolled_back = event.get("event") == "resumed" and not attempt.has_failed and step is not None
-        self._end(time if rolled_back else min(attempt.left, attempt.seen))
+        if rolled_back:
+            self._end(time)
+        else:
+            self._end(min(attempt.left, attempt.seen))
+
         self._open = AttemptTimeline(
             attempt.number,
             self._since,
@@ -252,6 +310,7 @@ class Timeline:
             gaps=attempt.gaps,
             on_disk=int(attempt.kept(_ENDLESS)),
         )
+        # Ranks that rolled back are the same processes: they train after the load, without a `first_step`.
         if rolled_back and step is not None:
             self._open.first = (time, step)
             self._open.loads = attempt.loads
@@ -261,16 +320,30 @@ class Timeline:
         if self._open is not None:
             self._open.ended = time
             self._attempts.append(self._open)
-            self._open, self._since = None, time
+            self._open = None
+            self._since = time
 
     def _end_without_event(self, time: float, *, again: bool) -> None:
-        """End an attempt that wrote no end; `again`: the attempt may have been queued since."""
-        attempt, asked, self._asked = self._open, self._asked, None
+        """End an attempt that wrote no end.
+
+        Args:
+            time: the latest time at which it can have ended.
+            again: whether SLURM may have queued its job again.
+        """
+        attempt = self._open
+        asked = self._asked
+        self._asked = None
         if attempt is None:
             return
-        logged = attempt.logged.time if attempt.logged is not None else 0.0
-        self._end(min(time, max(attempt.seen, logged)))
-        self._waiting = "queued" if again and asked is None else "idle"
+
+        ended = attempt.seen
+        if attempt.logged is not None:
+            ended = max(ended, attempt.logged.time)
+        self._end(min(time, ended))
+
+        self._waiting = "idle"
+        if again and asked is None:
+            self._waiting = "queued"
         if asked is not None:
             self._wait("queued", max(asked, self._since))
 
@@ -278,13 +351,15 @@ class Timeline:
         """Add the time until now to the current kind, and count the following time as `kind`."""
         if self._waiting:
             self._waited[self._waiting] = self._waited.get(self._waiting, 0.0) + time - self._since
-        self._waiting, self._since = kind, time
+        self._waiting = kind
+        self._since = time
 
     def close(self, now: float, *, running: bool, pending: bool) -> None:
         """End the timeline: at `now` if the run is running or pending."""
         if self._open is not None and running and self._asked is None:
             self._open.running = True
             self._end(now)
+
         self._end_without_event(now, again=True)
         if pending:
             self._wait("", now)
@@ -294,16 +369,24 @@ class Timeline:
         sums: dict[int | None, dict[str, float]] = {}
         start = _ENDLESS
         for attempt in reversed(self._attempts):
-            own, kept = sums.setdefault(attempt.number, {}), attempt.kept(start)
+            attempt_sums = sums.setdefault(attempt.number, {})
+            kept = attempt.kept(start)
             for kind, seconds in attempt.parts(kept, records_steps).items():
-                own[kind] = own.get(kind, 0.0) + max(0.0, seconds)
+                attempt_sums[kind] = attempt_sums.get(kind, 0.0) + max(0.0, seconds)
+            # These ranks may have resumed from a state in memory that a later attempt no longer had.
             if attempt.start_step is not None:
-                start = min(kept, attempt.start_step)  # A state in memory ends with its attempt.
+                start = min(kept, attempt.start_step)
+
         if self._waited:
             sums[None] = self._waited
-        return {number: {kind: s for kind, s in parts.items() if s > 0} for number, parts in sums.items()}
+        return {number: _positive(parts) for number, parts in sums.items()}
+
+
+def _positive(parts: Mapping[str, float]) -> dict[str, float]:
+    return {kind: seconds for kind, seconds in parts.items() if seconds > 0}
 
 
 def whole_number(value: Any) -> int | None:
-    """Return `value` if it is a step or the number of an attempt, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """Return `value` if it can be a step or the number of an attempt, else None."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and value >= 0 else None
