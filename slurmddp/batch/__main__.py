@@ -17,10 +17,14 @@ from slurmddp.errors import EXIT_USAGE
 from slurmddp.runs.folder.layout import RunFolder
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR2)
+"""The signals by which SLURM asks a job to stop."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run one command of the batch step and return its exit code; each command imports only its modules."""
+    """Run one command of the batch step and return its exit code.
+
+    The modules of a command are imported only when this command runs.
+    """
     command, *rest = arguments or [""]
     folder = RunFolder(environ[RUN_DIR_VARIABLE])
     if command == "event":
@@ -28,16 +32,19 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         run_command(folder, json.load(sys.stdin))
         return 0
+
     settings = read_settings(folder)
     names = {settings.name, folder.path.name}
     if command == "begin":
         from slurmddp.batch.begin import begin
 
+        # A signal that comes now must not end this process: the ranks start, and get the signal themselves.
         for number in _STOPS:
-            signal.signal(number, _do_nothing)  # The ranks start nevertheless, and get the signal themselves.
-        job = SlurmJob(environ, say=_say_to_people, names=names)
+            signal.signal(number, _do_nothing)
+        job = SlurmJob(environ, log=_log_to_stderr, names=names)
         return begin(folder, job, started_as=[*rest, ""][0])
-    attempt = Attempt(folder, int(environ[ATTEMPT_VARIABLE]), settings, job_id(environ) or "", _say)
+
+    attempt = Attempt(folder, int(environ[ATTEMPT_VARIABLE]), settings, job_id(environ) or "", _log)
     if command == "watch":
         from slurmddp.batch.srun_watch import watch
 
@@ -51,21 +58,30 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
         start_agent(attempt)
     elif command == "end":
-        return _end(attempt, SlurmJob(environ, say=_say, names=names), *[*rest, "", ""][:2])
+        return _end(attempt, SlurmJob(environ, log=_log, names=names), *[*rest, "", ""][:2])
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
+        # SLURM signals this process when it grants the requeue.
         for number in _STOPS:
-            signal.signal(number, signal.SIG_IGN)  # SLURM signals this process when it grants the requeue.
-        first_node_lost(attempt, SlurmJob(environ, say=_say, names=names))
+            signal.signal(number, signal.SIG_IGN)
+        first_node_lost(attempt, SlurmJob(environ, log=_log, names=names))
         attempt.commands.wait()
     else:
         return EXIT_USAGE
+
     return 0
 
 
 def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
-    """Conclude an attempt whose srun ended with `code`, empty if it is not known; return the exit code."""
+    """Conclude an attempt and return the exit code of the batch script.
+
+    Args:
+        attempt: the attempt.
+        job: the job of the attempt.
+        code: the exit code of srun; empty if bash could not read the setup lines.
+        terminated: not empty if SLURM has sent SIGTERM to the batch script.
+    """
     from slurmddp.batch.end import AttemptEnd
 
     end = AttemptEnd(attempt, job, terminated=bool(terminated))
@@ -76,18 +92,18 @@ def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """Do nothing; SLURM's commands do not inherit this handler, as they would inherit SIG_IGN."""
+    """Ignore a signal; SLURM's commands don't inherit this handler, as they would inherit SIG_IGN."""
 
 
-def _say(text: str, descriptor: int = 1) -> None:
+def _log(text: str, descriptor: int = 1) -> None:
     """Print a line at once; ignore a full disk, which must not change what follows."""
     with suppress(OSError):
         os.write(descriptor, os.fsencode(f"{text}\n") if text else b"")
 
 
-def _say_to_people(text: str) -> None:
-    """Print to the error output, since the shell reads the standard output."""
-    _say(text, 2)
+def _log_to_stderr(text: str) -> None:
+    """Print a line to the error output, since the shell reads the standard output."""
+    _log(text, 2)
 
 
 if __name__ == "__main__":

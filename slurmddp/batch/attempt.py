@@ -1,15 +1,15 @@
 """One attempt of a run: its records, and the settings of its run.
 
-Three records tell how an attempt ended. Each has one writer and a fact that no other record holds:
+Three records show how an attempt ended. Each has one writer and holds a fact that no other record holds:
 
 - `failure.json`: the first failure. The agent that sees it first writes it, with or without a link to node 0.
 - `exit-node-N`: the exit code of one agent. The agent writes it last, after its checkpoints.
-- the event `ended`: the outcome, and the agents that were lost. The batch step writes it at the very end.
+- the event `ended`: the outcome, and the lost agents. The batch step writes it at the very end.
 
-Node 0's agent can't write one record for all nodes. It leaves first, and the other agents follow it, so it
-never learns whether they came to their ends. The batch step must know. An agent without an exit code was
-killed, or its host failed. And the watch ends srun a minute after the last agent has left, but gives an agent
-that may still write a checkpoint twenty minutes.
+Node 0's agent can't write one record for all nodes: it leaves first, and the other agents follow it, so it
+never learns how they ended. The batch step must know. An agent without an exit code was killed, or its host
+failed. Besides, the watch ends srun a minute after the last agent has left, but gives an agent that may still
+write a checkpoint twenty minutes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from slurmddp.runs.folder.late_files import is_there, look_again, names_in, read
 from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
-"""Waits for a file that a shared filesystem shows late."""
+"""Seconds to wait before each new look for a file that a shared file system shows late."""
 
 
-class Settings(NamedTuple):
+class BatchSettings(NamedTuple):
     """The facts and rules of a job that the batch step follows: `job.json`, written at submission."""
 
     name: str
     """The job's name in the tokens of its submissions."""
     project: str
+    """The project folder."""
     nodes: int
+    """The number of nodes, spare nodes included."""
     setup: bool
     """Whether the cluster file has setup lines."""
     checkpoints: str
-    """The files that the program saves beside the run folder's own, a glob."""
+    """A glob of the files that the program saves outside the run folder's own checkpoints; may be empty."""
     exclude: str
     """The nodes that a person excludes."""
     exclude_failed_h: int
     saves_at_stop: bool
     """Whether the program is the built-in trainer, which saves at every stop and records its first step."""
     tolerates_node_loss: bool
-    """Whether SLURM leaves the job alone when it loses a node."""
+    """Whether SLURM lets the job run on when it loses a node."""
     signal_lead_s: int
     grace_s: int | None
     requeue: bool
@@ -62,103 +64,125 @@ class Settings(NamedTuple):
     stage: str
     """The folder on each node's own disk for a copy of the environment; empty: no copy."""
     unset: Sequence[str]
-    """Variables with options of another job that has submitted this one."""
+    """Variables that hold options of another job, if that job submitted this one."""
 
 
-def read_settings(folder: RunFolder) -> Settings:
-    """Return the settings in `job.json`; keys that this version does not know are ignored."""
-    names_in(folder.path)  # This host may remember the file of an earlier submission, which is gone.
-    found = json.loads(folder.job_file.read_text(encoding="utf-8"))
-    return Settings(**{key: value for key, value in found.items() if key in Settings._fields})
+def read_settings(folder: RunFolder) -> BatchSettings:
+    """Return the settings in `job.json`; ignore keys that this version does not know."""
+    # This host may have cached the file of an earlier submission, which is gone; a listing corrects that.
+    names_in(folder.path)
+
+    values = json.loads(folder.job_file.read_text(encoding="utf-8"))
+    known = {key: value for key, value in values.items() if key in BatchSettings._fields}
+    return BatchSettings(**known)
 
 
 @contextmanager
-def said_if_not_recorded(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say that a record can't be written, on a full disk for example; nothing else follows from that."""
+def log_write_error(what: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Log that `what` could not be recorded, on a full disk for example, and go on."""
     try:
         yield
     except OSError as error:
-        say(f"{what} was not recorded: {error}")
+        log(f"{what} was not recorded: {error}")
 
 
 class Attempt:
     """An attempt that has been claimed."""
 
     def __init__(
-        self, folder: RunFolder, number: int, settings: Settings, job_id: str, say: Callable[[str], None]
+        self, folder: RunFolder, number: int, settings: BatchSettings, job_id: str, log: Callable[[str], None]
     ) -> None:
-        self.folder, self.number, self.settings, self.job_id = folder, number, settings, job_id
-        self.say = say
+        """Open the records of an attempt.
+
+        Args:
+            folder: the run folder.
+            number: the number of the attempt.
+            settings: the settings of the run.
+            job_id: the job of the attempt.
+            log: called with each line for the log of the batch step.
+        """
+        self.folder = folder
+        self.number = number
+        self.settings = settings
+        self.job_id = job_id
+        self.log = log
         self.log_dir = folder.log_dir(number)
+        self.commands = EventCommands(folder, settings.on_event, Path(settings.project), log)
         self._start_file = self.log_dir / "start.json"
-        self.commands = EventCommands(folder, settings.on_event, Path(settings.project), say)
 
     def start(self, node_list: str, restart_count: int) -> None:
-        """Record the start, and what the run has saved by then."""
-        found = {"time": int(time.time()), **self._saved()._asdict()}
+        """Record the start of the attempt, and what the run has saved by then."""
+        start = {"time": int(time.time()), **self._saved()._asdict()}
         facts = {"restart_count": restart_count, "nodes": node_list, "launcher": "slurm"}
-        with said_if_not_recorded("started", self.say):
-            self._start_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        with log_write_error("The event `started`", self.log):
+            self._start_file.write_text(json.dumps(start) + "\n", encoding="utf-8")
             self.folder.add_event("started", attempt=self.number, job_id=self.job_id, **facts)
+
         self.commands.start("started", self.number, job_id=self.job_id, **facts)
 
     def _saved(self) -> Saved:
         return saved(self.folder, Path(self.settings.project), self.settings.checkpoints)
 
-    def _found(self) -> dict[str, Any]:
+    def _read_start(self) -> dict[str, Any]:
+        """Return the record of the start; empty if it is missing or damaged."""
         try:
-            found = json.loads(self._start_file.read_text(encoding="utf-8"))
+            start = json.loads(self._start_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return start if isinstance(start, dict) else {}
 
     @property
-    def began(self) -> float:
-        """When the attempt began, in epoch seconds."""
-        return float(self._found().get("time", 0))
+    def start_time(self) -> float:
+        """When the attempt started, in epoch seconds; 0 if that was not recorded."""
+        return float(self._read_start().get("time", 0))
 
     def has_progressed(self) -> bool:
-        """Return whether the run has saved anything new since the start."""
-        found = self._found()
-        return progressed(Saved(found.get("step", 0), found.get("files", "")), self._saved())
+        """Decide whether the run has saved anything new since the attempt started."""
+        start = self._read_start()
+        return progressed(Saved(start.get("step", 0), start.get("files", "")), self._saved())
 
     def exit_code_of(self, node: int) -> int | None:
-        """Return the exit code that the agent of a node left; None without one."""
+        """Return the exit code that a node's agent left; None if it left no code."""
         return self.folder.exit_code_of(self.number, node)
 
     def common_exit_code(self, sleep: Callable[[float], None]) -> int | None:
-        """Return 0 or 75 if every agent left with one of these, 75 if any did; None otherwise."""
+        """Return 0 if all agents left with 0, or 75 if some left with 75 and all others with 0; else None."""
         common = EXIT_FINISHED
         for node in range(self.settings.nodes):
-            code = self._patient_exit_code_of(node, sleep)
+            code = self._await_exit_code(node, sleep)
             if code not in (EXIT_FINISHED, EXIT_STOPPED):
                 # An agent that had not begun when a person stopped the run leaves no code.
-                only_late = code is None and common == EXIT_STOPPED and self.folder.is_stopped
-                return common if only_late else None
+                is_late = code is None and common == EXIT_STOPPED and self.folder.is_stopped
+                return common if is_late else None
+
             common = max(common, code)
+            # The agent of node 0 has followed all other agents, and knows which of them were needed.
             if self.settings.tolerates_node_loss:
-                return common  # The first agent has heard of all others, and knows which were needed.
+                return common
+
         return common
 
-    def _patient_exit_code_of(self, node: int, sleep: Callable[[float], None]) -> int | None:
+    def _await_exit_code(self, node: int, sleep: Callable[[float], None]) -> int | None:
+        """Return the exit code that a node's agent left; wait for a file that is shown late."""
         for delay in _LATE_S:
             look_again(self.log_dir)
             code = self.exit_code_of(node)
             if code is not None:
                 return code
             sleep(delay)
+
         look_again(self.log_dir)
         return self.exit_code_of(node)
 
     def recorded_failure(self) -> int | None:
-        """Return the exit code in the record of the first failure, 0 without one; None without a record."""
+        """Return the exit code of the first failure, 0 if the record holds no code; None without a record."""
         if not is_there(self.folder.failure_file(self.number)):
             return None
         code = self._failure().get("exit_code")
         return code if isinstance(code, int) else 0
 
     def _failure(self) -> dict[str, Any]:
-        """Return the record of the first failure; empty without a record, or if it is not whole."""
+        """Return the record of the first failure; empty if it is missing or damaged."""
         try:
             failure = json.loads(read_text(self.folder.failure_file(self.number)) or "")
         except ValueError:
@@ -175,47 +199,49 @@ class Attempt:
         return [node for node in self.silent_nodes() if node in without]
 
     def lost_agents(self, hosts: Sequence[str]) -> dict[int, str]:
-        """Return the host of each agent that began and left no exit code, by node; empty if not known.
+        """Return the host of each agent that began and left no exit code, by node.
 
-        Such an agent was killed, or its host is gone.
+        Such an agent was killed, or its host failed. A host that is not among `hosts` is empty.
         """
         names = names_in(self.log_dir)
-        began = self.folder.node_log
-        lost = [node for node in self.silent_nodes() if began(self.number, node).name in names]
+        lost = [node for node in self.silent_nodes() if self.folder.node_log(self.number, node).name in names]
         return {node: hosts[node] if node < len(hosts) else "" for node in lost}
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
-        """Return the events of one kind since this attempt started; deleted logs may have had its number."""
+        """Return the events of one kind since this attempt started."""
         events = [event for event in self.folder.readable_events() if event.get("attempt") == self.number]
-        starts = [at for at, one in enumerate(events) if one.get("event") == "started"]
-        return [one for one in events[max(starts, default=0) :] if one.get("event") == kind]
+        # An earlier attempt may have had this number, if a person has deleted its logs.
+        starts = [index for index, event in enumerate(events) if event.get("event") == "started"]
+        newest = events[max(starts, default=0) :]
+        return [event for event in newest if event.get("event") == kind]
 
     def recorded_end(self) -> requeue_policy.Outcome | None:
         """Return the outcome in the `ended` event of this attempt; None without the event."""
-        ended = self._events("ended")
-        if not ended:
+        ends = self._events("ended")
+        if not ends:
             return None
-        end = ended[-1]
+
+        end = ends[-1]
         return requeue_policy.Outcome(
             str(end.get("outcome")), str(end.get("next")), int(end.get("exit_code") or 0)
         )
 
     def decide(
-        self, code: int, fate: str, has_progressed: bool, *, near_limit: bool = False
+        self, code: int, job_state: str, has_progressed: bool, *, near_limit: bool = False
     ) -> requeue_policy.Outcome:
-        """Return what the end of this attempt means.
+        """Decide the outcome of this attempt, and whether the run starts again.
 
         Args:
             code: the exit code of the attempt.
-            fate: the job's state for SLURM.
-            has_progressed: whether the run has saved anything new since the start.
+            job_state: the state of the job: one of the names in `requeue_policy`.
+            has_progressed: whether the run has saved anything new since the attempt started.
             near_limit: whether SLURM had sent the signal for the time limit.
         """
-        # A preemption may come while the training starts. The time limit has to leave the start enough time.
-        at_limit = fate in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
+        # A preemption may come while the training starts, but a time limit has to leave enough time for that.
+        at_limit = job_state in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
         end = requeue_policy.End(
             code,
-            fate,
+            job_state,
             has_progressed,
             latest_name(self.folder),
             trained=self.settings.saves_at_stop and (at_limit or bool(self._events("first_step"))),
@@ -225,13 +251,12 @@ class Attempt:
             near_limit=near_limit,
             failed_at_stop=bool(self._failure().get("asked_to_stop")),
         )
-        return requeue_policy.decide(
-            end, requeue_policy.count_all(self.folder.readable_events()), self.settings
-        )
+        counts = requeue_policy.count_all(self.folder.readable_events())
+        return requeue_policy.decide(end, counts, self.settings)
 
     def record_end(
         self,
-        decision: requeue_policy.Outcome,
+        outcome: requeue_policy.Outcome,
         has_progressed: bool,
         *,
         lost: Mapping[int, str],
@@ -240,26 +265,29 @@ class Attempt:
         """Append the `ended` event.
 
         Args:
-            decision: what the end means.
-            has_progressed: whether the run has saved anything new since the start.
+            outcome: the outcome of the attempt.
+            has_progressed: whether the run has saved anything new since the attempt started.
             lost: the hosts of lost agents, by node.
             is_revised: whether this attempt has an `ended` event already, and nothing starts the run again.
         """
-        facts: dict[str, Any] = {"exit_code": decision.code, "outcome": decision.outcome}
+        facts: dict[str, Any] = {"exit_code": outcome.code, "outcome": outcome.outcome}
+        # With this mark the run goes on if SLURM starts the job again after all.
         if is_revised:
-            facts["requeued"] = False  # Should SLURM start the job again after all, the run goes on.
-        facts["next"] = decision.next
-        if decision.reason:
-            facts["reason"] = decision.reason
-        if decision.stalled_at is not None:
-            facts["stalled_at"] = decision.stalled_at
-        if decision.without_progress:
-            facts["without_progress"] = decision.without_progress
+            facts["requeued"] = False
+        facts["next"] = outcome.next
+        if outcome.reason:
+            facts["reason"] = outcome.reason
+        if outcome.stalled_at is not None:
+            facts["stalled_at"] = outcome.stalled_at
+        if outcome.without_progress:
+            facts["without_progress"] = outcome.without_progress
         if has_progressed:
             facts["progressed"] = True
         if lost:
             facts["lost"] = lost
-        with said_if_not_recorded("ended", self.say):
+
+        with log_write_error("The event `ended`", self.log):
             self.folder.add_event("ended", attempt=self.number, job_id=self.job_id, **facts)
-        kind = event_command.kind_of_end(decision.outcome, decision.next)
+
+        kind = event_command.kind_of_end(outcome.outcome, outcome.next)
         self.commands.start(kind, self.number, job_id=self.job_id, **facts)

@@ -1,4 +1,4 @@
-"""Before the ranks: leave a run that is over or another job's, or claim an attempt and print its settings."""
+"""Before the ranks: leave a run that is over or that another job trains, or claim an attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from slurmddp.batch.attempt import Attempt, Settings, read_settings
+from slurmddp.batch.attempt import Attempt, BatchSettings, read_settings
 from slurmddp.batch.exclusions import Exclusions, note_vanished
 from slurmddp.batch.slurm_job import SlurmJob, ask_at_once
 from slurmddp.environments.names import (
@@ -27,12 +27,14 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_time
 from slurmddp.slurm.job_script import may_be_of, script_of
 
-_LAST_WORDS = ("submitted", "started", "ended")
+_TURNS = ("submitted", "started", "ended")
+"""Events after which a run is waiting, running or over."""
 _SIGNALS_ALL = "proctrack/linuxproc"
 """The ProctrackType with which SLURM signals every process of a step; with all others only the tasks."""
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
 """The id of a job, or of an element of an array; local runs have other ids."""
 _OVER = ("finished", "failed", "config", "no_progress")
+"""Outcomes after which no job of the run trains."""
 
 
 def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
@@ -48,81 +50,105 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
         The exit code of the batch script if nothing is printed.
     """
     if not job.id:
-        job.say("SLURM_JOB_ID is not set: this script is for sbatch.")
+        job.log("SLURM_JOB_ID is not set: this script is for sbatch.")
         return EXIT_FAILED
+
     array = job.environ.get("SLURM_ARRAY_JOB_ID")
     if array and started_as != "element":
-        job.say(
+        job.log(
             f"Job {array} is an array, and its elements would all train in one run folder. Nothing was "
             "started. `slurmddp train -m` submits an array with a run for each element."
         )
         return EXIT_CONFIG
-    look_again(folder.path)  # The command that submitted this job has just changed the folder.
-    settings, events = read_settings(folder), folder.readable_events()
-    reason = _why_not(folder, job, settings, events, started_as == "resubmitted")
-    if reason:
-        job.say(reason)
+
+    # The command that submitted this job has just changed the folder.
+    look_again(folder.path)
+    settings = read_settings(folder)
+    events = folder.readable_events()
+    refusal = _refusal(folder, job, settings, events, started_as == "resubmitted")
+    if refusal:
+        job.log(refusal)
         return EXIT_FINISHED
     if _leaves_failed_nodes(folder, job, settings, events):
         return EXIT_FINISHED
+
     # SLURM answers while the attempt is recorded.
-    ask_limits = limits(job, settings.signal_lead_s, settings.grace_s)
+    await_limits = limits(job, settings.signal_lead_s, settings.grace_s)
     try:
         number = folder.claim_attempt()
     except OSError:
-        job.say(f"Cannot write to {folder.path}/logs on {os.uname().nodename}.")
+        job.log(f"Cannot write to {folder.path}/logs on {os.uname().nodename}.")
         return EXIT_FAILED
-    Attempt(folder, number, settings, job.id, job.say).start(job.node_list, job.restart_count)
-    for name, value in {ATTEMPT_VARIABLE: str(number), **ask_limits()}.items():
+
+    Attempt(folder, number, settings, job.id, job.log).start(job.node_list, job.restart_count)
+
+    for name, value in {ATTEMPT_VARIABLE: str(number), **await_limits()}.items():
         print(f"export {name}={shlex.quote(value)}")
     if settings.unset:
         print(f"unset -v {' '.join(settings.unset)}")
     return EXIT_FINISHED
 
 
-def _why_not(
-    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]], is_resubmitted: bool
+def _refusal(
+    folder: RunFolder,
+    job: SlurmJob,
+    settings: BatchSettings,
+    events: list[dict[str, Any]],
+    is_resubmitted: bool,
 ) -> str:
-    """Return the reason why this job starts no attempt; empty if it may start one."""
+    """Return why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
     if folder.is_cancelled:
         return "This run was cancelled."
     if folder.is_stopped:
         return f"A person stopped this run; resume it with: slurmddp resume {name}"
-    over = _over(events, job, is_resubmitted)
-    if over:
-        return f"This run has ended already ({over}); resume it with: slurmddp resume {name}"
+
+    outcome = _final_outcome(events, job, is_resubmitted)
+    if outcome:
+        return f"This run has ended already ({outcome}); resume it with: slurmddp resume {name}"
+
     owner = _owner(events, job, {settings.name, name})
     if owner:
         return (
-            f"Job {owner} runs this run already, so job {job.id} leaves it alone. "
-            f"To end that one: slurmddp stop {name}"
+            f"Job {owner} runs this run already, so job {job.id} starts nothing. "
+            f"To end the other job: slurmddp stop {name}"
         )
     return ""
 
 
-def _over(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> str:
+def _final_outcome(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> str:
     """Return the outcome of a run that is over; empty otherwise.
 
     SLURM may restart a job whose run has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
     also end before a resubmitted job starts.
     """
-    told: list[Mapping[str, Any]] = [one for one in events if one.get("event") in _LAST_WORDS]
-    if not told or not (is_resubmitted or job.restart_count):
+    turns: list[Mapping[str, Any]] = [event for event in events if event.get("event") in _TURNS]
+    if not turns or not (is_resubmitted or job.restart_count):
         return ""
-    last = told[-1]
+
+    last = turns[-1]
     is_over = last["event"] == "ended" and last.get("next") == "none" and "requeued" not in last
-    return last["outcome"] if is_over and last.get("outcome") in _OVER else ""
+    if is_over and last.get("outcome") in _OVER:
+        return str(last["outcome"])
+    return ""
 
 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) -> str:
-    """Return the other job that trains this run now, with its nodes: SLURM runs it, its attempt is open."""
-    last = {str(one["job_id"]): one["event"] for one in events if one.get("event") in ("started", "ended")
-            and _SLURM_ID.fullmatch(str(one.get("job_id", "")))}  # fmt: skip
-    open_jobs = sorted(other for other, event in last.items() if event == "started" and other != job.id)
+    """Return the other job that trains this run now, with its nodes; empty if there is none.
+
+    SLURM runs this job, and the attempt that it started has not ended.
+    """
+    last_events: dict[str, str] = {}
+    for event in events:
+        job_id = str(event.get("job_id", ""))
+        if event.get("event") in ("started", "ended") and _SLURM_ID.fullmatch(job_id):
+            last_events[job_id] = event["event"]
+    open_jobs = [other for other, kind in last_events.items() if kind == "started" and other != job.id]
     if not open_jobs:
         return ""
-    for queued in job.queue("--jobs", ",".join(open_jobs)) or ():
+
+    for queued in job.queue("--jobs", ",".join(sorted(open_jobs))) or ():
+        # Another cluster, or a controller that lost its state, may have given the id to a job of others.
         is_ours = may_be_of(names, queued.run, script_of(queued.job_id, queued.script))
         if queued.state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
             return f"{queued.job_id} on {queued.nodes}"
@@ -130,21 +156,24 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
 
 
 def _leaves_failed_nodes(
-    folder: RunFolder, job: SlurmJob, settings: Settings, events: list[dict[str, Any]]
+    folder: RunFolder, job: SlurmJob, settings: BatchSettings, events: list[dict[str, Any]]
 ) -> bool:
     """Requeue the job if SLURM gave it a failed node and soon has others; return whether it was requeued."""
-    exclusions = Exclusions(folder, job, settings, began=int(time.time()))
-    found = note_vanished(exclusions, folder, events)
-    if not (found and settings.requeue and exclusions.others_are_free()):
+    exclusions = Exclusions(folder, job, settings, start_time=int(time.time()))
+    is_noted = note_vanished(exclusions, folder, events)
+    if not (is_noted and settings.requeue and exclusions.others_are_free()):
         return False
+
     exclusions.choose()
-    # SLURM grants the request and ends this process, and the commands that it has started, by this signal.
+    # When SLURM grants the request, it ends this process and the commands that it has started by SIGTERM. All
+    # ignore it: the exclusions are sent after that.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    answer = job.scontrol("requeue", job.id)
-    if answer.code == 0:
+    reply = job.scontrol("requeue", job.id)
+    if reply.code == 0:
         exclusions.send()
         return True
-    job.say(answer.err.strip())
+
+    job.log(reply.err.strip())
     signal.signal(signal.SIGTERM, before)
     return False
 
@@ -155,7 +184,7 @@ def limits(job: SlurmJob, signal_lead_s: int, grace_s: int | None) -> Callable[[
     The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
 
     Returns:
-        A function that waits for the answers; values that are not known are empty.
+        A function that waits for the values of the variables; values that are not known are empty.
     """
 
     def end_time() -> str:
@@ -167,11 +196,12 @@ def limits(job: SlurmJob, signal_lead_s: int, grace_s: int | None) -> Callable[[
         return "1" if job.config("ProctrackType") == _SIGNALS_ALL else ""
 
     values = {LEAD_VARIABLE: str(signal_lead_s)}
-    questions = {END_TIME_VARIABLE: end_time, SIGNALS_ALL_VARIABLE: signals_all}
+    queries = {END_TIME_VARIABLE: end_time, SIGNALS_ALL_VARIABLE: signals_all}
     if grace_s is None:
-        questions[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
-        questions[PREEMPT_GRACE_VARIABLE] = job.preemption_grace
+        queries[KILL_WAIT_VARIABLE] = lambda: job.config("KillWait")
+        queries[PREEMPT_GRACE_VARIABLE] = job.preemption_grace
     else:
         values.update({KILL_WAIT_VARIABLE: str(grace_s), PREEMPT_GRACE_VARIABLE: "0"})
-    answers = ask_at_once(questions)
-    return lambda: {**values, **answers()}
+
+    await_replies = ask_at_once(queries)
+    return lambda: {**values, **await_replies()}

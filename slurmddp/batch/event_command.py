@@ -17,12 +17,13 @@ from slurmddp.environments.names import ATTEMPT_VARIABLE, EVENT_VARIABLE, RUN_DI
 from slurmddp.runs.folder.layout import RunFolder
 
 TIMEOUT_S = 20
-"""Seconds after which the command is killed: at its end a job holds its nodes for so long, at most."""
+"""Seconds after which the command is killed. At its end a job holds its nodes for that long at most."""
 _SLACK_S = 5
+"""Seconds for a watcher to kill its command and record that."""
 
 
 def kind_of_end(outcome: str, next_: str) -> str:
-    """Return the name of the event for the end of an attempt: what followed, else how the run ended."""
+    """Return the name of the event for the end of an attempt: `requeued`, or how the run ended."""
     if next_ != "none":
         return "requeued"
     return outcome if outcome in ("finished", "stopped", "cancelled") else "failed"
@@ -32,18 +33,21 @@ class EventCommands:
     """The commands that one process of a run has started, one for each event."""
 
     def __init__(
-        self, folder: RunFolder, command: Sequence[str], project: Path, say: Callable[[str], None]
+        self, folder: RunFolder, command: Sequence[str], project: Path, log: Callable[[str], None]
     ) -> None:
         """Prepare the commands of a run.
 
         Args:
             folder: the run folder.
-            command: the words of `policy.on_event`; empty: no event starts anything.
+            command: the program and its arguments, from `policy.on_event`; empty: no event starts anything.
             project: the folder in which the command runs.
-            say: gets a line if the command can't be started.
+            log: called with a line if the command can't be started.
         """
-        self._folder, self._command, self._project, self._say = folder, command, project, say
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        self._command = command
+        self._project = project
+        self._log = log
+        self._watchers: list[subprocess.Popen[bytes]] = []
 
     def start(self, kind: str, attempt: int, **facts: Any) -> None:
         """Start the command for an event, and return at once.
@@ -57,36 +61,40 @@ class EventCommands:
         """
         if not self._command:
             return
-        where = {"run": self._folder.name, "run_dir": str(self._folder.path)}
-        event = {"event": kind, **where, "attempt": attempt, "time": round(time.time(), 3), **facts}
-        frozen = self._folder.batch_file
-        program = ["-IS", str(frozen)] if frozen.exists() else ["-m", "slurmddp.batch"]
+
+        run = {"run": self._folder.name, "run_dir": str(self._folder.path)}
+        event = {"event": kind, **run, "attempt": attempt, "time": round(time.time(), 3), **facts}
         environ = {**os.environ, RUN_DIR_VARIABLE: str(self._folder.path), ATTEMPT_VARIABLE: str(attempt)}
+
+        frozen = self._folder.batch_file
+        program = ["-m", "slurmddp.batch"]
+        if frozen.exists():
+            program = ["-IS", str(frozen)]
         try:
-            with self._folder.event_log(attempt).open("ab") as log:
+            with self._folder.event_log(attempt).open("ab") as stream:
                 watcher = subprocess.Popen(
                     [sys.executable, *program, "event"],
                     stdin=subprocess.PIPE,
-                    stdout=log,
+                    stdout=stream,
                     stderr=subprocess.STDOUT,
                     cwd=self._project if self._project.is_dir() else None,
                     env={**environ, EVENT_VARIABLE: kind},
                     start_new_session=True,
                 )
-            self._started.append(watcher)
+            self._watchers.append(watcher)
             if watcher.stdin is not None:
                 watcher.stdin.write(json.dumps({"command": [*self._command], "event": event}).encode())
                 watcher.stdin.close()
         except OSError as error:
-            self._say(f"The command of policy.on_event was not started: {error}")
+            self._log(f"The command of policy.on_event was not started: {error}")
 
     def wait(self) -> None:
         """Wait until the commands have ended or were killed."""
-        end = time.monotonic() + TIMEOUT_S + _SLACK_S
-        for watcher in self._started:
+        deadline = time.monotonic() + TIMEOUT_S + _SLACK_S
+        for watcher in self._watchers:
             with suppress(subprocess.TimeoutExpired):
-                watcher.wait(max(0.0, end - time.monotonic()))
-        self._started.clear()
+                watcher.wait(max(0.0, deadline - time.monotonic()))
+        self._watchers.clear()
 
 
 def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> None:
@@ -94,23 +102,30 @@ def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float 
 
     Args:
         folder: the run folder.
-        request: the words of the `command`, and the `event`.
+        request: the program with its arguments (`command`), and the `event`.
         timeout_s: seconds after which the command and its children are killed.
     """
-    command, event = request["command"], request["event"]
-    why = _failure(command, json.dumps(event).encode() + b"\n", timeout_s)
-    if why:
-        log = folder.event_log(event["attempt"])
-        text = f"policy.on_event: `{command[0]}` {why}, at the event {event['event']}; its output is in {log}"
-        folder.add_event("warned", attempt=event["attempt"], text=text)
+    command = request["command"]
+    event = request["event"]
+    failure = _run(command, json.dumps(event).encode() + b"\n", timeout_s)
+    if not failure:
+        return
+
+    folder.add_event(
+        "warned",
+        attempt=event["attempt"],
+        text=f"policy.on_event: `{command[0]}` {failure}, at the event {event['event']}; "
+        f"its output is in {folder.event_log(event['attempt'])}",
+    )
 
 
-def _failure(command: Sequence[str], text: bytes, timeout_s: float) -> str:
+def _run(command: Sequence[str], text: bytes, timeout_s: float) -> str:
     """Run a command and return how it failed; empty if it ended with exit code 0."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     except OSError as error:
         return f"can't be started ({error.strerror})"
+
     try:
         process.communicate(text, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -118,4 +133,7 @@ def _failure(command: Sequence[str], text: bytes, timeout_s: float) -> str:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return f"was killed after {timeout_s:g} s"
-    return f"ended with exit code {process.returncode}" if process.returncode else ""
+
+    if process.returncode != 0:
+        return f"ended with exit code {process.returncode}"
+    return ""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmddp.batch.attempt import Settings, said_if_not_recorded
+from slurmddp.batch.attempt import BatchSettings, log_write_error
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.runs.folder.excluded_nodes import adopt, exclude, excluded_nodes, share, shared_nodes
 from slurmddp.runs.folder.late_files import read_text
@@ -15,15 +15,16 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import parse_time
 
 _FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
+"""States of a node that has failed. SLURM marks a node that does not respond by a star (sinfo(1))."""
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _SOON_S = 300.0
-"""An attempt leaves a failed node only for others that it gets within this time."""
+"""An attempt leaves a failed node only for other nodes that it gets within this time."""
 _TRIES = 5
-"""The most requests for one exclusion while SLURM can't take it yet."""
+"""The largest number of requests for one exclusion while SLURM can't take it yet."""
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
-    """Return the nodes that SLURM gave up, according to srun's messages in `batch_log`."""
+    """Return the nodes that SLURM gave up, according to the messages of srun in `batch_log`."""
     text = read_text(batch_log) or ""
     return {name for names in _LOST.findall(text) for name in hosts_of(names)}
 
@@ -31,151 +32,198 @@ def lost_nodes(batch_log: Path) -> set[str]:
 class Exclusions:
     """The nodes that the next attempts avoid: noted in the run folder, then sent to SLURM."""
 
-    def __init__(self, folder: RunFolder, job: SlurmJob, settings: Settings, *, began: float) -> None:
+    def __init__(
+        self, folder: RunFolder, job: SlurmJob, settings: BatchSettings, *, start_time: float
+    ) -> None:
         """Prepare the exclusions of a run.
 
         Args:
             folder: the run folder.
             job: the job that runs now.
-            settings: the rules of the run.
-            began: when the attempt began, in epoch seconds; the nodes noted since then are the newest.
+            settings: the settings of the run.
+            start_time: when the attempt started, in epoch seconds; nodes noted since then are the newest.
         """
         self.failed: set[str] = set()
         """The nodes that failed under the attempt."""
         self.choice = ""
-        """The nodes that the next attempt must not get."""
-        self._folder, self._job, self._began = folder, job, began
-        self._hours, self._by_person = settings.exclude_failed_h, settings.exclude
+        """The nodes that the next attempt must not get, as a list with commas."""
+        self._folder = folder
+        self._job = job
+        self._start_time = start_time
+        self._hours = settings.exclude_failed_h
+        self._by_person = settings.exclude
         self._is_sent = False
 
     @property
-    def _any(self) -> bool:
+    def _has_notes(self) -> bool:
+        """Whether the run notes failed nodes and has noted any."""
         return self._hours > 0 and bool(read_text(self._folder.excluded_file))
 
     def note_failed(
         self,
         node_list: str,
         *,
-        began: float,
+        start_time: float,
         batch_log: Path,
         silent: Collection[str] = (),
         replaced: Collection[str] = (),
     ) -> bool:
-        """Note the nodes of an attempt that failed under it; return whether any was noted.
+        """Note the nodes that failed under an attempt; return whether any was noted.
 
         Args:
-            node_list: the attempt's nodes.
-            began: when the attempt began, in epoch seconds.
+            node_list: the nodes of the attempt.
+            start_time: when the attempt started, in epoch seconds.
             batch_log: the log of the attempt's batch script.
-            silent: nodes whose agents left no exit code; the batch step probes them.
+            silent: nodes whose agents left no exit code; their slurmd is probed.
             replaced: nodes without which the attempt continued.
         """
-        nodes, lost = self._job.nodes(node_list), lost_nodes(batch_log)
-        unanswering = self._job.unanswering([one for one in nodes if one["NodeName"] in silent])
-        noted = False
+        nodes = self._job.nodes(node_list)
+        lost = lost_nodes(batch_log)
+        unanswering = self._job.unanswering([node for node in nodes if node["NodeName"] in silent])
+
+        is_noted = False
         for node in nodes:
-            name, state = node["NodeName"], node.get("State", "")
+            name = node["NodeName"]
+            state = node.get("State", "")
             if _FAILED.search(state):
-                why = f"SLURM calls it {state}"
+                reason = f"SLURM calls it {state}"
             elif name in lost:
-                why = "SLURM gave it up"
-            elif name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > began:
-                why = "it was started again"
+                reason = "SLURM gave it up"
+            elif name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > start_time:
+                reason = "its slurmd was started again"
             elif name in replaced:
-                why = "the run lost it"
+                reason = "the ranks continued without it"
             elif name in unanswering:
-                why = "it does not answer"
+                reason = "its slurmd does not answer"
             else:
                 continue
-            noted |= self._note(name, why, began)
-        self._exchange(began)
-        return noted
+            is_noted |= self._note(name, reason, start_time)
 
-    def _exchange(self, began: float) -> None:
+        self._exchange(start_time)
+        return is_noted
+
+    def _exchange(self, start_time: float) -> None:
         """Share the nodes that failed under this attempt, and adopt those of other runs on this cluster."""
-        if self._hours <= 0 or not (self._any or shared_nodes()):
+        if self._hours <= 0 or not (self._has_notes or shared_nodes()):
             return
+
         cluster = self._job.environ.get("SLURM_CLUSTER_NAME") or self._job.config("ClusterName")
         if cluster:
-            with said_if_not_recorded("The shared list of failed nodes", self._job.say):
-                share(self._folder, cluster, since=began)
+            with log_write_error("The shared list of failed nodes", self._job.log):
+                share(self._folder, cluster, since=start_time)
                 adopt(self._folder, cluster)
 
-    def _note(self, node: str, why: str, began: float) -> bool:
+    def _note(self, node: str, reason: str, start_time: float) -> bool:
+        """Note a failed node; return whether it was not noted for the same attempt before."""
         self.failed.add(node)
-        if self._hours <= 0 or node in excluded_nodes(self._folder, since=began):
-            return False  # Noted for the same attempt.
-        self._job.say(f"Node {node} has failed: {why}.")
-        with said_if_not_recorded(f"node {node}", self._job.say):
-            exclude(self._folder, node, why, hours=self._hours)
+        if self._hours <= 0 or node in excluded_nodes(self._folder, since=start_time):
+            return False
+
+        self._job.log(f"Node {node} has failed: {reason}.")
+        with log_write_error(f"The failed node {node}", self._job.log):
+            exclude(self._folder, node, reason, hours=self._hours)
             return True
-        return False  # A note that can't be written would be new at each start, and requeue the job for ever.
+        # A note that can't be written would be new at each start, and requeue the job for ever.
+        return False
 
     def _chosen_by_person(self) -> set[str]:
-        asked = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
-        own = set() if "/" in self._by_person else set(hosts_of(self._by_person))
-        return asked - set(excluded_nodes(self._folder, now=0.0)) | own
+        """Return the nodes that a person excludes, in the cluster file or at sbatch."""
+        # SLURM's list also holds the nodes that this run has excluded.
+        asked_for = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
+        by_person = asked_for - set(excluded_nodes(self._folder, now=0.0))
+
+        # For sbatch a value with a slash is the name of a file with nodes.
+        if "/" not in self._by_person:
+            by_person.update(hosts_of(self._by_person))
+        return by_person
 
     def choose(self) -> None:
-        """Choose all failed nodes, or the newest, or none, as the cluster can spare them."""
-        if not self._any:
+        """Choose all failed nodes, only the newest, or none, as the cluster can spare them."""
+        if not self._has_notes:
             return
-        own, answer, failed = self._chosen_by_person(), "", ""
-        for since in (0.0, self._began):
-            found = excluded_nodes(self._folder, since=since)
-            failed, self.choice = ",".join(found), ",".join(sorted(own.union(found)))
-            if not found:
+
+        by_person = self._chosen_by_person()
+        failed: list[str] = []
+        refusal = ""
+        for since in (0.0, self._start_time):
+            newer = excluded_nodes(self._folder, since=since)
+            self.choice = ",".join(sorted(by_person.union(newer)))
+            if not newer:
                 return
-            tried = self._job.sbatch("--test-only", f"--exclude={self.choice}", str(self._folder.script_file))
-            if tried.code == 0:
+
+            failed = newer
+            reply = self._job.sbatch("--test-only", f"--exclude={self.choice}", str(self._folder.script_file))
+            if reply.code == 0:
                 return
-            answer = (tried.err.strip() or tried.out.strip()).rpartition("\n")[2]
-        self.choice = ",".join(sorted(own))
-        self._job.say(
-            f"The next attempt may run on {failed} again: SLURM would not take the job without ({answer})."
+            refusal = (reply.err.strip() or reply.out.strip()).rpartition("\n")[2]
+
+        self.choice = ",".join(sorted(by_person))
+        self._job.log(
+            f"The next attempt may run on {','.join(failed)} again: SLURM would not accept the job without "
+            f"({refusal})."
         )
 
     def send(self) -> None:
-        """Send the choice to SLURM, which takes it only while the job is pending."""
-        if not self._any or self._is_sent:
+        """Send the choice to SLURM, which accepts it only while the job is pending."""
+        if not self._has_notes or self._is_sent:
             return
-        known = self._job.facts.get("ExcNodeList", "")
-        if known == self.choice or (known == "(null)" and not self.choice):
+        current = self._job.facts.get("ExcNodeList", "")
+        if current == self.choice or (current == "(null)" and not self.choice):
             return
+
         for _ in range(_TRIES):
-            answer = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
-            if answer.code == 0 or not answer.is_retryable:
+            reply = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
+            if reply.code == 0 or not reply.is_retryable:
                 break
-            self._job.sleep(1)  # Just after a requeue, SLURM's accounting may hold the job's record.
-        if answer.code == 0:
+            # Just after a requeue, SLURM's accounting may hold the job's record.
+            self._job.sleep(1)
+
+        if reply.code == 0:
             self._is_sent = True
-            self._job.say(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
+            self._job.log(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
         else:
-            self._job.say(answer.err.strip())
-            self._job.say(f"SLURM does not let this job exclude {self.choice or 'no node'}.")
+            self._job.log(reply.err.strip())
+            self._job.log(f"SLURM does not let this job exclude {self.choice or 'no node'}.")
 
     def others_are_free(self) -> bool:
-        """Return whether the job got a failed node, may be requeued, and would soon get others instead."""
-        mine, noted = self._job.hosts, excluded_nodes(self._folder, now=self._began)
-        bad = set(mine) & set(noted)
-        if not bad or self._job.poll().code or self._job.facts.get("Requeue") != "1":
+        """Decide whether the job got a failed node, may be requeued, and would soon get other nodes."""
+        hosts = self._job.hosts
+        noted = excluded_nodes(self._folder, now=self._start_time)
+        failed = set(hosts) & set(noted)
+        if not failed or self._job.poll().code or self._job.facts.get("Requeue") != "1":
             return False
-        away = ",".join(sorted({*self._chosen_by_person(), *noted, *mine}))
-        tried = self._job.sbatch(
-            "--test-only", f"--nodes={len(bad)}", f"--exclude={away}", str(self._folder.script_file)
+
+        excluded = ",".join(sorted({*self._chosen_by_person(), *noted, *hosts}))
+        reply = self._job.sbatch(
+            "--test-only",
+            f"--nodes={len(failed)}",
+            f"--exclude={excluded}",
+            str(self._folder.script_file),
         )
-        start = re.search(r" to start at (\S+) ", tried.out + tried.err)
-        begin = parse_time(start[1]) if start else None
-        return begin is not None and begin <= self._began + _SOON_S
+        match = re.search(r" to start at (\S+) ", reply.out + reply.err)
+        start = parse_time(match[1]) if match else None
+        return start is not None and start <= self._start_time + _SOON_S
 
 
 def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Note failed nodes of an attempt without an `ended` event: its first host may be gone."""
-    told = [one for one in events if one.get("event") in ("started", "ended")]
-    if not told or told[-1]["event"] == "ended":
+    """Note failed nodes of an attempt without an `ended` event; return whether any was noted.
+
+    The first host of such an attempt may have failed, together with the batch script.
+    """
+    turns = [event for event in events if event.get("event") in ("started", "ended")]
+    if not turns or turns[-1]["event"] == "ended":
         return False
-    attempt, began, nodes = told[-1].get("attempt"), told[-1].get("time"), str(told[-1].get("nodes") or "")
-    if not isinstance(attempt, int) or not isinstance(began, (int, float)) or not nodes:
+
+    start = turns[-1]
+    attempt = start.get("attempt")
+    start_time = start.get("time")
+    node_list = str(start.get("nodes") or "")
+    if not isinstance(attempt, int) or not isinstance(start_time, (int, float)) or not node_list:
         return False
-    log = folder.batch_log(attempt)
-    return exclusions.note_failed(nodes, began=int(began), batch_log=log, silent=hosts_of(nodes)[:1])
+
+    return exclusions.note_failed(
+        node_list,
+        start_time=int(start_time),
+        batch_log=folder.batch_log(attempt),
+        silent=hosts_of(node_list)[:1],
+    )

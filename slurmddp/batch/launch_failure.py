@@ -1,7 +1,7 @@
 """srun's report that SLURM could not start an agent: the attempt can't begin, whatever the other agents do.
 
-srun goes on after such a report, and the other agents would wait for the missing one until
-`policy.join_timeout_s`. Nothing is known against the node, so the next attempt may run there.
+srun goes on after such a report, and the other agents would wait for the missing agent until
+`policy.join_timeout_s`. Nothing is known against the node, so the next attempt may run on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurmddp.batch.attempt import Attempt, said_if_not_recorded
+from slurmddp.batch.attempt import Attempt, log_write_error
 from slurmddp.runs.folder.late_files import read_text
 
 _REPORT = re.compile(
@@ -28,18 +28,19 @@ class LaunchFailure(NamedTuple):
 
     node: int
     host: str
-    why: str
-    """SLURM's words."""
+    reason: str
+    """The reason as srun reports it."""
 
 
 def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
-    """Return the first agent that SLURM could not start, by srun's report and its missing log; None if none.
+    """Return the first agent that SLURM could not start; None if there is none.
 
-    The report alone is no proof: the setup lines may call srun too. With spare nodes or `elastic`, the other
-    agents begin without the missing one.
+    srun reports it and the agent has no log. The report alone is no proof: the setup lines may call srun too.
     """
+    # With spare nodes or `elastic`, the other agents begin without the missing agent.
     if attempt.settings.tolerates_node_loss:
         return None
+
     for report in _REPORT.finditer(read_text(attempt.folder.batch_log(attempt.number)) or ""):
         node = _node_of(report, hosts)
         log = attempt.folder.node_log(attempt.number, node)
@@ -49,15 +50,17 @@ def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | No
 
 
 def _node_of(report: re.Match[str], hosts: Sequence[str]) -> int:
-    """Return the number of the node in a report of srun, which starts one task on each node."""
+    """Return the index of the node in a report of srun, which starts one task on each node.
+
+    The index is `len(hosts)` if the node is not among `hosts`.
+    """
     if report["node"]:
         return int(report["node"])
     return [*hosts, report["host"]].index(report["host"])
 
 
 def record(attempt: Attempt, failure: LaunchFailure) -> None:
-    """Record the failure as the cause of the attempt's end, unless it has one."""
-    reason = f"was not started by SLURM: {failure.why}"
+    """Record the failure as the first failure of the attempt, unless it has recorded one."""
     facts = {
         "rank": None,
         "node_rank": failure.node,
@@ -65,14 +68,15 @@ def record(attempt: Attempt, failure: LaunchFailure) -> None:
         "exit_code": None,
         "signal": None,
         "kind": "not_started",
-        "reason": reason,
+        "reason": f"was not started by SLURM: {failure.reason}",
     }
     path = attempt.folder.failure_file(attempt.number)
-    with said_if_not_recorded("The failed launch", attempt.say):
+    with log_write_error("The failed launch", attempt.log):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return
+
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(json.dumps({**facts, "time": round(time.time(), 3)}) + "\n")
         attempt.folder.add_event("rank_failed", attempt=attempt.number, restart_count=0, **facts)

@@ -16,30 +16,33 @@ class Saved(NamedTuple):
     """The newest saves of a run at one moment."""
 
     step: int = 0
-    """The step of the checkpoint from which the run would resume; 0 before the first."""
+    """The step of the checkpoint from which the run would resume; 0 before the first checkpoint."""
     files: str = ""
-    """A sum over names, sizes and times of the files that the program saves; empty without any."""
+    """A hash of the names, sizes and times of the files that the program saves; empty without any."""
 
 
 def saved(folder: RunFolder, project: Path, pattern: str) -> Saved:
-    """Return the newest saves of a run.
+    """Return what a run has saved so far.
 
     Args:
         folder: the run folder.
         project: the project folder.
         pattern: a glob of the files or folders that the program saves, relative to `project`; may be empty.
     """
-    return Saved(newest_step(latest_name(folder)), _sum_of(project, pattern) if pattern else "")
+    files = _hash_of(project, pattern) if pattern else ""
+    return Saved(newest_step(latest_name(folder)), files)
 
 
 def progressed(before: Saved, after: Saved) -> bool:
-    """Return whether there is a newer checkpoint, or a change in the program's own files."""
+    """Decide whether there is a newer checkpoint, or a change in the program's own files."""
     return after.step > before.step or after.files != before.files
 
 
 def latest_name(folder: RunFolder) -> str:
     """Return the name of the newest checkpoint; empty before the first."""
-    if not is_there(folder.checkpoints_dir):  # A look at its content would be a look-up of its name.
+    # A listing of a folder that does not exist looks up its name, and the client of a network file system
+    # then remembers for a while that the folder does not exist.
+    if not is_there(folder.checkpoints_dir):
         return ""
     return re.sub(r"[^A-Za-z0-9-]", "", read_text(folder.checkpoints_dir / "latest") or "")
 
@@ -50,30 +53,39 @@ def newest_step(name: str) -> int:
     return int(digits) if re.fullmatch("[0-9]{1,18}", digits) else 0
 
 
-def _sum_of(project: Path, pattern: str) -> str:
-    import glob  # Only programs that save files of their own need these.
+def _hash_of(project: Path, pattern: str) -> str:
+    """Return a hash of the names, sizes and times of the files of a glob; empty without a file."""
+    # Only programs that save files of their own need these modules.
+    import glob
     import hashlib
 
     where = os.path.join(glob.escape(str(project)), os.path.expanduser(pattern))  # noqa: PTH111, PTH118
-    found = sorted(file for one in glob.glob(where) for file in _files(one))  # noqa: PTH207
-    lines = [f"{file}\0{_size_and_time(file)}" for file in found]
-    return hashlib.sha1("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
+    paths = sorted(path for match in glob.glob(where) for path in _files(match))  # noqa: PTH207
+    if not paths:
+        return ""
+
+    lines = [f"{path}\0{_size_and_time(path)}" for path in paths]
+    return hashlib.sha1("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _files(path: str) -> Iterator[str]:
     """Yield `path`, or the files below it if it is a folder; links to folders are followed once."""
     if os.path.isfile(path):  # noqa: PTH113
         yield path
+
     seen = set()
     for folder, folders, names in os.walk(path, followlinks=True):
         seen.add(os.path.realpath(folder))
-        folders[:] = [one for one in folders if os.path.realpath(os.path.join(folder, one)) not in seen]  # noqa: PTH118
-        yield from (file for file in (os.path.join(folder, name) for name in names) if os.path.isfile(file))  # noqa: PTH113, PTH118
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(folder, name)) not in seen]  # noqa: PTH118
+        paths = [os.path.join(folder, name) for name in names]  # noqa: PTH118
+        yield from filter(os.path.isfile, paths)
 
 
-def _size_and_time(file: str) -> tuple[int, int]:
+def _size_and_time(path: str) -> tuple[int, int]:
+    """Return the size and the time of the last change of a file; zeros if it is gone."""
+    # The program may replace the file just now.
     try:
-        stat = os.stat(file)  # noqa: PTH116
-    except OSError:  # The program may replace it just now.
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
         return 0, 0
-    return stat.st_size, stat.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

@@ -5,64 +5,84 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurmddp.batch import requeue_policy
-from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.attempt import log_write_error
 from slurmddp.batch.slurm_job import SlurmJob
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import QueuedJob, find_submitted, parse_job_id
 
-_DELAYS_S = (0, 5, 15)
+_REQUEUE_DELAYS_S = (1, 2, 3)
+"""Seconds to wait after each refused request."""
+_SUBMIT_DELAYS_S = (0, 5, 15)
+"""Seconds to wait before each submission."""
 _HOLD = "#SBATCH --hold"
 
 
 def requeue(job: SlurmJob) -> bool:
-    """Requeue the job; return whether SLURM has done so, even if its answer was lost."""
-    for delay in (1, 2, 3):
-        if job.is_forgotten:  # The request would requeue the other job.
-            job.say(f"SLURM has given the id {job.id} to another job, so this one can't be requeued.")
+    """Requeue the job; return whether SLURM has requeued it, even if SLURM's reply was lost."""
+    for delay in _REQUEUE_DELAYS_S:
+        # The request would requeue the other job.
+        if job.is_forgotten:
+            job.log(f"SLURM has given the id {job.id} to another job, so this job can't be requeued.")
             return False
-        if job.fate == requeue_policy.REQUEUED:
+        if job.state == requeue_policy.REQUEUED:
             return True
-        answer = job.scontrol("requeue", job.id)
-        if answer.code == 0:
+
+        reply = job.scontrol("requeue", job.id)
+        if reply.code == 0:
             return True
-        job.say(answer.err.strip())
+
+        job.log(reply.err.strip())
         job.sleep(delay)
         job.poll_patiently()
-    return job.fate == requeue_policy.REQUEUED
+
+    return job.state == requeue_policy.REQUEUED
 
 
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has it.
 
-    A begin time and a hold delay the first job of a run only, as they do where SLURM requeues it.
+    A begin time and a hold delay the first job of a run only, as they do where SLURM requeues the job.
 
-    A token stands among the arguments of the script. The batch step finds the job by it if sbatch queued the
-    job and its answer was lost.
+    A token stands among the arguments of the script. The batch step finds the job by this token if sbatch
+    queued the job and its reply was lost.
+
+    Args:
+        folder: the run folder.
+        job: the job that ends.
+        attempt: the number of the attempt that ends.
+        exclude: the nodes that the new job must not get; may be empty.
     """
     token = f"slurmddp:after-{job.id}-{attempt}"
     options = ["--begin=now"]
-    options += [f"--exclude={exclude}"] if exclude else []
-    options += [] if job.is_forgotten else [f"--dependency=afterany:{job.id}"]
-    for delay in _DELAYS_S:
+    if exclude:
+        options.append(f"--exclude={exclude}")
+    if not job.is_forgotten:
+        options.append(f"--dependency=afterany:{job.id}")
+
+    for delay in _SUBMIT_DELAYS_S:
         if delay:
             job.sleep(delay)
         queue = job.queue()
+        # The sbatch before may have queued the job, although it failed.
         if queue is None and delay:
-            continue  # The sbatch before may have queued the job all the same.
-        new = _find(job, queue or [], folder, token)
-        if new is None:
-            answer = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
-            new = parse_job_id(answer.out) if answer.code == 0 else None
-            if new is None:
-                job.say((answer.err or answer.out).strip())
+            continue
+
+        new_job = _find(job, queue or [], folder, token)
+        if new_job is None:
+            reply = job.sbatch("--parsable", *options, str(folder.script_file), "resubmitted", token)
+            new_job = parse_job_id(reply.out) if reply.code == 0 else None
+            if new_job is None:
+                job.log((reply.err or reply.out).strip())
                 continue
-        with said_if_not_recorded("submitted", job.say):
-            folder.add_event("submitted", job_id=new, submitter="sbatch", resubmitted=True)
+
+        with log_write_error("The event `submitted`", job.log):
+            folder.add_event("submitted", job_id=new_job, submitter="sbatch", resubmitted=True)
         if _is_held(folder):
-            released = job.scontrol("release", new)
+            released = job.scontrol("release", new_job)
             if released.code:
-                job.say(f"Job {new} stays held: {released.err.strip()}")
+                job.log(f"Job {new_job} stays held: {released.err.strip()}")
         return True
+
     return False
 
 
@@ -75,14 +95,14 @@ def _is_held(folder: RunFolder) -> bool:
 
 
 def _find(job: SlurmJob, queue: Sequence[QueuedJob], folder: RunFolder, token: str) -> str | None:
-    """Return the job in the queue that has `token` among the arguments of its script."""
+    """Return the job in the queue that has `token` among the arguments of its script; None if none has it."""
 
     def facts_of(job_id: str) -> str:
-        answer = job.scontrol("-o", "show", "job", job_id)
-        return answer.out if answer.code == 0 else ""
+        reply = job.scontrol("-o", "show", "job", job_id)
+        return reply.out if reply.code == 0 else ""
 
     others = [queued for queued in queue if queued.job_id != job.id]
-    # The new job waits for the end of this one.
+    # The new job waits for the end of this job.
     waiting = {queued.number for queued in others if queued.state == "PENDING"}
     return find_submitted(others, folder.script_file, token, waiting - _recorded(folder), facts_of)
 
@@ -93,8 +113,9 @@ def _recorded(folder: RunFolder) -> set[str]:
 
 
 def leave_queue(job: SlurmJob) -> None:
-    """Cancel the job of a run that is over if SLURM has requeued it."""
-    if job.fate in (requeue_policy.PREEMPTED, requeue_policy.NODE_FAIL):
-        job.poll_patiently()  # SLURM may have put it back since.
-    if job.fate == requeue_policy.REQUEUED:
+    """Cancel the job of a run that is over if SLURM has requeued the job."""
+    # SLURM may have requeued it since the last query.
+    if job.state in (requeue_policy.PREEMPTED, requeue_policy.NODE_FAIL):
+        job.poll_patiently()
+    if job.state == requeue_policy.REQUEUED:
         job.scancel()

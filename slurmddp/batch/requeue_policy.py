@@ -15,16 +15,21 @@ from slurmddp.errors import (
 )
 
 _STALLS = 2
-"""After this many stopped attempts at one checkpoint, another attempt would stop there as well."""
+"""After this many stopped attempts at one checkpoint, another attempt would stop at it as well."""
 _DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE)
+"""Exit codes with which a rank refuses another attempt, or its node."""
 
-RUNNING, TIMEOUT, PREEMPTED = "running", "timeout", "preempted"
-CANCELLED, REQUEUED, NODE_FAIL = "cancelled", "requeued", "node_fail"
+RUNNING = "running"
+TIMEOUT = "timeout"
+PREEMPTED = "preempted"
+CANCELLED = "cancelled"
+REQUEUED = "requeued"
+NODE_FAIL = "node_fail"
 _BY_SLURM = (REQUEUED, PREEMPTED, NODE_FAIL)
-"""SLURM ended the ranks for a reason of its own, so that their failure says nothing about the run."""
+"""States in which SLURM ended the ranks for its own reasons: their failure shows nothing about the run."""
 
 
-class Policy(Protocol):
+class RequeueRules(Protocol):
     """The keys of `policy` by which a run runs again, from its configuration or from its `job.json`."""
 
     @property
@@ -44,34 +49,36 @@ class Counts(NamedTuple):
     progressed: bool = False
     """Whether an attempt progressed, and none failed without progress after it."""
     stalls: Mapping[str, int] = {}
-    """For each checkpoint, the stopped attempts that started from it and left no newer one."""
+    """For each checkpoint, the stopped attempts that started from it and left no newer checkpoint."""
 
 
 class End(NamedTuple):
     """The end of one attempt."""
 
     code: int
-    fate: str = RUNNING
-    """The job's state for SLURM at that moment: one of the names above."""
+    """The exit code of the attempt."""
+    job_state: str = RUNNING
+    """The state of the job at that moment: `RUNNING`, `TIMEOUT` or another of the names above."""
     progressed: bool = False
     """Whether the attempt left a newer checkpoint than it found."""
     latest: str = ""
     """The name of the newest checkpoint."""
     trained: bool = False
-    """Whether the training had begun, or had the whole time limit for that."""
+    """Whether the training had begun, or had the whole time limit to begin."""
     cancelled: bool = False
+    """Whether a person has cancelled the run."""
     stop_asked: bool = False
     """Whether a person asked for the stop."""
     names_files: bool = False
     """Whether `program.checkpoints` names the files that the program saves."""
     near_limit: bool = False
-    """Whether the job had come so near its time limit that SLURM had sent the signal for it."""
+    """Whether the job was so near its time limit that SLURM had sent the signal that precedes the limit."""
     failed_at_stop: bool = False
     """Whether a script failed after it had been asked to stop."""
 
 
 class Outcome(NamedTuple):
-    """The meaning of an attempt's end, in the words of the `ended` event."""
+    """The meaning of an attempt's end, in the terms of the `ended` event."""
 
     outcome: str
     """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not recorded: `superseded`."""
@@ -79,9 +86,11 @@ class Outcome(NamedTuple):
     """`none` or `requeue`; the batch step writes `resubmit` where the site refuses to requeue."""
     code: int = EXIT_FINISHED
     without_progress: int = 0
+    """Time limits in a row that left no newer checkpoint, this attempt included."""
     stalled_at: str | None = None
-    """The checkpoint that the attempt started from and did not get past."""
+    """The checkpoint from which the attempt started, if it left no newer checkpoint."""
     advice: str = ""
+    """What a person can do, with `{run}` for the name of the run."""
     reason: str = ""
     """Why the attempt stopped: `on request`, `preempted`, `time limit`; empty if that is not known."""
 
@@ -93,7 +102,9 @@ def count(before: Counts, event: Mapping[str, Any]) -> Counts:
         return Counts()
     if kind != "ended":
         return before
-    failed, stalled_at = event.get("outcome") == "failed", event.get("stalled_at")
+
+    failed = event.get("outcome") == "failed"
+    stalled_at = event.get("stalled_at")
     stalls = dict(before.stalls)
     if stalled_at is not None:
         stalls[stalled_at] = stalls.get(stalled_at, 0) + 1
@@ -115,9 +126,9 @@ def count_all(events: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def exit_code(
-    code: int, *, failure: int | None, agents: int | None, fate: str, progressed: bool
+    code: int, *, failure: int | None, agents: int | None, job_state: str, progressed: bool
 ) -> int | None:
-    """Return the exit code of an attempt; None if an agent is gone and nothing says why.
+    """Return the exit code of an attempt; None if an agent is gone and nothing shows why.
 
     Args:
         code: the exit code of srun: the highest code of its tasks, killed tasks included. It is 0 if SLURM
@@ -125,74 +136,91 @@ def exit_code(
         failure: the exit code in the record of the first failure, 0 if the record holds no code; None without
             a record.
         agents: the common exit code that the agents left; None if an agent did not end well.
-        fate: the job's state for SLURM.
+        job_state: the state of the job.
         progressed: whether the attempt left a newer checkpoint.
     """
     ended_well = code in (EXIT_FINISHED, EXIT_STOPPED)
     if failure is not None:
-        return failure if failure in _DELIBERATE else EXIT_FAILED if ended_well else code
+        if failure in _DELIBERATE:
+            return failure
+        return EXIT_FAILED if ended_well else code
     if agents is not None:
         return agents
-    if fate == TIMEOUT and progressed and (ended_well or code > 128):
+
+    # SLURM killed the ranks at the time limit, after a save.
+    if job_state == TIMEOUT and progressed and (ended_well or code > 128):
         return EXIT_STOPPED
     return None if ended_well else code
 
 
-def decide(end: End, before: Counts, policy: Policy) -> Outcome:
-    """Return what the end of an attempt means and whether the job runs again.
+def decide(end: End, before: Counts, rules: RequeueRules) -> Outcome:
+    """Decide the outcome of an attempt, and whether the job runs again.
 
     Args:
-        end: of the attempt.
+        end: the end of the attempt.
         before: the counts of the run without this attempt.
-        policy: the rules of the run.
+        rules: the rules of the run.
     """
-    fixed = {EXIT_FINISHED: "finished", EXIT_CONFIG: "config", EXIT_NO_PROGRESS: "no_progress"}
-    if end.code in fixed:
-        return Outcome(fixed[end.code], "none", end.code)
-    if end.cancelled or end.fate == CANCELLED:
+    final = {EXIT_FINISHED: "finished", EXIT_CONFIG: "config", EXIT_NO_PROGRESS: "no_progress"}
+    if end.code in final:
+        return Outcome(final[end.code], "none", end.code)
+    if end.cancelled or end.job_state == CANCELLED:
         return Outcome("cancelled", "none", end.code)
-    again = policy.requeue and not end.stop_asked
+
+    may_run_again = rules.requeue and not end.stop_asked
     # Some handlers save and then leave with an error. The newer checkpoint shows that the stop was of use.
     has_saved_and_failed = end.failed_at_stop and end.progressed
-    if end.code == EXIT_STOPPED or end.fate in _BY_SLURM or has_saved_and_failed:
-        return _stopped(end, before, policy, again)._replace(reason=_reason(end))
+    if end.code == EXIT_STOPPED or end.job_state in _BY_SLURM or has_saved_and_failed:
+        return _stopped(end, before, rules, may_run_again)._replace(reason=_reason(end))
+
     # After 76 the next attempt gets other nodes. A run that had progressed may have met a bad node, so that
     # its first failure without progress is tried again.
-    hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
-    again = again and hopeful and before.failures < policy.max_restarts
-    return Outcome("failed", "requeue" if again else "none", end.code)
+    is_hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
+    runs_again = may_run_again and is_hopeful and before.failures < rules.max_restarts
+    return Outcome("failed", _next(runs_again), end.code)
+
+
+def _next(runs_again: bool) -> str:
+    return "requeue" if runs_again else "none"
 
 
 def _reason(end: End) -> str:
+    """Return why the attempt stopped; empty if that is not known."""
     if end.stop_asked:
         return "on request"
-    if end.fate == PREEMPTED:
+    if end.job_state == PREEMPTED:
         return "preempted"
-    return "time limit" if end.fate == TIMEOUT or (end.fate == RUNNING and end.near_limit) else ""
+    if end.job_state == TIMEOUT or (end.job_state == RUNNING and end.near_limit):
+        return "time limit"
+    return ""
 
 
-def _stopped(end: End, before: Counts, policy: Policy, again: bool) -> Outcome:
-    """Return the outcome of a stopped attempt: a run that stops without progress is given up."""
+def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool) -> Outcome:
+    """Return the outcome of a stopped attempt: a run that stops without progress again and again ends."""
     if end.progressed:
-        return Outcome("stopped", "requeue" if again else "none", end.code)
-    at_limit = end.fate in (RUNNING, TIMEOUT)  # A preemption may come at any moment, and is not counted.
-    idle = before.without_progress + at_limit
+        return Outcome("stopped", _next(may_run_again), end.code)
+
+    # A preemption may come at any moment, and is not counted.
+    at_limit = end.job_state in (RUNNING, TIMEOUT)
+    without_progress = before.without_progress + at_limit
     stalled_at = end.latest if end.trained else None
-    if again and stalled_at is not None and before.stalls.get(stalled_at, 0) + 1 >= _STALLS:
+    if may_run_again and stalled_at is not None and before.stalls.get(stalled_at, 0) + 1 >= _STALLS:
         advice = (
-            f"Two attempts were stopped at {end.latest or 'step 0'} and left no newer checkpoint, so no "
-            "third is made. Give the start and the save more time, then: slurmddp resume {run}"
+            f"Two attempts were stopped at {end.latest or 'step 0'} and left no newer checkpoint, so there "
+            "is no third attempt. Give the start and the save more time, then: slurmddp resume {run}"
         )
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, 0, stalled_at, advice)
-    if again and at_limit and idle > policy.max_requeues_without_progress:
-        advice = _advice_on_limits(idle, end.names_files)
-        return Outcome("no_progress", "none", EXIT_NO_PROGRESS, idle, None, advice)
-    return Outcome("stopped", "requeue" if again else "none", end.code, idle, stalled_at)
+
+    if may_run_again and at_limit and without_progress > rules.max_requeues_without_progress:
+        advice = _advice_on_limits(without_progress, end.names_files)
+        return Outcome("no_progress", "none", EXIT_NO_PROGRESS, without_progress, None, advice)
+
+    return Outcome("stopped", _next(may_run_again), end.code, without_progress, stalled_at)
 
 
-def _advice_on_limits(idle: int, names_files: bool) -> str:
-    """Return what to do after `idle` time limits without a newer checkpoint, with `{run}` for the run."""
-    stopped = f"The run was stopped {idle} times in a row at its time limit and left no newer checkpoint. "
+def _advice_on_limits(count: int, names_files: bool) -> str:
+    """Return what to do after `count` time limits without a newer checkpoint, with `{run}` for the run."""
+    stopped = f"The run was stopped {count} times in a row at its time limit and left no newer checkpoint. "
     if names_files:
         return (
             stopped + "The start of its program and the work until the next save need more time: "

@@ -5,19 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slurmddp.batch.attempt import Attempt, said_if_not_recorded
+from slurmddp.batch.attempt import Attempt, log_write_error
 
 _SHOWN = 200
 """Characters of a line that are shown."""
 
 
 def warn(attempt: Attempt, code: str, line: str, script: str) -> None:
-    """Record that line `line` of the file `script` failed with exit code `code`."""
+    """Record that line number `line` of the file `script` failed with exit code `code`."""
     lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()
     number = int(line)
-    text = lines[number - 1].lstrip() if 0 < number <= len(lines) else ""
-    failure = f"setup line `{re.sub(r'[^ -~]', ' ', text)[:_SHOWN]}` failed with code {code}"
-    attempt.say(f"The {failure}.")
-    text = f"The {failure}. The ranks start all the same, unless `set -e` stands before it."
-    with said_if_not_recorded("warned", attempt.say):
-        attempt.folder.add_event("warned", attempt=attempt.number, about="setup", failure=failure, text=text)
+    command = lines[number - 1].lstrip() if 0 < number <= len(lines) else ""
+    command = re.sub(r"[^ -~]", " ", command)[:_SHOWN]
+
+    failure = f"setup line `{command}` failed with code {code}"
+    attempt.log(f"The {failure}.")
+    with log_write_error("The event `warned`", attempt.log):
+        attempt.folder.add_event(
+            "warned",
+            attempt=attempt.number,
+            about="setup",
+            failure=failure,
+            text=f"The {failure}. The ranks start all the same, unless `set -e` stands before it.",
+        )

@@ -1,4 +1,4 @@
-"""The job that runs the batch step: what it asks of SLURM, and the facts that SLURM prints about it."""
+"""The job that runs the batch step: its queries to SLURM, and the facts that SLURM prints about it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from slurmddp.slurm.job_script import may_be_of, script_of
 
 _TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0, "sacctmgr": 20.0}
 _CONNECT_S = 5.0
+"""Seconds for a connection to the slurmd of a node."""
 _EARLY_S = 60
-"""SLURM may send the signal of `--signal` so many seconds early (sbatch(1))."""
+"""Seconds by which SLURM may send the signal of `--signal` too early (sbatch(1))."""
 _MOST_QUERIES = 40
 """Queries before giving up on an unreachable slurmctld (about 15 minutes with pauses)."""
 _SCRIPT_KILLED = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 """SLURM's reasons for the end of a job whose batch script was killed."""
-
-
 _COMMAND = re.compile(r" Command=(.*?)(?: SubmitLine=| \w+=/|$)")
 """The script of a job in `scontrol -o show job`; newer SLURMs print the sbatch line after it."""
 _Value = TypeVar("_Value")
 
 
-def answers(address: str, port: str) -> bool:
-    """Return whether a slurmd takes a connection; True if its address is not known."""
+def is_reachable(address: str, port: str) -> bool:
+    """Return whether a slurmd accepts a connection; True if its address is not known."""
     import socket
 
     if not address or not port.isdigit():
         return True
+
     try:
         socket.create_connection((address, int(port)), _CONNECT_S).close()
     except OSError:
@@ -44,35 +44,41 @@ def answers(address: str, port: str) -> bool:
 
 
 class SlurmJob:
-    """This job. `poll` refreshes `facts`, `poll_patiently` also `fate`; all else asks SLURM at each call."""
+    """The job of this process. `poll` refreshes `facts`, and `poll_patiently` also refreshes `state`.
+
+    All other methods query SLURM at each call.
+    """
 
     def __init__(
         self,
         environ: Mapping[str, str],
         command: Callable[[Sequence[str], Mapping[str, str], float], CommandResult] = run_command,
         sleep: Callable[[float], None] = time.sleep,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         names: Collection[str] = (),
     ) -> None:
-        """Prepare the questions about the job.
+        """Prepare the queries about the job.
 
         Args:
             environ: the variables of the job.
             command: runs one of SLURM's commands with variables and a time-out in seconds.
-            sleep: waits.
-            say: gets one line about a refusal.
+            sleep: waits for some seconds.
+            log: called with each line for the log of the batch step.
             names: the name of the run and the name of its jobs, by which the job is recognized.
         """
         self.environ = environ
+        self.sleep = sleep
+        self.log = log
         self.id = job_id(environ) or ""
         self.restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.node_list = environ.get("SLURM_JOB_NODELIST", "")
         self.facts: dict[str, str] = {}
-        self.fate = requeue_policy.RUNNING
+        """The newest output of `scontrol show job`; empty without a reply."""
+        self.state = requeue_policy.RUNNING
+        """What SLURM has done with the job: one of the names in `requeue_policy`."""
         self.is_forgotten = False
         """Whether SLURM has given the job's id to another job: a controller lost its state."""
         self._names = names
-        self.sleep, self.say = sleep, say
         self._command = command
 
     @property
@@ -82,61 +88,70 @@ class SlurmJob:
     @property
     def restarts(self) -> int:
         """The number of requeues of the job, according to SLURM."""
-        found = self.facts.get("Restarts", "")
-        return int(found) if found.isdigit() else 0
+        restarts = self.facts.get("Restarts", "")
+        return int(restarts) if restarts.isdigit() else 0
 
     def _run(self, command: Sequence[str]) -> CommandResult:
         return self._command(command, self.environ, _TIMEOUTS_S[command[0]])
 
-    def scontrol(self, *words: str) -> CommandResult:
-        return self._run(["scontrol", *words])
+    def scontrol(self, *arguments: str) -> CommandResult:
+        return self._run(["scontrol", *arguments])
 
     def queue(self, *selection: str) -> list[QueuedJob] | None:
         """Return the selected jobs of this account; None if SLURM does not answer."""
-        result = self._run(queue_command("--user", str(os.getuid()), *selection))
-        return parse_queue(result.out) if result.code == 0 else None
+        reply = self._run(queue_command("--user", str(os.getuid()), *selection))
+        return parse_queue(reply.out) if reply.code == 0 else None
 
-    def sbatch(self, *words: str) -> CommandResult:
-        from slurmddp.environments.scrub import scrub  # Most ends of an attempt submit nothing.
+    def sbatch(self, *arguments: str) -> CommandResult:
+        """Run sbatch without the variables of this job."""
+        # Most attempts end without a submission.
+        from slurmddp.environments.scrub import scrub
 
-        return self._command(["sbatch", *words], scrub(self.environ), _TIMEOUTS_S["sbatch"])
+        return self._command(["sbatch", *arguments], scrub(self.environ), _TIMEOUTS_S["sbatch"])
 
     def scancel(self) -> CommandResult:
         return self._run(["scancel", self.id])
 
     @property
     def script_was_killed(self) -> bool:
-        """Whether SLURM says that the batch script of the job was killed, alone or with its node."""
+        """Whether SLURM reports that the batch script of the job was killed, alone or with its node."""
         return self.facts.get("Reason", "").startswith(_SCRIPT_KILLED)
 
     def is_near_limit(self, lead_s: float) -> bool:
         """Return whether SLURM may have sent the signal that comes `lead_s` before the time limit."""
-        limit, ran = _limit_and_run_time(self.facts)
-        return limit is not None and ran >= limit - lead_s - _EARLY_S
+        limit_s, run_time_s = _limit_and_run_time(self.facts)
+        return limit_s is not None and run_time_s >= limit_s - lead_s - _EARLY_S
 
     def poll(self) -> CommandResult:
-        """Ask SLURM about this job once and keep the facts, none without an answer."""
-        answer = self.scontrol("-o", "show", "job", self.id)
-        facts = parse_facts(answer.out) if answer.code == 0 else {}
-        self.is_forgotten = bool(facts) and not self._is_own(facts, answer.out)
-        self.facts = {} if self.is_forgotten else facts
-        return answer
+        """Query SLURM about this job once and keep the facts; keep none without a reply."""
+        reply = self.scontrol("-o", "show", "job", self.id)
+        facts = parse_facts(reply.out) if reply.code == 0 else {}
+        self.is_forgotten = bool(facts) and not self._is_this_job(facts, reply.out)
+        if self.is_forgotten:
+            facts = {}
+        self.facts = facts
+        return reply
 
-    def _is_own(self, facts: Mapping[str, str], text: str) -> bool:
-        """Return whether `scontrol show job` tells of this job, and not of another one with its id."""
+    def _is_this_job(self, facts: Mapping[str, str], text: str) -> bool:
+        """Return whether `scontrol show job` shows this job, and not another job with its id."""
+        if not self._names or facts.get("JobName") in self._names:
+            return True
+
+        # A job that was renamed is recognized by the path of its script.
         command = _COMMAND.search(text)
         script = script_of(self.id, command[1]) if command else ""
-        return not self._names or facts.get("JobName") in self._names or may_be_of(self._names, "", script)
+        return may_be_of(self._names, "", script)
 
     def poll_patiently(self) -> None:
-        """Ask SLURM what it has done with the job; wait for a controller that is away."""
+        """Query SLURM until it shows what it has done with the job; wait for a controller that is away."""
         for attempt in range(1, _MOST_QUERIES + 1):
-            answer = self.poll()
-            if answer.code == 0 or (attempt >= 3 and not answer.is_retryable):
+            reply = self.poll()
+            if reply.code == 0 or (attempt >= 3 and not reply.is_retryable):
                 break
             if attempt < _MOST_QUERIES:
                 self.sleep(min(attempt, 30))
-        self.fate = fate_of(self.facts, self.restart_count, self._preemption_requeues)
+
+        self.state = state_of(self.facts, self.restart_count, self._preemption_requeues)
 
     def config(self, key: str) -> str:
         """Return a value of SLURM's configuration; empty if it is not known."""
@@ -145,126 +160,158 @@ class SlurmJob:
     def partition(self, key: str) -> str:
         """Return a value of the job's partition; empty if it is not known."""
         name = self.environ.get("SLURM_JOB_PARTITION", "")
-        return (
-            parse_facts(self.scontrol("-a", "-o", "show", "partition", name).out).get(key, "") if name else ""
-        )
+        if not name:
+            return ""
+
+        # Without -a scontrol shows no partition that is hidden or that the account may not use.
+        reply = self.scontrol("-a", "-o", "show", "partition", name)
+        return parse_facts(reply.out).get(key, "")
 
     def preemption_grace(self) -> str:
         """Return the seconds between a preemption's SIGTERM and the end of the job; empty if not known.
 
         Where qualities of service decide who preempts whom, SLURM ignores the GraceTime of partitions, and
-        only its database knows the GraceTime of a quality of service.
+        only its database holds the GraceTime of a quality of service.
         """
-        from slurmddp.slurm.units import parse_seconds  # Few sites have such a preemption.
+        # Few sites have such a preemption.
+        from slurmddp.slurm.units import parse_seconds
 
         if self.config("PreemptType") != "preempt/qos":
             return self.partition("GraceTime")
+
         qos = self.environ.get("SLURM_JOB_QOS", "")
         if not qos:
             return ""
 
-        answer = self._run(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"])
-        grace = parse_seconds(answer.out.strip()) if answer.code == 0 else None
-        return "" if grace is None else str(grace)
+        reply = self._run(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"])
+        if reply.code != 0:
+            return ""
+
+        grace_s = parse_seconds(reply.out.strip())
+        return "" if grace_s is None else str(grace_s)
 
     def nodes(self, names: str) -> list[dict[str, str]]:
-        """Return SLURM's facts about each node in a host list."""
-        answer = self.scontrol("-a", "-o", "show", "nodes", names) if names else CommandResult(1)
-        lines = answer.out.splitlines() if answer.code == 0 else []
-        return [facts for facts in map(parse_facts, lines) if "NodeName" in facts]
+        """Return SLURM's facts about each node in a host list; empty without a reply."""
+        if not names:
+            return []
+
+        reply = self.scontrol("-a", "-o", "show", "nodes", names)
+        if reply.code != 0:
+            return []
+        return [facts for facts in map(parse_facts, reply.out.splitlines()) if "NodeName" in facts]
 
     def _preemption_requeues(self) -> bool:
         """Return whether SLURM requeues a preempted job of this partition by itself."""
-        return (
-            self.facts.get("Requeue") == "1"
-            and self.config("PreemptType") == "preempt/partition_prio"
-            and "REQUEUE" in self.partition("PreemptMode").split(",")  # SLURM 26: `PRIORITY,REQUEUE`
-        )
+        if self.facts.get("Requeue") != "1" or self.config("PreemptType") != "preempt/partition_prio":
+            return False
+        # SLURM 26 prints `PRIORITY,REQUEUE`.
+        return "REQUEUE" in self.partition("PreemptMode").split(",")
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
-        """Return the nodes that do not answer; ask all at once, as SLURM may kill this process soon."""
-        asked = [*nodes]
-        default = "" if all(node.get("Port") for node in asked) else self.config("SlurmdPort")
+        """Return the names of the nodes whose slurmd accepts no connection."""
+        probed = [*nodes]
+        default_port = "" if all(node.get("Port") for node in probed) else self.config("SlurmdPort")
 
         def probe(node: Mapping[str, str]) -> Callable[[], bool]:
-            return lambda: answers(node.get("NodeAddr", ""), node.get("Port") or default)
+            return lambda: is_reachable(node.get("NodeAddr", ""), node.get("Port") or default_port)
 
-        found = ask_at_once({node["NodeName"]: probe(node) for node in asked}, limit_s=_CONNECT_S + 1.0)()
-        return {node["NodeName"] for node in asked if not found.get(node["NodeName"])}
+        # All at once, because SLURM may kill this process soon.
+        await_replies = ask_at_once(
+            {node["NodeName"]: probe(node) for node in probed}, limit_s=_CONNECT_S + 1.0
+        )
+        replies = await_replies()
+        return {node["NodeName"] for node in probed if not replies.get(node["NodeName"])}
 
 
 def ask_at_once(
-    questions: Mapping[str, Callable[[], _Value]], limit_s: float = 60.0
+    queries: Mapping[str, Callable[[], _Value]], limit_s: float = 60.0
 ) -> Callable[[], dict[str, _Value]]:
-    """Ask all questions at once; the returned function waits for the answers that come within the limit."""
+    """Run all queries at once, each in a thread.
+
+    Args:
+        queries: functions that return a value each, by name.
+        limit_s: seconds after which a query is no longer waited for.
+
+    Returns:
+        A function that waits for the queries, and returns the values that came within the limit, by name.
+    """
     import threading
 
     values: dict[str, _Value] = {}
 
     def ask(name: str) -> None:
-        values[name] = questions[name]()
+        values[name] = queries[name]()
 
-    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in questions]
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in queries]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
 
-    def answers() -> dict[str, _Value]:
+    def await_values() -> dict[str, _Value]:
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # A copy, because a late thread may still add its value.
         return {**values}
 
-    return answers
+    return await_values
 
 
 def hosts_of(node_list: str) -> list[str]:
-    """Return the names in a host list of SLURM; empty for `(null)` and for anything else."""
-    from slurmddp.environments.hostlist import expand  # Most starts expand no list.
+    """Return the names in a host list of SLURM; empty for `(null)` and for any other text."""
+    # Most starts expand no list.
+    from slurmddp.environments.hostlist import expand
 
+    if node_list == "(null)":
+        return []
     try:
-        return [] if node_list == "(null)" else list(expand(node_list))
+        return list(expand(node_list))
     except ConfigError:
         return []
 
 
-def fate_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: Callable[[], bool]) -> str:
-    """Return the job's fate: a state for SLURM at the end of the ranks.
+def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: Callable[[], bool]) -> str:
+    """Decide what SLURM has done with a job whose ranks have ended: one of the names in `requeue_policy`.
 
     Args:
         facts: the output of `scontrol show job`; empty if SLURM did not answer.
-        restart_count: the number of requeues at this start of the job.
-        preemption_requeues: tells whether SLURM requeues a preempted job of this partition by itself.
+        restart_count: the number of requeues before this start of the job.
+        preemption_requeues: returns whether SLURM requeues a preempted job of this partition by itself.
     """
     restarts = facts.get("Restarts", "")
     if restarts.isdigit() and int(restarts) > restart_count:
         return requeue_policy.REQUEUED
+
     state = facts.get("JobState", "")
     preempted = facts.get("PreemptTime", "")[:1].isdigit()
     if state.startswith(("PENDING", "REQUEUED")):
         return requeue_policy.REQUEUED
+    # The ranks left within the grace.
     if state.startswith("RUNNING") and preempted:
-        return requeue_policy.PREEMPTED  # The ranks left within the grace.
+        return requeue_policy.PREEMPTED
     if not state or state.startswith(("RUNNING", "CONFIGURING", "SUSPENDED")):
         return requeue_policy.RUNNING
     if state.startswith("CANCELLED"):
         return requeue_policy.CANCELLED
     if state.startswith("COMPLETING") and preempted:
-        # The job ended during the grace of a preemption and was not requeued: a person has cancelled it.
+        # If SLURM would have requeued the job, a person has cancelled it during the grace of the preemption.
         return requeue_policy.CANCELLED if preemption_requeues() else requeue_policy.PREEMPTED
     if state.startswith("PREEMPTED") or preempted:
         return requeue_policy.PREEMPTED
-    # While a job is being ended, its state is COMPLETING and no longer says why.
+    # While a job is being ended, its state is COMPLETING and no longer shows why.
     if state.startswith("NODE_FAIL") or facts.get("Reason", "").startswith(("NodeDown", *_SCRIPT_KILLED)):
         return requeue_policy.NODE_FAIL
-    limit, ran = _limit_and_run_time(facts)
-    if state.startswith("TIMEOUT") or (limit is not None and ran >= limit):
+
+    limit_s, run_time_s = _limit_and_run_time(facts)
+    if state.startswith("TIMEOUT") or (limit_s is not None and run_time_s >= limit_s):
         return requeue_policy.TIMEOUT
     return requeue_policy.CANCELLED
 
 
 def _limit_and_run_time(facts: Mapping[str, str]) -> tuple[float | None, float]:
-    """Return the time limit of a job and the time that it has run, in seconds; None for no limit."""
-    from slurmddp.slurm.units import parse_seconds  # `begin` has no use for it.
+    """Return the time limit of a job, None for no limit, and the time that it has run, both in seconds."""
+    # `begin` does not need this module.
+    from slurmddp.slurm.units import parse_seconds
 
-    limit, ran = (parse_seconds(facts.get(key, "").lower()) for key in ("TimeLimit", "RunTime"))
-    return limit, ran or 0
+    limit_s = parse_seconds(facts.get("TimeLimit", "").lower())
+    run_time_s = parse_seconds(facts.get("RunTime", "").lower())
+    return limit_s, run_time_s or 0

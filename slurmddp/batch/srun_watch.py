@@ -1,7 +1,8 @@
 """Watch srun, and end it when it waits in vain: for agents that have left, or that SLURM could not start.
 
-After a cut link SLURM may be unable to report the ends of agents to srun. An srun of an attempt whose later
-attempt has begun is ended as well: it would cancel its step by id, and the later step has the same id.
+After a cut link SLURM may be unable to report the ends of agents to srun. The watch also ends the srun of an
+attempt once a later attempt has begun: this srun would cancel its step by id, and the step of the later
+attempt has the same id.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from slurmddp.batch.slurm_job import hosts_of
 from slurmddp.environments.names import KILL_WAIT_VARIABLE
 
 _TICK_S = 2.0
+"""Seconds from one check of srun to the next."""
 _LEFT_S = 60.0
 """Seconds that srun may take to end after all agents have left."""
 _SILENT_S = 1200.0
 """The same if an agent has left no exit code: it may still write a checkpoint."""
 _LAUNCH_TICKS = 300
-"""How often to look for a failed launch, which srun reports within minutes."""
+"""The number of checks for a failed launch: srun reports it within minutes."""
 _KILL_WAIT_S = 30
-"""SLURM's default."""
+"""SLURM's default KillWait."""
 
 
 def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
@@ -39,6 +41,7 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
         hosts=hosts_of(environ.get("SLURM_JOB_NODELIST", "")),
     )
     signal.signal(signal.SIGTERM, srun.note_end)
+
     line = sys.stdin.readline().strip()
     if line.isdigit():
         srun.run(int(line), lambda: bool(select.select([sys.stdin], [], [], _TICK_S)[0]))
@@ -48,7 +51,16 @@ class SrunWatch:
     """The watch over one srun."""
 
     def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
-        self._attempt, self._kill_wait_s, self._hosts = attempt, kill_wait_s, hosts
+        """Prepare the watch.
+
+        Args:
+            attempt: the attempt whose ranks srun runs.
+            kill_wait_s: the seconds between SIGTERM and SIGKILL when SLURM ends a job (KillWait).
+            hosts: the hosts of the agents, by node.
+        """
+        self._attempt = attempt
+        self._kill_wait_s = kill_wait_s
+        self._hosts = hosts
         self._is_ending = False
         self._launch_ticks = _LAUNCH_TICKS
 
@@ -63,26 +75,30 @@ class SrunWatch:
             pid: the process id of srun.
             has_ended: waits two seconds at most for the end of srun; returns whether srun has ended.
         """
-        attempt, waited = self._attempt, 0.0
+        attempt = self._attempt
+        waited_s = 0.0
         while not has_ended() and Path(f"/proc/{pid}").exists():
             if attempt.folder.is_superseded(attempt.number):
-                attempt.say("A later attempt has begun: this script ends its srun.")
+                attempt.log("A later attempt has begun, so this script ends its srun.")
                 return _kill(pid)
+
             self._end_failed_launch(pid)
             if attempt.exit_code_of(0) is None:
                 continue
-            waited += _TICK_S
-            if waited >= self._limit_s():
-                attempt.say(
-                    f"The agents have left, and SLURM has not told srun within {waited:.0f} s: "
+
+            waited_s += _TICK_S
+            if waited_s >= self._limit_s():
+                attempt.log(
+                    f"The agents have left, and srun has not ended within {waited_s:.0f} s, so "
                     "this script ends srun."
                 )
                 return _kill(pid)
 
     def _end_failed_launch(self, pid: int) -> None:
-        """Let srun cancel its step if SLURM could not start an agent; the others leave at once."""
+        """Let srun cancel its step if SLURM could not start an agent; the other agents then leave at once."""
         if self._launch_ticks == 0:
             return
+
         self._launch_ticks -= 1
         failure = launch_failure(self._attempt, self._hosts)
         if failure is None:
@@ -91,26 +107,30 @@ class SrunWatch:
         self._launch_ticks = 0
         self._is_ending = True
         record(self._attempt, failure)
-        self._attempt.say(
-            f"SLURM could not start the agent of node {failure.node} ({failure.host}): this script ends srun."
+        self._attempt.log(
+            f"SLURM could not start the agent of node {failure.node} ({failure.host}), so this script ends "
+            "srun."
         )
+        # `pid` is the subshell that runs srun.
         for child in _children(pid):
             with suppress(OSError):
                 os.kill(child, signal.SIGTERM)
 
     def _limit_s(self) -> float:
+        """Return how long srun may take to end after the agent of node 0 has left, in seconds."""
+        # If SLURM restarts the job on this host before this script has ended, SLURM drains the host.
         if self._is_ending:
-            # If SLURM restarts the job here before this script has ended, SLURM drains the host.
             return self._kill_wait_s // 3
+
         attempt = self._attempt
         return _LEFT_S if attempt.silent_nodes() == attempt.replaced_nodes() else _SILENT_S
 
 
 def _kill(pid: int) -> None:
-    """Kill the subshell that runs srun, then what it has started, the deepest first.
+    """Kill the subshell that runs srun, then all its descendants, the deepest first.
 
-    srun has a child that waits for its death and then cancels the step by id. A later attempt of the job may
-    have a step with this id by then.
+    srun has a child that waits for the death of srun and then cancels the step by id. A later attempt of the
+    job may have a step with this id by then.
     """
     for process in [pid, *_descendants(pid)]:
         with suppress(OSError):
@@ -123,6 +143,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
+    """Return the children of a process; empty if it has ended."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):

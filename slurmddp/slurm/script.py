@@ -76,7 +76,7 @@ def render_array(jobs: Sequence[Job], folder: Path) -> str:
 
 
 def settings(job: Job) -> dict[str, object]:
-    """Return the facts of `job` for the batch step: the fields of `slurmddp.batch.attempt.Settings`."""
+    """Return the facts of `job` for the batch step: the fields of `slurmddp.batch.attempt.BatchSettings`."""
     policy = job.policy
     return {
         "name": job_name(job.run_name),

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
 FINISHED = [
+    "batch",
     "checkpoint/memory",
     "checkpoint/state",
     "collectives",
@@ -39,6 +40,7 @@ FINISHED = [
 ]
 """Rooms, as folders of the package."""
 WITH_REASONS = {
+    "batch",
     "checkpoint/memory",
     "launchers/link",
     "launchers/watchdog",

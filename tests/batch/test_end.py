@@ -51,7 +51,7 @@ class Row:
     without_progress: int = 0
     """Like the two above, with this attempt counted."""
     progressed_before: bool = False
-    fate: str = "running"
+    job_state: str = "running"
     asked: bool = False
     """Whether the ranks failed after they had been asked to stop."""
 
@@ -101,16 +101,18 @@ TABLE = (
     Row("a node was not fit and must not requeue", 76, "failed", "none", failures=1, requeue=False),
     Row("a node was not fit for a cancelled run", 76, "cancelled", "none", failures=1, cancelled=True),
     Row("usage error", 2, "failed", "none", failures=1),
-    Row("killed by a preemption", 143, "stopped", "requeue", fate="preempted"),
-    Row("failed while SLURM put the job back", 1, "stopped", "requeue", fate="requeued"),
-    Row("failed as SLURM lost a node", 1, "stopped", "requeue", fate="node_fail"),
-    Row("preempted and must not requeue", 143, "stopped", "none", fate="preempted", requeue=False),
-    Row("finished though SLURM put the job back", 0, "finished", "none", fate="requeued"),
-    Row("stopped by scancel", 75, "cancelled", "none", progressed=True, fate="cancelled"),
-    Row("finished before scancel", 0, "finished", "none", fate="cancelled"),
-    Row("killed at the time limit", 137, "failed", "none", failures=1, fate="timeout"),
-    Row("preemptions are not counted", 75, "stopped", "requeue", without_progress=9, fate="preempted"),
-    Row("stopped twice by preemptions in training", 75, "no_progress", "none", stalls=2, fate="preempted"),
+    Row("killed by a preemption", 143, "stopped", "requeue", job_state="preempted"),
+    Row("failed while SLURM put the job back", 1, "stopped", "requeue", job_state="requeued"),
+    Row("failed as SLURM lost a node", 1, "stopped", "requeue", job_state="node_fail"),
+    Row("preempted and must not requeue", 143, "stopped", "none", job_state="preempted", requeue=False),
+    Row("finished though SLURM put the job back", 0, "finished", "none", job_state="requeued"),
+    Row("stopped by scancel", 75, "cancelled", "none", progressed=True, job_state="cancelled"),
+    Row("finished before scancel", 0, "finished", "none", job_state="cancelled"),
+    Row("killed at the time limit", 137, "failed", "none", failures=1, job_state="timeout"),
+    Row("preemptions are not counted", 75, "stopped", "requeue", without_progress=9, job_state="preempted"),
+    Row(
+        "stopped twice by preemptions in training", 75, "no_progress", "none", stalls=2, job_state="preempted"
+    ),
     Row("saved at a stop and failed", 1, "stopped", "requeue", max_restarts=0, progressed=True, asked=True),
     Row("saved at a stop, after failures", 1, "stopped", "requeue", failures=9, progressed=True, asked=True),
     Row(
@@ -120,7 +122,7 @@ TABLE = (
         "requeue",
         progressed=True,
         asked=True,
-        fate="timeout",
+        job_state="timeout",
     ),
     Row(
         "saved at a stop, must not requeue", 1, "stopped", "none", progressed=True, asked=True, requeue=False
@@ -164,7 +166,7 @@ JOB_OF = {
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.label)
 def test_the_batch_step_decides_as_the_table_says(tmp_path: Path, row: Row) -> None:
     run = Run(tmp_path, max_restarts=row.max_restarts, requeue=row.requeue)
-    run.slurm.job = JOB_OF[row.fate]
+    run.slurm.job = JOB_OF[row.job_state]
     add_before(run, row)
     step = (TRAIN if row.stalls else Step()) + (SAVE if row.progressed else Step())
     step += touches("cancelled") if row.cancelled else Step()
@@ -173,7 +175,7 @@ def test_the_batch_step_decides_as_the_table_says(tmp_path: Path, row: Row) -> N
     step += {0: FINISH, 75: STOP}.get(row.exit_code, exits(row.exit_code))
     assert run.start(step) == (79 if row.outcome == "no_progress" else row.exit_code)
     assert run.end == (row.outcome, row.next)
-    wanted = row.next == "requeue" and row.fate != "requeued"
+    wanted = row.next == "requeue" and row.job_state != "requeued"
     assert run.asked() == ["requeue 41"] * wanted
 
 
@@ -308,7 +310,7 @@ def test_a_full_disk_keeps_no_run_from_its_requeue(run: Run, monkeypatch: pytest
     step = do(lambda run: monkeypatch.setattr(run.folder, "add_event", full)) + STOP
     assert run.start(step) == 75
     assert run.asked() == ["requeue 41"]
-    assert "ended was not recorded" in run.log()
+    assert "`ended` was not recorded" in run.log()
 
 
 def test_a_damaged_record_keeps_no_run_from_its_end(run: Run) -> None:

@@ -121,7 +121,7 @@ def test_a_node_whose_agent_is_gone_has_failed_if_it_was_started_again(
 ) -> None:
     failing(run, node("n1"), node("n2", began=began))
     run.start(step)
-    assert [entry["reason"] for entry in run.excluded()] == ["it was started again"] * failed
+    assert [entry["reason"] for entry in run.excluded()] == ["its slurmd was started again"] * failed
 
 
 def test_a_node_that_the_preflight_found_unhealthy_is_kept_out_of_the_next_attempt(run: Run) -> None:
@@ -152,11 +152,11 @@ def test_nodes_that_left_no_exit_code_are_probed_side_by_side(
     run = failing(Run(tmp_path, nodes=5), *(node(name, address=name, port=1) for name in names))
     all_asked = threading.Barrier(4)
 
-    def answers(address: str, port: str) -> bool:
+    def is_reachable(address: str, port: str) -> bool:
         all_asked.wait(timeout=120)
         return True
 
-    monkeypatch.setattr(slurm_job, "answers", answers)
+    monkeypatch.setattr(slurm_job, "is_reachable", is_reachable)
     monkeypatch.setattr(slurm_job, "_CONNECT_S", 120.0)
     run.start(LOST, SLURM_JOB_NODELIST="n[1-5]")
     assert not all_asked.broken
@@ -165,12 +165,12 @@ def test_nodes_that_left_no_exit_code_are_probed_side_by_side(
 def test_a_probe_that_hangs_is_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_job, "_CONNECT_S", -0.9)
     end, ended = threading.Event(), list[bool]()
-    monkeypatch.setattr(slurm_job, "answers", lambda *_: ended.append(end.wait(120)))
+    monkeypatch.setattr(slurm_job, "is_reachable", lambda *_: ended.append(end.wait(120)))
     failing(run, node("n1"), node("n2", address="n2", port=1))
     run.start(LOST)
     assert not ended
     end.set()
-    assert [entry["reason"] for entry in run.excluded()] == ["it does not answer"]
+    assert [entry["reason"] for entry in run.excluded()] == ["its slurmd does not answer"]
 
 
 # --- What is asked of SLURM ---
@@ -222,7 +222,7 @@ def test_a_cluster_that_has_too_few_others_gives_the_node_again(run: Run) -> Non
     run.start(STOP)
     assert run.asked() == ["requeue 41"]
     assert [entry["node"] for entry in run.excluded()] == ["n2"]
-    assert "may run on n2 again: SLURM would not take the job without (allocation failure: " in run.log()
+    assert "may run on n2 again: SLURM would not accept the job without (allocation failure: " in run.log()
 
 
 def test_where_not_all_can_be_spared_it_is_the_newest(run: Run) -> None:
@@ -330,7 +330,9 @@ def again(run: Run, **environ: str) -> int:
 
 def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run: Run) -> None:
     assert again(vanished(run)) == 0
-    assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [("n1", "it was started again")]
+    assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [
+        ("n1", "its slurmd was started again")
+    ]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1"]
     assert run.folder.attempts() == [0]
     assert {"--nodes=1", "--exclude=n1,n2"} <= set(run.questions_to_sbatch()[0])

@@ -57,7 +57,7 @@ def test_an_attempt_that_continued_without_a_node_has_finished(run: Run, code: i
     """The code is 0 where SLURM gave the node up, else that of an agent that was killed."""
     assert run.start(CONTINUED + leave({0: 0, 2: 0}, code)) == 0
     assert run.end == ("finished", "none")
-    assert noted(run) == [("n2", "the run lost it")]
+    assert noted(run) == [("n2", "the ranks continued without it")]
 
 
 def test_such_a_stop_is_a_stop(run: Run) -> None:
@@ -109,7 +109,7 @@ def test_a_node_that_does_not_answer_is_lost_and_no_failure_of_the_run(ended: Ru
     ended.start(LOST)
     assert ended.end == ("stopped", "requeue")
     kept_out = '"exclude_failed_h": 0' not in ended.folder.job_file.read_text()
-    assert noted(ended) == [("n2", "it does not answer")] * kept_out
+    assert noted(ended) == [("n2", "its slurmd does not answer")] * kept_out
     assert ended.asked() == ["requeue 41"] + ["update JobId=41 ExcNodeList=n2"] * kept_out
 
 

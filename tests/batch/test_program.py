@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.batch.attempt import Settings
+from slurmddp.batch.attempt import BatchSettings
 from slurmddp.runs.folder.freeze import MODULES, batch_program
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.script import settings
@@ -109,5 +109,5 @@ def test_the_same_modules_give_the_same_bytes() -> None:
 
 def test_a_job_tells_the_batch_step_all_that_it_reads() -> None:
     found = settings(make_job(grace_s=7, sbatch={"exclude": "n[1-2]"}))
-    assert set(found) == set(Settings._fields)
-    assert Settings(**json.loads(json.dumps(found))).exclude == "n[1-2]"
+    assert set(found) == set(BatchSettings._fields)
+    assert BatchSettings(**json.loads(json.dumps(found))).exclude == "n[1-2]"

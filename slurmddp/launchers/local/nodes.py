@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurmddp import errors
-from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.attempt import log_write_error
 from slurmddp.environments.emit import emulated_step
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
@@ -141,7 +141,7 @@ class LocalNodes:
         if not self.killed:
             lines = capture.last_lines(self.log(node_rank))
             found = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
-            with said_if_not_recorded("the failure", self._say):
+            with log_write_error("The failure", self._say):
                 # A failure that the agent itself has recorded stays: it says more.
                 capture.record(self._folder, self._attempt, found)
         self._force_at = time.monotonic() + _FORCE_AFTER_S

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from slurmddp.batch import begin, requeue_policy
-from slurmddp.batch.attempt import said_if_not_recorded
+from slurmddp.batch.attempt import log_write_error
 from slurmddp.batch.event_command import EventCommands, kind_of_end
 from slurmddp.batch.progress import Saved, progressed, saved
 from slurmddp.batch.slurm_job import SlurmJob
@@ -132,7 +132,7 @@ class LocalRun:
         if self._allocation is None:
             return {}
         policy = self.job.policy
-        job = SlurmJob(os.environ, say=self._say)
+        job = SlurmJob(os.environ, log=self._say)
         return begin.limits(job, policy.signal_lead_s, policy.grace_s)()
 
     def _saved(self) -> Saved:
@@ -218,7 +218,7 @@ class LocalRun:
         facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
         facts |= {"progressed": True} if has_progressed else {}
         self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})
-        with said_if_not_recorded("ended", self._say):
+        with log_write_error("The event `ended`", self._say):
             self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
         kind = kind_of_end(decision.outcome, decision.next)
         self._commands.start(kind, self.attempt, job_id=self._job_id, exit_code=code, **facts)

@@ -200,7 +200,7 @@ def test_on_a_full_disk_a_training_that_finished_has_finished(tmp_path: Path, sa
     run = local_run(tmp_path, "def main(run_dir): return 0", ranks_per_node=1, say=said.append)
     run.start()
     assert run.wait() == 0
-    assert said == ["ended was not recorded: [Errno 28] No space left on device"]
+    assert said == ["The event `ended` was not recorded: [Errno 28] No space left on device"]
 
 
 def test_on_a_full_disk_a_failure_is_told(tmp_path: Path, said: list[str]) -> None:
@@ -219,7 +219,7 @@ def test_on_a_full_disk_an_agent_that_is_gone_ends_the_run(
     run.start()
     with pytest.raises(RankFailure, match=r"A rank failed\."):
         run.wait()
-    assert [line.split(" was not ")[0] for line in said] == ["the failure", "ended"]
+    assert [line.split(" was not ")[0] for line in said] == ["The failure", "The event `ended`"]
 
 
 def test_the_command_of_the_events_gets_start_and_end_of_a_run_here(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class Run:
         path = self.folder.log_dir(attempt) / "batch.log"
         return path.read_text() if path.exists() else ""
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         with (self.log_dir / "batch.log").open("a") as stream:
             stream.write(f"{text}\n")
 
@@ -248,13 +248,13 @@ class Run:
         self.slept.append(seconds)
         self.on_sleep()
 
-    def job(self, say: Callable[[str], None] | None = None, **environ: str) -> SlurmJob:
+    def job(self, log: Callable[[str], None] | None = None, **environ: str) -> SlurmJob:
         names = {read_settings(self.folder).name, self.folder.path.name}
         environ = {**self.environ, **environ}
-        return SlurmJob(environ, self.slurm, self._sleep, say or self._say, names=names)
+        return SlurmJob(environ, self.slurm, self._sleep, log or self._log, names=names)
 
     def attempt_of(self, job: SlurmJob) -> Attempt:
-        return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.say)
+        return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.log)
 
     def begin(self, *, started_as: str = "", **environ: str) -> int:
         """Begin an attempt and return the exit code; `exported` holds what the shell gets."""

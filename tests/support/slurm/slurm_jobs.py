@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slurmddp.batch.attempt import Settings
+from slurmddp.batch.attempt import BatchSettings
 from slurmddp.settings.schema import Cluster, Policy
 from slurmddp.settings.spec import Job, Program, Resources
 from slurmddp.slurm.script import settings
@@ -44,9 +44,9 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
     return Job(cluster=site, resources=resources, policy=Policy(**parts[Policy]), **{**values, **parts[Job]})
 
 
-def batch_settings(**changes: Any) -> Settings:
+def batch_settings(**changes: Any) -> BatchSettings:
     """Return what the batch step of `make_job()` reads, with `changes` of its fields."""
-    return Settings(**{**settings(make_job()), **changes})
+    return BatchSettings(**{**settings(make_job()), **changes})
 
 
 def options_in(script: str) -> list[str]:
