@@ -24,7 +24,7 @@ from slurmddp.settings.spec import END_OF_RUN_NAME
 from slurmddp.short_text import first_items
 
 SWEEP_SUFFIX = ".sweep"
-"""The end of the name of a file that lists the runs of a sweep."""
+"""End of the name of a file that lists the runs of a sweep."""
 _CONFIG = str(RunFolder.config_file)
 _WRITTEN = (str(RunFolder.attempts_file), str(RunFolder.metrics_file))
 """Files that a run writes to while it trains."""
@@ -52,35 +52,41 @@ def remember(*folders: RunFolder) -> None:
 
 
 def all_runs(start: Path | None = None, *, name: str = "") -> list[RunFolder]:
-    """Return all existing runs of the index and of `./runs` whose names begin so, the last written first."""
+    """Return the existing runs of the index and of `./runs` whose names begin with `name`.
+
+    The run that was written to last comes first.
+    """
     return [RunFolder(path) for path in run_paths(start, name=name)]
 
 
 def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
-    """Return the paths of `all_runs`; much faster, since thousands of runs are touched and few are shown."""
+    """Return the paths of `all_runs`, much faster: of thousands of runs, a caller needs few as objects."""
     local = (start or working_folder()) / "runs"
-    here = sorted(local.iterdir()) if local.is_dir() else []
-    # A name with a dot is a run folder that is being created.
-    found = [str(path.absolute()) for path in here if not path.name.startswith(".") and path.is_dir()]
+    entries = sorted(local.iterdir()) if local.is_dir() else []
+    # A folder whose name begins with a dot is a run that is being created.
+    local_runs = [str(path.absolute()) for path in entries if not path.name.startswith(".") and path.is_dir()]
+
     try:
-        known = _indexed(index_file())
+        indexed = _indexed(index_file())
     except OSError as error:
         log.warning("The list of runs can't be read: %s", error)
-        known = []
-    # A look at each of thousands of folders takes seconds on a network file system.
-    paths = _without_twins(path for path in (*known, *found) if path.rpartition("/")[2].startswith(name))
-    dated = [(last_touched(path), path) for path in paths]
-    alive = [(when, path) for when, path in dated if when is not None]
-    return [path for _, path in sorted(alive, reverse=True)]
+        indexed = []
+
+    # Names are compared first: a look at each of thousands of folders takes seconds on a network file system.
+    named = [path for path in (*indexed, *local_runs) if path.rpartition("/")[2].startswith(name)]
+    dated = [(last_touched(path), path) for path in _without_twins(named)]
+    existing = [(touched, path) for touched, path in dated if touched is not None]
+    return [path for _, path in sorted(existing, reverse=True)]
 
 
 def parents() -> list[Path]:
-    """Return the folders in which runs lie: `./runs`, and those of the index."""
+    """Return the folders that hold run folders: `./runs`, and the folders of the index."""
     try:
-        known = _indexed(index_file())
+        indexed = _indexed(index_file())
     except OSError:
-        known = []
-    folders = {os.path.dirname(path): None for path in known}  # noqa: PTH120
+        indexed = []
+    folders = {os.path.dirname(path): None for path in indexed}  # noqa: PTH120
+
     first: dict[str, Path] = {}
     for folder in (working_folder() / "runs", *map(Path, folders)):
         first.setdefault(os.path.realpath(folder), folder)
@@ -88,67 +94,91 @@ def parents() -> list[Path]:
 
 
 def sweep_files(name: str | None) -> list[Path]:
-    """Return the file of the sweep with this name, else of sweeps whose names begin so.
+    """Return the file of the sweep with this name, else the files of sweeps whose names begin with it.
 
-    Empty if a run may be meant: the beginning of a sweep's name includes the word `sweep`.
+    A beginning has to include the word `sweep`; without it, a run may be meant, and no file is returned.
     """
     if not name or "/" in name:
         return []
+
     pattern = f"{glob.escape(name)}*{SWEEP_SUFFIX}"
     files = [file for parent in parents() for file in sorted(parent.glob(pattern))]
     exact = [file for file in files if file.name == f"{name}{SWEEP_SUFFIX}"]
-    return exact or (files if "sweep" in name else [])
+    if exact or "sweep" not in name:
+        return exact
+    return files
 
 
 def sweeps_of_name(name: str) -> list[Path]:
     """Return the files of the sweeps whose runs have this name: `gpt` for `gpt-sweep-0a1b2c3d`."""
+    # No name of a run has a slash.
+    if "/" in name:
+        return []
     pattern = f"{glob.escape(name)}-sweep-{'[0-9a-f]' * 8}{SWEEP_SUFFIX}"
-    return [] if "/" in name else [file for parent in parents() for file in sorted(parent.glob(pattern))]
+    return [file for parent in parents() for file in sorted(parent.glob(pattern))]
 
 
 def find(name: str | None, start: Path | None = None) -> RunFolder:
-    """Return the run with this name, prefix of a name, or path, with None the run that was written last.
+    """Return the run with this name, beginning of a name, or path.
+
+    Args:
+        name: the name or path; None for the run that was written to last.
+        start: the folder from which a path starts, and whose `runs` folder takes precedence; the current
+            folder if missing.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: no run fits, or several runs fit.
     """
-    here = start or working_folder()
+    folder = start or working_folder()
     # No name of a run has a slash.
-    if name and "/" in name and _is_file(here / name / RunFolder.config_file):
-        return _at(here / name)
-    runs = all_runs(here, name=name or "")
+    if name and "/" in name and _is_file(folder / name / RunFolder.config_file):
+        return _at(folder / name)
+
+    runs = all_runs(folder, name=name or "")
     if name is None:
         if not runs:
             raise _unknown("", runs)
         return runs[0]
+
     exact = [run for run in runs if run.name == name]
-    path = here / name
+    path = folder / name
     if not exact and name and _is_file(path / RunFolder.config_file):
         return _at(path)
-    found = exact or [run for run in runs if name and run.name.startswith(name)]
-    found = _without_put_aside(found)
-    # `name=exp` makes the run exp-0a1b2c3d, so `exp` names it though exp2-... begins alike.
-    found = [run for run in found if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or found
-    # Of runs in several folders, those in this folder's `runs/` are meant.
-    own = os.path.realpath(here / "runs")
-    found = [run for run in found if os.path.realpath(run.path.parent) == own] or found
-    if len(found) == 1:
-        return found[0]
-    if not found and name and _is_private(path):
+
+    fitting = exact or [run for run in runs if name and run.name.startswith(name)]
+    fitting = _preferred(fitting, name, folder)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise _ambiguous(name, fitting)
+    if name and _is_private(path):
         raise RunNotFoundError(
             f"{path} belongs to {account(path.stat().st_uid)}, who keeps it private.",
             hint=f"That account can open it to readers: chmod -R go+rX {shlex.quote(str(path))}",
         )
-    raise _ambiguous(name, found) if found else _unknown(name, all_runs(here))
+    raise _unknown(name, all_runs(folder))
+
+
+def _preferred(runs: list[RunFolder], name: str, folder: Path) -> list[RunFolder]:
+    """Return the runs that a name most likely means, of runs whose names begin with it."""
+    runs = _without_put_aside(runs)
+    # `name=exp` makes the run exp-0a1b2c3d, so `exp` means that run, although exp2-... begins with it, too.
+    runs = [run for run in runs if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or runs
+    # Runs in the `runs` folder of this folder precede runs elsewhere.
+    local = os.path.realpath(folder / "runs")
+    return [run for run in runs if os.path.realpath(run.path.parent) == local] or runs
 
 
 def _at(path: Path) -> RunFolder:
-    """Return the run in a folder; a link to a run folder has a name of its own."""
-    return RunFolder(path.resolve() if path.is_symlink() else os.path.normpath(path))
+    """Return the run in a folder."""
+    # A link to a run folder may have another name than the run.
+    if path.is_symlink():
+        return RunFolder(path.resolve())
+    return RunFolder(os.path.normpath(path))
 
 
 def _without_twins(paths: Iterable[str]) -> list[str]:
-    """Return each run folder once, by its first path, if its parent folder is reached by several paths."""
+    """Return each run folder once, by its first path: several paths may lead to its parent folder."""
     physical = cache(os.path.realpath)
     first: dict[tuple[str, str], str] = {}
     for path in paths:
@@ -157,49 +187,53 @@ def _without_twins(paths: Iterable[str]) -> list[str]:
     return list(first.values())
 
 
-def _without_put_aside(found: list[RunFolder]) -> list[RunFolder]:
-    """Leave out runs that `train --again` has renamed to NAME.old-1 if NAME is among the found."""
-    names = {run.name for run in found}
-    return [run for run in found if run.name.rpartition(".old-")[0] not in names]
+def _without_put_aside(runs: list[RunFolder]) -> list[RunFolder]:
+    """Leave out runs that `train --again` has renamed to NAME.old-1, if NAME is among the runs."""
+    names = {run.name for run in runs}
+    return [run for run in runs if run.name.rpartition(".old-")[0] not in names]
 
 
 def _indexed(path: Path) -> list[str]:
-    """Return the absolute paths in the index; a damaged line costs only its run."""
+    """Return the absolute paths in the index; a damaged line is skipped."""
     try:
         lines = read_regular(path).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    found = []
+
+    paths = []
     for line in lines:
         try:
-            found.append(os.path.abspath(json.loads(line)["path"]))  # noqa: PTH100
+            paths.append(os.path.abspath(json.loads(line)["path"]))  # noqa: PTH100
         except (ValueError, TypeError, KeyError):
-            log.warning("A damaged line in the list of runs is passed over: %s", path)
-    return found
+            log.warning("A damaged line in the list of runs is skipped: %s", path)
+    return paths
 
 
 def last_touched(path: str) -> float | None:
     """Return when a run was last written to; None if the folder holds no run."""
-    written = _written_at(f"{path}/{_CONFIG}")
-    if written is None:
+    configured = _written_at(f"{path}/{_CONFIG}")
+    if configured is None:
         return None
-    others = (_written_at(f"{path}/{name}") for name in _WRITTEN)
-    return max([written, *(one for one in others if one is not None)])
+    written = [_written_at(f"{path}/{name}") for name in _WRITTEN]
+    return max([configured, *(time for time in written if time is not None)])
 
 
 def _written_at(file: str) -> float | None:
-    """Return when a file was last written to; None without such a file, or if it can't be seen."""
+    """Return when a file was last written to; None if there is no such file, or if it can't be seen."""
     try:
-        found = os.stat(file)  # noqa: PTH116 - a Path costs more than the call, thousands of times
-    except (OSError, ValueError):  # Another account's folder, or a file system that is gone.
+        # For thousands of files, making a Path would take longer than the call.
+        status = os.stat(file)  # noqa: PTH116
+    except (OSError, ValueError):
+        # The folder belongs to another account, or its file system is gone.
         return None
-    return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # Another account's folder, or a file system that is gone.
+    except OSError:
+        # The folder belongs to another account, or its file system is gone.
         return False
 
 
@@ -210,35 +244,49 @@ def _is_private(path: Path) -> bool:
         return False
 
 
-def _ambiguous(name: str, found: list[RunFolder]) -> RunNotFoundError:
-    same = len({run.name for run in found}) < len(found)
-    apart = len({run.path.parent for run in found}) > 1
-    listed = first_items([run.path if apart else run.name for run in found], 5)
-    hint = "Give the folder of the one you mean." if same else "Give more of the name."
+def _ambiguous(name: str, runs: list[RunFolder]) -> RunNotFoundError:
+    """Return the error for a name that fits several runs."""
+    if len({run.path.parent for run in runs}) > 1:
+        listed = first_items([run.path for run in runs], 5)
+    else:
+        listed = first_items([run.name for run in runs], 5)
+
+    hint = "Give more of the name."
+    if len({run.name for run in runs}) < len(runs):
+        hint = "Give the folder of the run."
     sweeps = [file.name.removesuffix(SWEEP_SUFFIX) for file in sweeps_of_name(name)]
     if sweeps:
         hint += f" The whole {'sweep is' if len(sweeps) == 1 else 'sweeps are'} {first_items(sweeps, 5)}."
-    return RunNotFoundError(f"{name!r} fits {len(found)} runs: {listed}.", hint=hint)
+    return RunNotFoundError(f"{name!r} fits {len(runs)} runs: {listed}.", hint=hint)
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
-    if files := sweep_files(name):
+    """Return the error for a name that fits no run; `runs` are all runs."""
+    files = sweep_files(name)
+    if files:
         sweep = files[0].name.removesuffix(SWEEP_SUFFIX)
         return RunNotFoundError(
             f"{name!r} is a sweep, and this command takes one run.",
             hint=f"`slurmddp list {sweep}` shows its runs.",
         )
+
     if not runs:
         what = f"There is no run named {name!r}" if name else "There is no run yet"
         return RunNotFoundError(
-            f"{what}: neither ./runs nor {index_file()} names any.", hint="Start one with `slurmddp train`."
+            f"{what}: neither ./runs nor {index_file()} names any run.",
+            hint="Start a run with `slurmddp train`.",
         )
+
     names = sorted({run.name for run in runs})
     # People remember the first part of a name; the digits at its end only blur the comparison.
-    near = [one for one in names if difflib.get_close_matches(name, (one, one.rpartition("-")[0]), n=1)]
-    hint = "`slurmddp list` shows all."
+    near = [known for known in names if _is_close(name, known)]
+    hint = "`slurmddp list` shows all runs."
     if near:
         hint = f"Did you mean {' or '.join(near[:3])}? {hint}"
     elif len(names) <= 5:
-        hint = f"There are: {', '.join(names)}."
+        hint = f"The runs are {', '.join(names)}."
     return RunNotFoundError(f"There is no run named {name!r}.", hint=hint)
+
+
+def _is_close(name: str, known: str) -> bool:
+    return bool(difflib.get_close_matches(name, (known, known.rpartition("-")[0]), n=1))

@@ -1,6 +1,7 @@
 """The record of runs and sweeps that this account has submitted over ssh, so that commands find their host.
 
-The run folders lie on the cluster. A line here names a run, its login node and the project's folder there.
+The run folders are on the cluster. Each line of the record names a run, its login node, and the folder of the
+project on that host.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def _ignore(names: Sequence[str], sweep: str | None) -> None:
-    """Let nobody know."""
+    """Do nothing: this command does not run for a laptop."""
 
 
 listener: Callable[[Sequence[str], str | None], object] = _ignore
@@ -33,8 +34,8 @@ def report_started(names: Sequence[str], sweep: str | None = None) -> None:
     """Report runs that are queued, active or finished, so that the laptop can record them.
 
     Args:
-        names: the runs; those of a sweep in the order of its points.
-        sweep: the sweep if `names` are all of its points, of which some may not be started yet.
+        names: the names of the runs; runs of a sweep are in the order of its points.
+        sweep: the name of the sweep if `names` are all its points; some may not have started yet.
     """
     listener(names, sweep)
 
@@ -45,11 +46,11 @@ class SshRun:
 
     name: str
     host: str
-    """The login node, as ssh knows it."""
+    """The name of the login node, for ssh."""
     folder: str
     """Absolute path of the project's folder on the host."""
     python: str | None = None
-    """The interpreter there that has slurmddp; None: the program `slurmddp` of the PATH."""
+    """The interpreter on the host that has slurmddp; None for the program `slurmddp` on the PATH."""
     is_sweep: bool = False
     removed: bool = False
     time: float = field(default_factory=time.time)
@@ -72,59 +73,79 @@ def remember(*runs: SshRun) -> None:
 
 def ssh_runs() -> list[SshRun]:
     """Return the recorded runs that are not removed, the last submitted last."""
-    known = {one.name for one in fields(SshRun)}
-    found: dict[tuple[str, str], SshRun] = {}
+    known = {known_field.name for known_field in fields(SshRun)}
+    runs: dict[tuple[str, str], SshRun] = {}
+
     try:
         # A record names a host, and a program that runs there as this account.
         refuse_file_of_others(records_file(), "Remove it; runs are then found on their login node.")
         for line in read_lines(records_file()):
             run = SshRun(**{key: value for key, value in line.items() if key in known})
-            found.pop((run.name, run.host), None)
-            found[run.name, run.host] = run
+            # A later record of a run replaces the earlier record, and moves to the end.
+            runs.pop((run.name, run.host), None)
+            runs[run.name, run.host] = run
     except (OSError, SlurmddpError, TypeError) as error:
-        log.warning("The list of runs over ssh can't be read whole: %s", error)
-    return [run for run in found.values() if not run.removed]
+        log.warning("The list of runs over ssh can't be read completely: %s", error)
+    return [run for run in runs.values() if not run.removed]
 
 
 def find(name: str | None) -> SshRun | None:
     """Return the run over ssh that a command means; None if a run of this machine may be meant.
 
     Args:
-        name: name, beginning of a name, or HOST:NAME; None: the run that was submitted last, if no run of
-            this machine was written to since.
+        name: a name, beginning of a name, or HOST:NAME; None for the run that was submitted last, unless a
+            run of this machine was written to since.
 
     Raises:
-        RunNotFoundError: several runs have names that begin so, here and there or on several hosts.
+        RunNotFoundError: several runs fit, on several hosts or also on this machine.
     """
     runs = ssh_runs()
+    # A path means a run of this machine.
     if not runs or (name and "/" in name):
         return None
     if not name:
-        touched = [index.last_touched(str(run.path)) or 0 for run in index.all_runs()[:1]]
-        return runs[-1] if all(runs[-1].time > moment for moment in touched) else None
-    found = [run for run in runs if name in (run.name, f"{run.host}:{run.name}")]
-    here = [] if ":" in name else _names_here(name)
-    if found or name in here:
-        here = [one for one in here if one == name]
+        return _newest(runs)
+
+    local_names = [] if ":" in name else _local_names(name)
+    fitting = [run for run in runs if name in (run.name, f"{run.host}:{run.name}")]
+    if fitting or name in local_names:
+        local_names = [local_name for local_name in local_names if local_name == name]
     else:
-        found = [
-            run for run in runs if run.name.startswith(name) or f"{run.host}:{run.name}".startswith(name)
-        ]
-        # `exp` names exp-0a1b2c3d though exp2-... begins alike.
-        found = [run for run in found if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or found
-    if found and len(found) + len(here) > 1:
-        raise _ambiguous(name, found, here)
-    return found[0] if found else None
+        fitting = _beginning_with(name, runs)
+
+    if not fitting:
+        return None
+    if len(fitting) + len(local_names) > 1:
+        raise _ambiguous(name, fitting, local_names)
+    return fitting[0]
 
 
-def _names_here(name: str) -> list[str]:
-    """Return the names of this machine's runs and sweeps that begin so."""
+def _newest(runs: Sequence[SshRun]) -> SshRun | None:
+    """Return the run that was submitted last; None if a run of this machine was written to since."""
+    newest = runs[-1]
+    for local_run in index.all_runs()[:1]:
+        if (index.last_touched(str(local_run.path)) or 0) >= newest.time:
+            return None
+    return newest
+
+
+def _beginning_with(name: str, runs: Sequence[SshRun]) -> list[SshRun]:
+    """Return the runs whose names, or HOST:NAME, begin with `name`."""
+    fitting = [run for run in runs if run.name.startswith(name) or f"{run.host}:{run.name}".startswith(name)]
+    # `exp` means exp-0a1b2c3d, although exp2-... begins with it, too.
+    return [run for run in fitting if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or fitting
+
+
+def _local_names(name: str) -> list[str]:
+    """Return the names of runs and sweeps of this machine that begin with `name`."""
     names = {run.name for run in index.all_runs()}.union(sweeps.names())
-    return sorted(one for one in names if one.startswith(name))
+    return sorted(local_name for local_name in names if local_name.startswith(name))
 
 
-def _ambiguous(name: str, there: Sequence[SshRun], here: Sequence[str]) -> RunNotFoundError:
-    listed = [*(f"{run.host}:{run.name}" for run in there), *(f"{one} (here)" for one in here)]
+def _ambiguous(name: str, runs: Sequence[SshRun], local_names: Sequence[str]) -> RunNotFoundError:
+    """Return the error for a name that fits several runs."""
+    listed = [f"{run.host}:{run.name}" for run in runs]
+    listed += [f"{local_name} (on this machine)" for local_name in local_names]
     return RunNotFoundError(
         f"{name!r} fits {len(listed)} runs: {', '.join(listed[:5])}.",
         hint="Give HOST:NAME for a run over ssh, or the folder of a run of this machine.",

@@ -26,7 +26,7 @@ class Sweep:
     points: tuple[tuple[str, list[str]], ...]
     """The run of each point and its settings as typed; two trials of a search may be the same run."""
     best: str
-    """The metric of a search, such as "max accuracy"; empty: the report chooses one."""
+    """The metric of a search, such as "max accuracy"; if empty, the report chooses a metric."""
 
     @property
     def name(self) -> str:
@@ -48,12 +48,13 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], 
 
     Args:
         runs_dir: the folder of its run folders.
-        name: of the sweep.
+        name: the name of the sweep.
         runs: the name of each run, and its settings as typed.
         best: the metric of a search and which values are best, such as "max accuracy".
     """
     file = runs_dir / f"{name}{SWEEP_SUFFIX}"
     runs_dir.mkdir(parents=True, exist_ok=True)
+
     further = {"best": best} if best else {}
     records = [{"run": run, "settings": list(typed), **further} for run, typed in runs]
     write_atomic(file, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
@@ -63,23 +64,24 @@ def name_of(name: str, parts: Sequence[str]) -> str:
     """Return the name of a sweep, the same for the same parts in any order.
 
     Args:
-        name: its beginning, such as the common name of its runs; may be empty.
-        parts: the names of its runs, or the words of a search, whose runs are not known at its start.
+        name: the beginning of the name, such as the common name of the runs; may be empty.
+        parts: the names of its runs, or the arguments of a search, whose runs are not known at its start.
     """
     digits = hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:8]
     return f"{name}{name and '-'}sweep-{digits}"
 
 
 def refuse_other(runs_dir: Path, name: str, is_of: Callable[[str, Sequence[str]], bool]) -> None:
-    """Raise ConfigError if the file of a sweep lists points of another one, whose digits are the same.
+    """Raise ConfigError if the file of a sweep lists points of another sweep whose name has the same digits.
 
     Args:
         runs_dir: the folder of its run folders.
-        name: of the sweep.
-        is_of: whether a run and its settings as typed are a point of the sweep.
+        name: the name of the sweep.
+        is_of: returns whether a run and its settings as typed are a point of the sweep.
     """
     sweep = read(runs_dir, name)
     foreign = [run for run, typed in sweep.points if not is_of(run, typed)]
+
     if foreign:
         raise ConfigError(
             f"{sweep.file} is another sweep whose name has the same digits: it lists {foreign[0]}. "
@@ -91,23 +93,27 @@ def refuse_other(runs_dir: Path, name: str, is_of: Callable[[str, Sequence[str]]
 def read(runs_dir: Path, name: str) -> Sweep:
     """Return the sweep with this name in a folder of runs; without points if it has no file."""
     file = runs_dir / f"{name}{SWEEP_SUFFIX}"
-    records = list(read_lines(file)) if file.exists() else []
+    if not file.exists():
+        return Sweep(file, (), (), best="")
+
+    records = list(read_lines(file))
     points = tuple((record["run"], record["settings"]) for record in records)
     runs = tuple(RunFolder(runs_dir / run) for run in dict.fromkeys(run for run, _ in points))
-    return Sweep(file, runs, points, best=records[0].get("best", "") if records else "")
+    best = records[0].get("best", "") if records else ""
+    return Sweep(file, runs, points, best)
 
 
 def names() -> list[str]:
-    """Return the names of all sweeps beside known runs."""
+    """Return the names of the sweeps in the folders that hold known runs."""
     files = {file for parent in index.parents() for file in parent.glob(f"*{SWEEP_SUFFIX}")}
     return sorted(file.name.removesuffix(SWEEP_SUFFIX) for file in files)
 
 
 def find_to_show(name: str | None) -> Sweep | None:
-    """Return the sweep with this name, also if only its runs are called so; None if one run is meant.
+    """Return the sweep that a name means, by its own name or the name of its runs; None if it means a run.
 
     Raises:
-        RunNotFoundError: several sweeps are meant.
+        RunNotFoundError: several sweeps fit.
     """
     try:
         index.find(name)
@@ -121,17 +127,19 @@ def _of_runs(name: str) -> Sweep | None:
 
 
 def find(name: str | None) -> Sweep | None:
-    """Return the sweep with this name, or with the only name that begins so; None if a run may be meant.
+    """Return the sweep with this name or beginning of a name; None if a run may be meant.
 
     Raises:
-        RunNotFoundError: several sweeps have names that begin so.
+        RunNotFoundError: several sweeps fit.
     """
     return _only(name, index.sweep_files(name))
 
 
 def _only(name: str | None, files: Sequence[Path]) -> Sweep | None:
-    """Return the sweep of the only file; raise RunNotFoundError if there are several."""
+    """Return the sweep of the only file, None without a file; raise RunNotFoundError for several files."""
+    if not files:
+        return None
     if len(files) > 1:
         listed = first_items([file.with_suffix("") for file in files], 5)
         raise RunNotFoundError(f"{name!r} fits {len(files)} sweeps: {listed}.", hint="Give more of the name.")
-    return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX)) if files else None
+    return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX))

@@ -1,4 +1,4 @@
-"""Plain text for the commands: aligned tables, times and numbers; colour only on a terminal."""
+"""Format plain text for the commands: aligned tables, times and numbers; colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TextIO
 
 from slurmddp.environments.names import OVER_SSH_VARIABLE
@@ -36,32 +37,32 @@ _OBEYED = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 """Escape sequences and control characters, from colours or binary output."""
-
-
 _LONG_NUMBER = re.compile(r"(?<![\w./])\d+\.\d{7,}(e[-+]?\d+)?(?![\w./])")
-"""A number as a search draws it; not a part of a path or a version."""
+"""A number with many digits, as a search chooses it; not a part of a path or a version."""
 
 
 def without_control(text: str) -> str:
-    """Return text without what a terminal would obey: another account may have written it."""
-    return text if text.isprintable() else _OBEYED.sub("", text)
+    """Return text without escape sequences and control characters: another account may have written it."""
+    if text.isprintable():
+        return text
+    return _OBEYED.sub("", text)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Tell whether a person reads this stream directly."""
+    """Return whether a stream is a terminal, here or at the other end of ssh."""
     is_tty = bool(getattr(stream, "isatty", lambda: False)())
-    # The output of a command over ssh goes to the laptop's terminal.
+    # The laptop shows the output of a command over ssh on its terminal.
     is_far_terminal = stream is sys.stdout and os.environ.get(OVER_SSH_VARIABLE) == "terminal"
     return (is_tty or is_far_terminal) and os.environ.get("TERM") != "dumb"
 
 
 def counted(number: int, thing: str) -> str:
-    """Say `1 rank`, `2 ranks`."""
+    """Return a number with a noun: `1 rank`, `2 ranks`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Colour `text` on a terminal, unless NO_COLOR is set."""
+    """Return `text` with a colour if the stream is a terminal and NO_COLOR is not set."""
     if not style or not is_terminal(stream) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
@@ -76,9 +77,15 @@ def print_table(
     styles: Sequence[str] = (),
     whole: bool = False,
 ) -> None:
-    """Print a table; `right` names columns of numbers, `styles` colours the second column of each row.
+    """Print a table.
 
-    A terminal that is too narrow cuts it off on the right; a table that stays `whole` wraps its lines there.
+    Args:
+        headers: the titles of the columns.
+        rows: the cells of each row.
+        stream: where the table is printed.
+        right: titles of columns that are aligned on the right, such as numbers.
+        styles: the colour of the second column of each row.
+        whole: whether long lines wrap on a narrow terminal; otherwise they are cut off on the right.
     """
     rows = [[without_control(cell) for cell in row] for row in rows]
     if is_terminal(stream) and not whole:
@@ -86,6 +93,7 @@ def print_table(
 
         Console(file=stream, force_terminal=True).print(rich_table(headers, rows, right=right, styles=styles))
         return
+
     cells = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     for number, row in enumerate(cells):
@@ -93,7 +101,8 @@ def print_table(
             cell.rjust(width) if header in right else cell.ljust(width)
             for cell, width, header in zip(row, widths, headers, strict=True)
         )
-        print(paint("  ".join(padded).rstrip(), "" if number else "bold", stream), file=stream)
+        style = "bold" if number == 0 else ""
+        print(paint("  ".join(padded).rstrip(), style, stream), file=stream)
 
 
 def rich_table(
@@ -103,29 +112,34 @@ def rich_table(
     right: frozenset[str] = frozenset(),
     styles: Sequence[str] = (),
 ) -> Table:
-    """Return the table of `print_table` for a terminal, cut off on the right where that is too narrow."""
+    """Return the table of `print_table` for a terminal; a narrow terminal cuts it off on the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for at, header in enumerate(headers):
-        # Only the last column, a path, gives way on a narrow terminal: all others are read or copied.
-        is_last = at == len(headers) - 1
-        width = 1 if is_last else max(len(cell) for cell in (header, *(row[at] for row in rows)))
+        # Only the last column, a path, is cut off on a narrow terminal: people read or copy all others.
+        width = max(len(cell) for cell in (header, *(row[at] for row in rows)))
+        if at == len(headers) - 1:
+            width = 1
         table.add_column(header, no_wrap=True, min_width=width, overflow="ellipsis")
-        table.columns[-1].justify = "right" if header in right else "left"
-    for number, row in enumerate(rows):
-        colour = (styles[number] if number < len(styles) else "").replace("grey", "bright_black")
-        cells = [Text(cell, style=colour if at == 1 else "") for at, cell in enumerate(row)]
+        if header in right:
+            table.columns[-1].justify = "right"
+
+    for row, style in zip_longest(rows, styles[: len(rows)], fillvalue=""):
+        cells = [Text(cell) for cell in row]
+        if style:
+            cells[1].stylize(style.replace("grey", "bright_black"))
         table.add_row(*cells)
     return table
 
 
 def duration(seconds: float | None) -> str:
-    """Say a length of time in the two largest units that matter: `41s`, `3m 05s`, `2h 07m`, `3d 04h`."""
+    """Return a length of time in its two largest units: `41s`, `3m 05s`, `2h 07m`, `3d 04h`."""
     if seconds is None:
         return "-"
+
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -137,15 +151,19 @@ def duration(seconds: float | None) -> str:
 
 
 def local_time(moment: float | None) -> str:
-    """Say a moment in this machine's time zone."""
-    return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    """Return a time, in seconds since the epoch, as a date in this machine's time zone."""
+    if moment is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def percent(share: float) -> str:
-    """Say a share of a whole; only all of it is `100 %`, and only nothing `0 %`."""
+    """Return a share of a whole as percent; only the whole is `100 %`, and only nothing is `0 %`."""
     if 0 < share < 0.005:
         return "< 1 %"
-    return f"{100 if share >= 1 else min(99, round(100 * share))} %"
+    if share >= 1:
+        return "100 %"
+    return f"{min(99, round(100 * share))} %"
 
 
 def shorter(settings: str) -> str:
@@ -160,8 +178,9 @@ def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Say a loss: four decimals, or scientific where those would show nothing."""
+    """Return a loss with `digits` decimals, or in scientific notation if it is very small or large."""
     if value is None:
         return "-"
-    extreme = value != 0 and not 10**-digits <= abs(value) < 1e5
-    return f"{value:.2e}" if extreme else f"{value:.{digits}f}"
+    if value != 0 and not 10**-digits <= abs(value) < 1e5:
+        return f"{value:.2e}"
+    return f"{value:.{digits}f}"

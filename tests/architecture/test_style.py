@@ -22,6 +22,7 @@ FINISHED = [
     "launchers/link",
     "launchers/watchdog",
     "remote",
+    "runs",
     "runs/failures",
     "runs/folder",
     "runs/report",

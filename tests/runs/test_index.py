@@ -144,11 +144,12 @@ def test_an_unknown_name_unlike_all_others_shows_which_there_are_if_they_are_few
         index.remember(make_run(home / "project/runs", f"gpt-0000000{number}", age=number))
     with pytest.raises(RunNotFoundError) as caught:
         index.find("nosuch")
-    assert caught.value.hint == "`slurmddp list` shows all."
+    assert caught.value.hint == "`slurmddp list` shows all runs."
     index.all_runs()[-1].config_file.unlink()
     with pytest.raises(RunNotFoundError) as caught:
         index.find("nosuch")
-    assert caught.value.hint == "There are: " + ", ".join(f"gpt-0000000{number}" for number in range(5)) + "."
+    names = ", ".join(f"gpt-0000000{number}" for number in range(5))
+    assert caught.value.hint == f"The runs are {names}."
 
 
 @pytest.mark.parametrize("typed", ["", "/", "..", "~nobody/x", "a\0b", "x" * 5000])
