@@ -43,7 +43,7 @@ EXIT_CODES = {
         "the training failed, or a checkpoint is bad, missing or not written",
         "rank, host and last lines of a failure are shown",
         "tried again within `policy.max_restarts`, after progress; without progress once more, if an earlier "
-        "attempt had progressed; the same after any code that is not in this table",
+        "attempt had progressed; also after codes not in this table",
     ),
     EXIT_USAGE: ExitCode("unknown command or flag, or a missing or wrong argument"),
     EXIT_NO_RUN: ExitCode("no run of that name, or several"),

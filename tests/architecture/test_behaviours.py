@@ -23,27 +23,28 @@ NUMBERS = [
     "C8",
     "C9",
 ]
-ROW = re.compile(r"^\| ([A-Z]\d+) \| (.+) \| (`.+`) \| (\[.+\]\(.+\)) \|$", re.MULTILINE)
-ROWS = ROW.findall(PAGE.read_text())
+ROWS = re.findall(r"^\| ([A-Z]\d+) \| (.+) \| \[.+\]\(.+\) \|$", PAGE.read_text(), re.MULTILINE)
+BLOCKS = re.findall(r"^([A-Z]\d+) +(.+(?:\n .+)*)", PAGE.read_text(), re.MULTILINE)
+"""The numbers of behaviours, each with the tests that a block below its table names."""
 CARRIES = re.compile(r"def test_((?:[dtgc]\d+_)+)", re.MULTILINE)
 
 
-def test_every_number_has_one_row() -> None:
-    assert [number for number, *_ in ROWS] == NUMBERS
+def test_every_number_has_one_row_and_tests() -> None:
+    assert [number for number, _ in ROWS] == NUMBERS
+    assert [number for number, _ in BLOCKS] == NUMBERS
     assert len(re.findall(r"^\| [A-Z]\d", PAGE.read_text(), re.MULTILINE)) == len(ROWS), (
         "a row of another form"
     )
+    assert [behaviour for _, behaviour in ROWS if not behaviour.endswith(".")] == []
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_the_tests_of_a_row_exist_and_carry_its_number(row: tuple[str, str, str, str]) -> None:
-    number, behaviour, tests, _ = row
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
-    assert len(named) == tests.count("`") // 2 == tests.count("::")
-    assert behaviour.endswith(".")
-    for file, test in named:
-        own = re.match(r"test_((?:[dtgc]\d+_)+)", test)
-        assert own and number.lower() in own[1].split("_"), f"{test} does not carry {number}"
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0])
+def test_the_tests_of_a_behaviour_exist_and_carry_its_number(block: tuple[str, str]) -> None:
+    number, tests = block
+    for name in tests.split():
+        file, _, test = name.partition("::")
+        numbers = re.match(r"test_((?:[dtgc]\d+_)+)", test)
+        assert numbers and number.lower() in numbers[1].split("_"), f"{test} does not carry {number}"
         text = (TESTS / file).read_text() if (TESTS / file).is_file() else ""
         assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{file} has no {test}"
 
