@@ -91,7 +91,10 @@ def _without_reductions() -> Iterator[None]:
     apply = GradientServer._apply
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", lambda tensor, *_, **__: None)
-        patch.setattr(distributed, "reduce_scatter_single", own_part)
+        # torch 2.13 has renamed it.
+        is_renamed = hasattr(distributed, "reduce_scatter_single")
+        name = "reduce_scatter_single" if is_renamed else "reduce_scatter_tensor"
+        patch.setattr(distributed, name, own_part)
         patch.setattr("slurmddp.strategies.ring.all_reduce", lambda tensor, link, **_: tensor)
         patch.setattr(GradientServer, "_apply", lambda server, found: apply(server, found[:1] * len(found)))
         yield
