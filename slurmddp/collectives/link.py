@@ -31,6 +31,8 @@ class Link(Protocol):
 class GroupLink:
     """Messages over a process group of torch, such as gloo's.
 
+    gloo sends from memory of the CPU alone (2.13), so tensors on GPUs are copied there and back.
+
     Args:
         group: the group; None: the default group.
     """
@@ -40,12 +42,25 @@ class GroupLink:
         self.rank = distributed.get_rank(group)
         self.world_size = distributed.get_world_size(group)
         self._global_ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
+        self._copied_devices: set[str] = set()
+        """Types of devices whose tensors are copied to the CPU to be sent."""
+        if "cuda:gloo" in distributed.get_backend_config(group):
+            self._copied_devices.add("cuda")
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
+        if tensor.device.type in self._copied_devices:
+            tensor = tensor.cpu()
+
         work = distributed.isend(tensor, self._global_ranks[to], self._group)
         return (lambda: None) if work is None else work.wait
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
+        if tensor.device.type in self._copied_devices:
+            message = torch.empty_like(tensor, device="cpu")
+            distributed.recv(message, self._global_ranks[source], self._group)
+            tensor.copy_(message)
+            return
+
         distributed.recv(tensor, self._global_ranks[source], self._group)
 
 

@@ -133,8 +133,9 @@ def test_c3_the_mean_of_the_ranks_and_nothing_on_top(algorithm: str) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.usefixtures("rank_server")
-def test_every_algorithm_runs_over_gloo_on_odd_lengths() -> None:
-    for found in run_ranks(collective_jobs.sums, 3):
+@pytest.mark.parametrize("copied_devices", [set(), {"cpu"}], ids=["sent as they are", "copied as on GPUs"])
+def test_every_algorithm_runs_over_gloo_on_odd_lengths(copied_devices: set[str]) -> None:
+    for found in run_ranks(collective_jobs.sums, 3, copied_devices):
         assert found == {name: [[3.0], [6.0] * 2, [9.0] * 7] for name in ALGORITHMS}
 
 

@@ -31,11 +31,16 @@ DTYPES = (
 )
 
 
-def sums() -> dict[str, list[list[float]]]:
-    """Return the sums of all algorithms, of tensors of one, two and seven elements."""
+def sums(copied_devices: set[str]) -> dict[str, list[list[float]]]:
+    """Return the sums of all algorithms, of tensors of one, two and seven elements.
+
+    Args:
+        copied_devices: the link copies tensors on these types of devices, as it copies tensors on GPUs.
+    """
     with Distributon() as d:
         d.launch()
         link = GroupLink()
+        link._copied_devices = copied_devices
         tensors = [torch.full((length,), float(value)) for length, value in ((1, 1), (2, 2), (7, 3))]
         return {
             name: [all_reduce(tensor, link, algorithm=name).tolist() for tensor in tensors]

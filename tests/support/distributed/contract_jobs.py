@@ -100,6 +100,13 @@ def _without_reductions() -> Iterator[None]:
         yield
 
 
+def training_of(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return one training under a strategy, with its reductions."""
+    with Distributon() as d:
+        d.launch()
+        return trained(build(name, **options), device=d.device)
+
+
 def contract(cases: Sequence[Case]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return the training of each case, and the same training without its reduction."""
     with Distributon() as d:
