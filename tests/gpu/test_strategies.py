@@ -41,6 +41,14 @@ def test_a_strategy_on_gpus_computes_the_steps_of_one_process(
     assert difference(first["weights"], second["weights"]) == 0, "replicas have equal bits"
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_strategy_runs_its_collectives_over_nccl(
+    case: tuple[str, dict[str, Any]], reference: dict[str, torch.Tensor]
+) -> None:
+    (training,) = run_ranks(gpu_jobs.training_in_group_of_one, 1, *case)
+    assert difference(training["weights"], reference) <= TOLERANCE
+
+
 @pytest.mark.parametrize(
     "options",
     [

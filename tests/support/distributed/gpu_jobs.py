@@ -22,6 +22,7 @@ from slurmddp.training.device.choice import choose_backend, choose_device
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight
 from slurmddp.training.process_group import device_agreement, setup
+from support.distributed import contract_jobs
 from support.distributed.checkpoint_files import newest_copy
 from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
@@ -91,6 +92,18 @@ def nccl_group_of_one() -> dict[str, Any]:
     }
     setup.finish(context)
     return found
+
+
+def training_in_group_of_one(
+    name: str, options: dict[str, Any], backend: str = "nccl", device: str = "cuda:0"
+) -> dict[str, Any]:
+    """Train by a strategy in a group of one rank, so that its collectives run over the backend."""
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    training = contract_jobs.trained(build(name, **options), device=torch.device(device))
+    torch.distributed.destroy_process_group()
+    return training
 
 
 def preflight_of_one(folder: str) -> dict[str, Any]:
