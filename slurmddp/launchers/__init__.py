@@ -1,1 +1,1 @@
-"""Starting processes: on SLURM through sbatch or submitit, on this machine, and the ranks of one node."""
+"""Start the processes of runs: through SLURM, on this machine, and the ranks of each node."""

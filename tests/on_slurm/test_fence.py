@@ -164,7 +164,10 @@ def test_ranks_that_hear_nothing_leave_before_slurm_kills_them(command: Command)
     assert (end["exit_code"], end["outcome"], end["next"]) == (75, "stopped", "requeue")
     logs = run.folder / "logs" / "attempt-0"
     assert "SLURM is about to kill it: it exits now" in (logs / "rank-0.log").read_text()
-    assert "the time for a stop is over: ranks end here" in (logs / "node-0.log").read_text()
+    assert (
+        "the time for a stop is over: the agent ends the ranks of this node"
+        in (logs / "node-0.log").read_text()
+    )
     assert [(logs / f"exit-node-{node}").read_text() for node in (0, 1)] == ["75\n", "75\n"]
     saved = of_attempt(run.events("saved"), 0)[-1]["step"]
     run.wait("second attempt", lambda: of_attempt(run.records("metrics.jsonl"), 1))

@@ -1,1 +1,1 @@
-"""The agent of a node: starts its ranks, watches them, and obeys the coordinator."""
+"""Run one agent on each node, which starts the node's ranks, watches them, and obeys the coordinator."""

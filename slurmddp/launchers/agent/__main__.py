@@ -3,7 +3,8 @@
 import os
 import sys
 
-# `python -m` has put the working folder first, the project: its modules must not stand in for Python's own.
+# `python -m` has put the working folder, the project, first in the search path. The project's modules must
+# not shadow modules of Python that the next import needs.
 PROJECT = [] if getattr(sys.flags, "safe_path", False) else [sys.path.pop(0)]
 
 from slurmddp.launchers.agent.agent import main  # noqa: E402
@@ -14,4 +15,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Taking an interpreter that holds torch apart costs a quarter of a second.
+    # Python needs a quarter of a second to finalize an interpreter that holds torch.
+    os._exit(code)

@@ -1,14 +1,16 @@
-"""One process per node that starts the node's ranks, and watches them.
+"""Run the agent of a node: the process that starts the node's ranks and watches them.
 
     python -m slurmddp.launchers.agent RUN_DIR
 
-The batch script starts it through srun, the local launcher as a plain process, submitit as its task. It reads
-its rank from the environment and everything else from the run folder. For slurmddp's trainer and for
-functions it imports torch once, and forks the ranks. A person's program starts as torchrun would start it
-(`user_program.py`). The agent never initialises CUDA and keeps no thread, so that it can be forked. Node 0's
-agent decides for all when ranks start, restart and end (see `Coordinator`). An agent's exit code combines the
-codes of its ranks (`errors.combine_exit_codes`). It is 0 once a later attempt has begun; `exit-node-N` always
-holds the combined code.
+The batch script starts the agent through srun, the local launcher as a plain process, submitit as its task.
+The agent reads the rank of its node from the environment, and everything else from the run folder. For
+slurmddp's trainer and for functions the agent imports torch once, and forks the ranks. A person's program
+starts as torchrun would start it (`user_program.py`). The agent never initialises CUDA and keeps no thread,
+so that it can be forked. Node 0's agent decides for all agents when ranks start, restart and end (see
+`Coordinator`).
+
+An agent's exit code combines the exit codes of its ranks (`errors.combine_exit_codes`). It is 0 once a later
+attempt has begun; the file `exit-node-N` always holds the combined code.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from slurmddp.launchers.agent.preload import PRELOAD, enter_project, import_for_
 from slurmddp.launchers.agent.without_link import report_unable
 from slurmddp.launchers.agent.worker_group import ForkedWorkers, WorkerSpec
 from slurmddp.launchers.coordinator.restart_policy import Rules, rules_of
-from slurmddp.launchers.coordinator.run_folder_recorder import Records, say
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder, log_line
 from slurmddp.launchers.link.link import Link, open_link
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.runs.failures import capture
@@ -56,6 +58,7 @@ from slurmddp.settings import spec
 
 WORKER = "slurmddp.training.rank_main:main"
 _UNKILLABLE_S = 2.0
+"""Seconds to wait at most for the end of killed processes: the kernel may hold a process in I/O."""
 
 
 def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) -> int:
@@ -64,7 +67,8 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
     process.die_with_parent(signal.SIGTERM)
     process.adopt_orphans()
     folder = RunFolder(run_dir)
-    signal.signal(signal.SIGUSR1, _leave_it_to_the_ranks)
+    signal.signal(signal.SIGUSR1, _ignore_signal)
+
     with SignalInbox((*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD)) as inbox:
         try:
             attempt = _attempt_number(os.environ)
@@ -72,46 +76,66 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             _print_error(error)
             _record_without_attempt(folder, error)
             return error.exit_code
+
         try:
             node = detect(os.environ)
         except SlurmddpError as error:
             _print_error(error)
-            number = os.environ.get("SLURM_NODEID", "")
-            refusal = _refusal(error, node_rank=int(number) if number.isdecimal() else 0)
-            records = Records(folder, attempt)
-            code = EXIT_FAILED
-            if not report_unable(None, refusal.node_rank or 0, refusal, None, records, inbox):
-                records.failed(refusal)
-                code = error.exit_code
-            if number.isdecimal():
-                _write_exit_file(folder, attempt, int(number), code)
-            return code
-        with suppress(OSError):  # On a full disk the agent runs without it.
+            return _end_without_node(folder, attempt, error, inbox)
+
+        # On a full disk the agent runs without this file.
+        with suppress(OSError):
             folder.begun_file(attempt, node.node_rank).touch()
+
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
-        process.end_children(_UNKILLABLE_S)  # Processes that have left the process group of their rank.
+        # Processes that a rank has started may have left the rank's process group.
+        process.end_children(_UNKILLABLE_S)
         _write_exit_file(folder, attempt, node.node_rank, code)
+
     if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
         requeue(folder, os.environ)
-    # Told of a failure, srun ends its step by number, and the later attempt's step has the same number.
+
+    # After a failure srun cancels its step by id, and the step of the next attempt reuses that id.
     return EXIT_FINISHED if folder.is_superseded(attempt) else code
 
 
-def _leave_it_to_the_ranks(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: `scancel --signal=USR1` reaches the ranks too, and only a script knows what it means."""
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: `scancel --signal=USR1` also reaches the ranks, and only a script knows what it means."""
+
+
+def _end_without_node(folder: RunFolder, attempt: int, error: SlurmddpError, inbox: SignalInbox) -> int:
+    """Report that this agent, whose environment describes no node, can't run ranks; return its exit code."""
+    number = os.environ.get("SLURM_NODEID", "")
+    node_rank = int(number) if number.isdecimal() else 0
+    failure = _refusal(error, node_rank=node_rank)
+    recorder = RunFolderRecorder(folder, attempt)
+
+    code = EXIT_FAILED
+    if not report_unable(None, node_rank, failure, None, recorder, inbox):
+        recorder.failed(failure)
+        code = error.exit_code
+
+    if number.isdecimal():
+        _write_exit_file(folder, attempt, node_rank, code)
+    return code
 
 
 class Agent:
     """One node's part of an attempt, from the first import to the exit code."""
 
     def __init__(self, folder: RunFolder, attempt: int, node: RankInfo, inbox: SignalInbox) -> None:
-        self.folder, self.attempt, self.node, self._inbox = folder, attempt, node, inbox
-        self._records = Records(folder, attempt)
+        self.folder = folder
+        self.attempt = attempt
+        self.node = node
+        self._inbox = inbox
+        self._recorder = RunFolderRecorder(folder, attempt)
         self._rules: Rules | None = None
+        """The rules of the run, once the configuration has been read."""
         self._link: Link | None = None
         """The link to the other agents, once it is open."""
         self._loop: AgentLoop | None = None
+        """The event loop, once ranks can start."""
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
         """Prepare, then run the ranks; an error of the agent itself is this node's failure."""
@@ -129,30 +153,45 @@ class Agent:
 
     @property
     def lost_coordinator(self) -> bool:
-        """Whether this agent had to end because node 0's agent is gone."""
+        """Return whether this agent had to end because node 0's agent is gone."""
         return self._loop is not None and self._loop.lost_coordinator
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
-        # This host may have run an earlier attempt, and remember files that have been replaced since.
+        """Read the configuration, open the link and import for the ranks; return the event loop.
+
+        Args:
+            entry: `module:function` of a rank.
+            preload: the modules to import before the fork.
+            undo: gets a call for everything that must be closed at the end.
+        """
+        # This host may have run an earlier attempt, and may remember files that have been replaced since.
         look_again(self.folder.path)
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
-        reaper = OrphanReaper()  # Before the link: the reaper's process would keep it open.
+
+        # The reaper is forked before the link is open, so that its process can't keep the link open.
+        reaper = OrphanReaper()
         undo.callback(reaper.close)
-        # It listens from here on, and is handled after the imports: an agent joins once it has imported.
+        # Node 0 listens from now on. An agent joins after its imports, because only its event loop handles
+        # the link.
         link = self._link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
+
         enter_project(self.folder, config.get("project_dir"))
         checkpoints = CheckpointService()
         undo.callback(checkpoints.close)
-        recorder = self._recorder(config.get("gpus_per_node"))
-        if recorder is not None:
-            undo.callback(recorder.close)
+        flight_recorder = self._flight_recorder(config.get("gpus_per_node"))
+        if flight_recorder is not None:
+            undo.callback(flight_recorder.close)
+
         is_foreign = spec.is_foreign(config.get("program") or {})
-        if is_foreign:  # A person's program imports for itself, and finds nothing that was imported before.
-            entry, preload = user_program.ENTRY, ()
-        workers_spec = self._import(rules, entry, preload, recorder, is_foreign)
+        # A person's program imports for itself: it starts as a new program, which keeps no imports.
+        if is_foreign:
+            entry = user_program.ENTRY
+            preload = ()
+        workers_spec = self._import(rules, entry, preload, flight_recorder, is_foreign)
+
         in_child = (
             self._inbox.close_in_child,
             partial(link.close, farewell=False),
@@ -164,20 +203,29 @@ class Agent:
             self._log_dir,
             socket.gethostname(),
             processes=workers.processes,
-            recorder=recorder,
+            flight_recorder=flight_recorder,
         )
-        limits = read_limits(os.environ)
-        over = partial(self.folder.is_over, self.attempt)
         return AgentLoop(
-            self.node, self._inbox, link, rules, workers, checkpoints, watch, self._records, limits, over
+            self.node,
+            self._inbox,
+            link,
+            rules,
+            workers,
+            checkpoints,
+            watch,
+            self._recorder,
+            read_limits(os.environ),
+            is_over=partial(self.folder.is_over, self.attempt),
         )
 
-    def _recorder(self, gpus: int | None) -> FlightRecorder | None:
+    def _flight_recorder(self, gpus: int | None) -> FlightRecorder | None:
         """Return NCCL's flight recorder on nodes with GPUs; None if it can't be set up."""
+        if not gpus:
+            return None
         try:
-            return FlightRecorder(self._log_dir) if gpus else None
+            return FlightRecorder(self._log_dir)
         except OSError as error:
-            say(f"NCCL's flight recorder stays off on this node: {error}")
+            log_line(f"NCCL's flight recorder stays off on this node: {error}")
             return None
 
     def _import(
@@ -185,20 +233,22 @@ class Agent:
         rules: Rules,
         entry: str,
         preload: Sequence[str],
-        recorder: FlightRecorder | None,
+        flight_recorder: FlightRecorder | None,
         is_foreign: bool,
     ) -> WorkerSpec:
-        """Import for all ranks; return what they run."""
-        if why := import_for_all(preload):
-            say(f"{why}, so ranks are not forked: each imports for itself, which takes longer")
+        """Import for all ranks; return what the ranks run."""
+        obstacle = import_for_all(preload)
+        if obstacle:
+            log_line(f"{obstacle}, so ranks are not forked: each imports for itself, which takes longer")
         imports_s = process.age_s()
-        say(
+        log_line(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
             f"{self.attempt}: imports took {imports_s:.2f} s, ranks here: {rules.ranks_per_node}"
         )
+
         common = tracker_environment(self.folder, os.environ)
-        if recorder is not None:
-            common |= recorder.environment(os.environ)
+        if flight_recorder is not None:
+            common |= flight_recorder.environment(os.environ)
         return WorkerSpec(
             self.folder,
             self.attempt,
@@ -207,7 +257,7 @@ class Agent:
             entry,
             imports_s,
             common,
-            forks=why is None,
+            forks=obstacle is None,
             is_script=rules.is_script,
             is_foreign=is_foreign,
         )
@@ -216,16 +266,20 @@ class Agent:
     def _log_dir(self) -> Path:
         return self.folder.log_dir(self.attempt)
 
-    def _give_up(self, why: Failure) -> int:
-        """End the ranks, and report why this agent ends."""
+    def _give_up(self, failure: Failure) -> int:
+        """End the ranks, report why this agent ends, and return its exit code."""
+        code = failure.exit_code or EXIT_FAILED
         if self._loop is not None:
-            self._loop.give_up(why)
-        else:
-            say(describe(why))
-            if report_unable(self._link, self.node.node_rank, why, self._rules, self._records, self._inbox):
-                return EXIT_FAILED  # srun returns it, but the attempt's code is node 0's.
-            self._records.failed(why)
-        return why.exit_code or EXIT_FAILED
+            self._loop.give_up(failure)
+            return code
+
+        log_line(describe(failure))
+        node_rank = self.node.node_rank
+        if report_unable(self._link, node_rank, failure, self._rules, self._recorder, self._inbox):
+            # srun reports this code, but the attempt ends with the code of node 0's agent.
+            return EXIT_FAILED
+        self._recorder.failed(failure)
+        return code
 
 
 def _attempt_number(environ: Mapping[str, str]) -> int:
@@ -243,19 +297,20 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
     """Return the secret that only the agents of this attempt know."""
     secret = environ.get(SECRET_VARIABLE, "")
     if not secret and node.nodes > 1:
-        say(f"{SECRET_VARIABLE} is not set: agents trust the launch's id, which others can guess")
+        log_line(f"{SECRET_VARIABLE} is not set: agents trust the launch's id, which others can guess")
     return secret or node.launch_id
 
 
 def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
-    """Record why this agent can't run ranks, although its environment names neither attempt nor node."""
+    """Record in the newest attempt that this agent, whose environment names no attempt, can't run ranks."""
     attempts = folder.attempts()
     if attempts:
         failure = replace(_refusal(error, node_rank=0), node_rank=None)
-        Records(folder, attempts[-1]).failed(failure)
+        RunFolderRecorder(folder, attempts[-1]).failed(failure)
 
 
 def _refusal(error: SlurmddpError, *, node_rank: int) -> Failure:
+    """Return the failure of an agent that ends because of `error`."""
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
     return capture.here(
         error.exit_code,
@@ -271,7 +326,7 @@ def _write_exit_file(folder: RunFolder, attempt: int, node_rank: int, code: int)
     try:
         path.write_text(f"{code}\n", encoding="utf-8")
     except OSError as error:
-        say(f"{path.name} was not written: {error}")
+        log_line(f"{path.name} was not written: {error}")
 
 
 def _print_error(error: SlurmddpError) -> None:

@@ -1,13 +1,12 @@
-"""The agent's event loop: handle signals, messages and exits of ranks; carry out the coordinator's orders.
+"""Run the agent's event loop: handle signals, messages and exits of ranks; obey the coordinator's orders.
 
 Each turn of the loop waits once: for a signal, a message of another agent, a request of a rank or a deadline.
-SIGCHLD signals the end of a rank. The coordinator is part of node 0's agent, which hands its own reports to
-the coordinator and obeys the orders to itself without a message.
+SIGCHLD signals the end of a rank. The coordinator is part of node 0's agent. That agent hands its reports to
+the coordinator without a message, and obeys the coordinator's orders without a message.
 """
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -26,21 +25,24 @@ from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
 from slurmddp.launchers.coordinator.restart_policy import Assignment, Rules
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, likely_first, lost_agent, node_code
 
 _TOGETHER_S = 0.3
-"""Seconds for ranks to end by themselves that fail together with another one; torchrun looks every 0.1 s."""
+"""Seconds for other failing ranks to end by themselves after the first failure.
+
+torchrun looks for failed ranks every 0.1 s.
+"""
 _SAVE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for a program that may save by itself after another rank has failed.
 
-As under torchrun. A program that does not handle SIGTERM ends at once.
+torchrun waits as long. A program that does not handle SIGTERM ends at once.
 """
 _KILL_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for other ranks: time to end a write, not to save."""
 _WRITING_S = 600.0
-"""How long an agent whose ranks have ended waits for a checkpoint to be written."""
+"""Seconds that an agent whose ranks have ended waits at most for a checkpoint to be written."""
 _POLL_S = 1.0
 _WRITING_POLL_S = 0.1
 
@@ -57,28 +59,39 @@ class AgentLoop:
         workers: ForkedWorkers,
         checkpoints: CheckpointService,
         watch: NodeWatch,
-        records: Records,
+        recorder: RunFolderRecorder,
         limits: TimeLimits,
         is_over: Callable[[], bool],
     ) -> None:
-        self._node, self._inbox, self._link = node, inbox, link
-        self._rules, self._workers, self._checkpoints, self._watch = rules, workers, checkpoints, watch
-        self._records = records
+        self._node = node
+        self._inbox = inbox
+        self._link = link
+        self._rules = rules
+        self._workers = workers
+        self._checkpoints = checkpoints
+        self._watch = watch
+        self._recorder = recorder
+
         begun = time.monotonic()
-        self._link_wait = LinkWait(node.hosts, rules, records, begun)
+        self._link_wait = LinkWait(node.hosts, rules, recorder, begun)
         self._coordinator: Coordinator | None = None
+        """The coordinator; None on all nodes except node 0."""
         if node.node_rank == 0:
-            self._coordinator = Coordinator(rules, node.hosts, records, begun, workers.meeting_point, is_over)
-        self._stops = StopRequests(workers, rules, records, limits, self._request_stop)
+            self._coordinator = Coordinator(
+                rules, node.hosts, recorder, begun, workers.meeting_point, is_over
+            )
+        self._stops = StopRequests(workers, rules, recorder, limits, self._request_stop)
+
         self._assignment: Assignment | None = None
-        """The present worker group; None before the first one."""
+        """The present worker group; None before the first worker group."""
         self._at_work = False
-        """Whether ranks of the present worker group run here, and this agent has not ended them."""
+        """Whether this node runs ranks of the present worker group, and the agent has not ended them."""
         self._killed: msg.WorkersKilled | None = None
         """The report to send once no killed rank is left."""
         self._others_done = False
         """Whether ranks of other nodes have ended well."""
         self._code: int | None = None
+        """This node's exit code, once it is decided."""
         self.lost_coordinator = False
         """Whether this agent had to end because node 0's agent is gone."""
 
@@ -89,34 +102,42 @@ class AgentLoop:
             self._poll(time.monotonic())
             if self._code is None:
                 self._turn(self._next_deadline(time.monotonic()))
-        if self._code == EXIT_FINISHED and (ranks := self._workers.ranks_apart()):
-            self._records.ranks_apart(ranks, self._node.nodes)
+
+        if self._code == EXIT_FINISHED:
+            ranks = self._workers.ranks_apart()
+            if ranks:
+                self._recorder.ranks_apart(ranks, self._node.nodes)
+
         self._finish_writing()
         return self._code
 
-    def give_up(self, why: Failure) -> None:
+    def give_up(self, failure: Failure) -> None:
         """Report that this agent ends: to the coordinator or, without a link, in the run folder."""
         self._at_work = False
         self._workers.stop(0.0)
+
         if self._coordinator is not None:
-            self._coordinator.fail(why)
+            self._coordinator.fail(failure)
             self._send_orders()
-            self._records.flush_newest(self._checkpoints, parts=False)
+            self._recorder.flush_newest(self._checkpoints, parts=False)
         elif self._link.missing():
-            end_without_coordinator(why, self._rules, self._records)
+            end_without_coordinator(failure, self._rules, self._recorder)
         else:
-            self._send(msg.AgentUnable(failure=why))
+            self._send(msg.AgentUnable(failure=failure))
+
         self._checkpoints.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
         """Wait until something happens, `until` at the latest, and handle it."""
         wait_s = min(until, self._link.next_deadline()) - time.monotonic()
         signals = self._inbox.wait(wait_s, [*self._link.descriptors(), *self._checkpoints.descriptors()])
-        self._checkpoints.handle()  # After the signals are read: a SIGCHLD may be about its writer.
+        # The service comes after the signals: a SIGCHLD may report the end of its writer, which it reaps.
+        self._checkpoints.handle()
         messages = self._link.handle()
-        for sent in signals:
-            if sent != signal.SIGCHLD:
-                self._stops.receive(sent)
+
+        for received in signals:
+            if received != signal.SIGCHLD:
+                self._stops.receive(received)
         self._reap()
         for sender, values in messages:
             message = msg.decode(values)
@@ -124,34 +145,38 @@ class AgentLoop:
                 self._receive(sender, message)
 
     def _next_deadline(self, now: float) -> float:
-        at_work = (self._stops.deadline, self._watch.deadline) if self._at_work else ()
-        return min(
-            now + _POLL_S, *at_work, self._coordinator.next_deadline if self._coordinator else math.inf
-        )
+        deadlines = [now + _POLL_S]
+        if self._at_work:
+            deadlines += [self._stops.deadline, self._watch.deadline]
+        if self._coordinator is not None:
+            deadlines.append(self._coordinator.next_deadline)
+        return min(deadlines)
 
     def _poll(self, now: float) -> None:
-        """Do what is due."""
+        """Act on every deadline that has passed."""
         if self._assignment is None:
             self._poll_before_ranks(now)
         elif self._coordinator is not None and now >= self._coordinator.next_deadline:
             self._coordinator.poll(now)
             self._send_orders()
+
         if self._at_work and now >= self._watch.deadline:
             some_left = bool(self._workers.good_codes) or self._others_done
             for report in self._watch.poll(now, self._restart_count, some_left=some_left):
                 self._send(report)
+
         if self._at_work and now >= self._stops.deadline:
             self._stops.poll(now)
             if self._stops.kill_is_near():
                 self._end_before_kill()
 
     def _poll_before_ranks(self, now: float) -> None:
-        """Await the agents, and read the reports that agents without a link left in the run folder."""
-        failure = self._records.failure()
+        """Wait for the agents, and read the reports that agents without a link left in the run folder."""
+        failure = self._recorder.failure()
         if self._coordinator is not None:
-            for agent, why in self._records.unable():
+            for agent, why in self._recorder.unable():
                 self._coordinator.receive(agent, msg.AgentUnable(failure=why), now)
-                self._records.confirm_unable(agent)
+                self._recorder.confirm_unable(agent)
             if failure is not None:
                 self._coordinator.fail(failure)
             self._coordinator.poll(now, self._link.missing())
@@ -163,15 +188,16 @@ class AgentLoop:
 
     @property
     def _restart_count(self) -> int:
-        """The restart count of the present worker group; -1 before the first one."""
+        """Return the restart count of the present worker group; -1 before the first worker group."""
         return -1 if self._assignment is None else self._assignment.restart_count
 
     def _end_before_kill(self) -> None:
         """End ranks that have not left by themselves before SLURM kills the job."""
-        resumes = "" if self._rules.is_script else ", the run resumes from its last checkpoint"
-        self._records.say(f"the time for a stop is over: ranks end here{resumes}")
+        resumes = "" if self._rules.is_script else "; the run resumes from its last checkpoint"
+        self._recorder.log(f"the time for a stop is over: the agent ends the ranks of this node{resumes}")
         self._workers.stop(0.0)
         self._at_work = False
+
         if self._coordinator is not None:
             self._coordinator.leave(EXIT_STOPPED)
             self._send_orders()
@@ -182,27 +208,35 @@ class AgentLoop:
     def _finish_writing(self) -> None:
         """Stay until the states that ranks have left in memory are on the disk, as long as SLURM permits.
 
-        All agents stay: srun ends the others when an agent leaves with another code than 0.
+        All agents stay, because srun ends the other agents when an agent exits with a code other than 0.
         """
         until = time.monotonic() + _WRITING_S
         if self._code != EXIT_FINISHED:
+            # A node's part of a state is useless without the parts of all other nodes.
             parts = not self.lost_coordinator and (
                 self._coordinator is None or self._coordinator.has_all_nodes
             )
-            self._records.flush_newest(self._checkpoints, states=self._may_save(), parts=parts)
+            self._recorder.flush_newest(self._checkpoints, states=self._may_save(), parts=parts)
+
         self._checkpoints.expedite()
-        while (
-            (self._checkpoints.is_writing() or (self._coordinator is None and not self._link.missing()))
-            and time.monotonic() < until
-            and not self._stops.kill_is_near(WRITING_SHARE)
-        ):
+        while time.monotonic() < until and not self._stops.kill_is_near(WRITING_SHARE):
+            # Node 0's agent may still write a state.
+            awaits_node_0 = self._coordinator is None and not self._link.missing()
+            if not awaits_node_0 and not self._checkpoints.is_writing():
+                break
             self._turn(time.monotonic() + _WRITING_POLL_S)
+
         self._checkpoints.finish(0.0)
 
     def _may_save(self) -> bool:
-        """Whether this agent saves the newest state: node 0's agent or, if it is lost, any that trains."""
-        if self._assignment is None or self._coordinator is not None:
-            return self._coordinator is not None
+        """Return whether this agent saves the newest state.
+
+        Node 0's agent saves it. If that agent is lost, any agent with ranks may save it.
+        """
+        if self._coordinator is not None:
+            return True
+        if self._assignment is None:
+            return False
         return self.lost_coordinator and self._assignment.node_rank(self._node.node_rank) is not None
 
     # Messages.
@@ -211,6 +245,7 @@ class AgentLoop:
         """Send a message to the coordinator, which may be part of this agent."""
         if isinstance(message, msg.Report):
             message = self._completed(message)
+
         if self._coordinator is None:
             self._link.send(0, msg.encode(message))
         else:
@@ -218,7 +253,7 @@ class AgentLoop:
             self._send_orders()
 
     def _completed(self, report: msg.Report) -> msg.Report:
-        """Return a report with the facts that every report has."""
+        """Return a report with the facts that all reports of its kind have."""
         step, silent_s = self._workers.progress()
         report = replace(report, restart_count=self._restart_count, step=step, silent_s=silent_s)
         if isinstance(report, msg.HungAtExit):
@@ -229,22 +264,23 @@ class AgentLoop:
             report = replace(report, left=tuple(self._workers.left))
         return report
 
-    def _request_stop(self, sent: signal.Signals, by_slurm: bool) -> None:
-        """Ask the coordinator to stop all ranks; leave at once if there are none, and no coordinator."""
+    def _request_stop(self, received: signal.Signals, by_slurm: bool) -> None:
+        """Ask the coordinator to stop all ranks. Before any rank, an agent without a link leaves at once."""
         if self._assignment is None and self._coordinator is None and self._link.missing():
-            self._records.say("stopped before the ranks were started")
+            self._recorder.log("stopped before the ranks were started")
             self._code = EXIT_STOPPED
         else:
-            self._send(msg.StopRequested(signal=sent, by_slurm=by_slurm))
+            self._send(msg.StopRequested(signal=received, by_slurm=by_slurm))
 
     def _send_orders(self) -> None:
-        """Send the orders of the coordinator, which is part of this agent, and obey those to this agent."""
+        """Send the orders of this agent's coordinator, and obey the orders to this agent."""
         while self._coordinator is not None and self._coordinator.orders:
             to, order = self._coordinator.orders.pop(0)
             if to != self._node.node_rank:
                 self._link.send(to, msg.encode(order))
             elif self._code is None:
                 self._obey(order)
+
         if self._coordinator is not None:
             self._coordinator.write_records()
 
@@ -281,19 +317,24 @@ class AgentLoop:
 
     def _lose_coordinator(self, message: msg.Lost) -> None:
         """End as after a failure on node 0: without its coordinator no rank can train."""
-        here = self._node.node_rank
-        lost = lost_agent(0, self._node.hosts, message.why, message.together, observer=here)
-        self._records.say(lost.sentence)
+        node_rank = self._node.node_rank
+        lost = lost_agent(0, self._node.hosts, message.why, message.together, observer=node_rank)
+        self._recorder.log(lost.sentence)
         self.lost_coordinator = True
+
+        # This agent has its exit code, and stays only until a checkpoint is written.
         if self._code is not None:
-            return  # It only stays until a checkpoint is written.
+            return
+
+        # The ranks of this node have ended before the loss, and their result stands.
         if self._assignment is not None and not self._at_work:
             codes = self._workers.good_codes
             self._code = errors.combine_exit_codes(codes) if codes else EXIT_STOPPED
             return
+
         cause = likely_first([*self._workers.failed, lost])
         self._workers.stop(_KILL_GRACE_S)
-        self._code = end_without_coordinator(cause, self._rules, self._records)
+        self._code = end_without_coordinator(cause, self._rules, self._recorder)
 
     # Orders.
 
@@ -301,7 +342,7 @@ class AgentLoop:
         self._assignment = Assignment(order.restart_count, order.agents)
         self._others_done = False
         if self._assignment.node_rank(self._node.node_rank) is None:
-            self._records.say(_why_no_ranks(self._node.node_rank, order))
+            self._recorder.log(_why_no_ranks(self._node.node_rank, order))
         elif self._stops.is_stopping:
             self._send(msg.WorkersDone(code=EXIT_STOPPED))
         else:
@@ -316,25 +357,33 @@ class AgentLoop:
         self._report_killed()
 
     def _report_killed(self) -> None:
-        """Report once no killed rank is left; raises SlurmddpError when one can't be ended."""
+        """Report once no killed rank is left; raise SlurmddpError if a rank can't be ended."""
         if self._killed is not None and self._workers.is_gone():
-            killed, self._killed = self._killed, None
+            killed = self._killed
+            self._killed = None
             self._send(killed)
 
     def _leave(self, code: int) -> None:
-        found = None  # Once ranks have run, their result stands.
+        failure = None
+        # Once ranks have run, their result stands, whatever another node has recorded.
         if self._assignment is None:
-            self._records.say("stopped before the ranks were started")
-            found = self._records.failure()
+            self._recorder.log("stopped before the ranks were started")
+            failure = self._recorder.failure()
+
         codes = self._workers.good_codes
         if self._at_work:
             self._workers.stop(0.0)
             codes.append(EXIT_STOPPED)
-        own = errors.combine_exit_codes(codes) if codes and self._coordinator is None else code
-        self._code = node_code(found) if found is not None else own
+
+        if failure is not None:
+            self._code = node_code(failure)
+        elif codes and self._coordinator is None:
+            self._code = errors.combine_exit_codes(codes)
+        else:
+            self._code = code
 
     def _end_hung(self, code: int) -> None:
-        """End the ranks that hang at their exit; the code of the others stands for them."""
+        """End the ranks that hang at their exit; `code`, the code of the other ranks, stands for them."""
         if self._at_work:
             self._at_work = False
             self._workers.stop(0.0)
@@ -342,7 +391,7 @@ class AgentLoop:
 
     def _fail(self, code: int) -> None:
         if self._at_work and not self._workers.failed:
-            self._records.say("the attempt has failed elsewhere")
+            self._recorder.log("the attempt has failed elsewhere")
         self._workers.wait(_TOGETHER_S)
         # At a stop the ranks had the signal, and time to save, before this order.
         may_save = self._workers.save_by_themselves and not self._stops.is_stopping
@@ -357,10 +406,12 @@ class AgentLoop:
         if not self._at_work:
             self._report_killed()
             return
+
         if EXIT_STOPPED in self._workers.codes:
             self._stops.note_exit(time.monotonic())
         if failed:
             self._send(msg.WorkersFailed(failures=tuple(failed)))
+
         # After a failure at a stop the other ranks may save to their end.
         if not self._workers and all(failure.asked_to_stop for failure in self._workers.failed):
             self._at_work = False
@@ -368,7 +419,7 @@ class AgentLoop:
 
 
 def _why_no_ranks(agent: int, order: msg.StartWorkers) -> str:
-    """Say why an agent runs no ranks of a worker group."""
+    """Return why an agent runs no ranks of a worker group."""
     if agent in order.excluded:
         return "this node did not pass the preflight: it runs no more ranks in this attempt"
-    return "this node waits, to take the place of one that is lost"
+    return "this node waits, to take the place of a lost node"

@@ -1,6 +1,7 @@
-"""The identity of a run at experiment trackers, so that each attempt continues the same experiment.
+"""Give a run one identity at experiment trackers, so that each attempt continues the same experiment.
 
-Without it a tracker starts a new experiment at every restart. MLflow makes ids on its server and gets none.
+Without this identity a tracker starts a new experiment at every restart. MLflow's server makes the ids of its
+experiments, so MLflow gets none.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ from collections.abc import Mapping
 from slurmddp.runs.folder.layout import RunFolder
 
 _WANDB_CHARS = 64
+"""The longest run id that Weights & Biases accepts, in characters."""
 
 
 def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which trackers identify the run, less those that `environ` has already."""
+    """Return the variables by which trackers identify the run, except those that `environ` contains."""
     digest = hashlib.sha256(f"{folder.name}\0{_birth(folder)}".encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.name)[: _WANDB_CHARS - 7]
     values = {
         "WANDB_RUN_ID": f"{name}-{digest[:6]}",
         "WANDB_RESUME": "allow",
-        "COMET_EXPERIMENT_KEY": digest[:32],  # it takes 32 to 50 letters and digits
+        # Comet takes 32 to 50 letters and digits.
+        "COMET_EXPERIMENT_KEY": digest[:32],
     }
-    if environ.get("NEPTUNE_MODE") != "offline":  # where Neptune takes no id
-        values["NEPTUNE_CUSTOM_RUN_ID"] = digest[:32]  # it takes up to 36
+    # Neptune takes up to 36 characters, and no id when it is offline.
+    if environ.get("NEPTUNE_MODE") != "offline":
+        values["NEPTUNE_CUSTOM_RUN_ID"] = digest[:32]
+
     return {variable: value for variable, value in values.items() if variable not in environ}
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the run's first event, which differs for another person's run and after `--again`."""
+    """Return the run's first event, which differs between people's runs of one name and after `--again`."""
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
             return events.readline()

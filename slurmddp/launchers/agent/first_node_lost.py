@@ -1,8 +1,8 @@
-"""Requeue a job whose batch script is gone: lost with node 0, on which it ran, or killed alone.
+"""Requeue a job whose batch script is gone: it was lost with node 0, on which it ran, or killed alone.
 
-A job that may lose nodes stays in SLURM when it loses the first node, until its time limit. A job whose
-script was killed has failed for SLURM. If a site refuses to requeue jobs, only the batch step can submit a
-new job. So an agent that is left runs the command `first-node-lost` of `job.pyz`.
+A job that tolerates the loss of nodes stays in SLURM until its time limit if it loses the first node. A job
+whose script was killed counts as failed for SLURM. If a site refuses to requeue jobs, only the batch step can
+submit a new job. So a remaining agent runs the command `first-node-lost` of `job.pyz`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
-    """Return whether the batch script that started this agent, on the same host, runs no more."""
+    """Return whether the batch script that started this agent on this host has ended."""
     pid = environ.get(SCRIPT_PID_VARIABLE, "")
     if not pid.isdecimal():
         return False
+
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # The pid may be another process's by now. `first-node-lost` asks SLURM.
+        # Another account's process may have got the pid. `first-node-lost` asks SLURM later.
+        pass
     return False
 
 
 def requeue(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Let the batch step requeue the job if its script is gone, and wait until that is done.
 
-    SLURM may take a quarter of an hour, so end the ranks before. Do nothing in a run without a batch script,
-    and nothing in a container without SLURM's commands.
+    SLURM may take a quarter of an hour, so the caller ends the ranks before. Do nothing in a run without a
+    batch script, and in a container without SLURM's commands.
     """
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and environ.get(SCRIPT_PID_VARIABLE)
     if not has_slurm or not folder.batch_file.exists():
         return
+
     command = [sys.executable, "-IS", str(folder.batch_file), "first-node-lost"]
     subprocess.run(command, stdin=subprocess.DEVNULL, env=dict(environ))

@@ -1,8 +1,8 @@
-"""Whether the ranks of a person's program connect to each other, as far as node 0's sockets show it.
+"""Observe whether the ranks of a person's program connect to each other, by the sockets of node 0.
 
 `slurmddp run` starts any program once per rank. A program that is not distributed then does its whole work
-on each rank, and the ranks write the same files. Such a program is recognised by its sockets, because the
-agent doesn't look into it: ranks that meet as torchrun's do connect to MASTER_PORT of node 0, and the kernel
+on each rank, and the ranks write the same files. The agent doesn't look into a program, so it recognises such
+a program by its sockets. Ranks that meet as under torchrun connect to MASTER_PORT of node 0, and the kernel
 remembers a closed connection for a minute. Ranks that meet in another way listen on a port.
 """
 
@@ -18,17 +18,18 @@ _SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 50.0
 """Less than the minute for which the kernel remembers a closed connection."""
 _PAUSE_SHARE = 0.1
-"""The pause between two looks, as a share of the time since the start of the ranks."""
+"""The pause between two looks at the sockets, as a share of the time since the start of the ranks."""
 
 
 class MeetingWatch:
-    """The watch over the sockets of all worker groups of an attempt; it ends when one has met."""
+    """The watch over the sockets of all worker groups of an attempt; it ends when ranks have met."""
 
     def __init__(self) -> None:
         self.have_met = False
-        """Whether ranks have met, or may have met where this agent can't see it."""
+        """Whether ranks have met, or may have met unseen by this agent."""
         self._port = 0
-        self._begun = self._next_look = math.inf
+        self._begun = math.inf
+        self._next_look = math.inf
 
     def begin(self, port: int, now: float) -> None:
         """Watch a new worker group, whose ranks can meet at `port` of this node."""
@@ -40,6 +41,7 @@ class MeetingWatch:
         """Look at the sockets, in growing intervals; `pids` are the ranks that run."""
         if self.have_met or now < self._next_look:
             return
+
         self.look(pids)
         pause_s = max(_SHORTEST_PAUSE_S, _PAUSE_SHARE * (now - self._begun))
         self._next_look = now + min(pause_s, _LONGEST_PAUSE_S)
@@ -51,7 +53,9 @@ class MeetingWatch:
         except OSError:
             self.have_met = True
             return
-        inodes = inodes_of(pids) - inodes_of([os.getpid()])  # A new rank has the agent's own for a moment.
+
+        # A new rank has the agent's sockets for a moment.
+        inodes = inodes_of(pids) - inodes_of([os.getpid()])
         self.have_met |= any(
             self._port in socket.ports or (socket.listens and socket.inode in inodes) for socket in sockets
         )

@@ -1,7 +1,7 @@
-"""An agent's watch over the ranks of its node: it reads their heartbeats and, when asked, their stacks.
+"""Watch the ranks of a node for its agent: read their heartbeats and, on request, their stacks.
 
-It reports to the coordinator, because the ranks of one node may only wait for ranks of another node
-(`watchdog/diagnosis.py`). It never waits: the agent's loop calls `poll`.
+The watch reports to the coordinator and decides nothing itself, because the ranks of one node may only wait
+for ranks of another node (`watchdog/diagnosis.py`). It never blocks: the agent's loop calls `poll`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from slurmddp.launchers.coordinator.messages import (
     Report,
     StacksReported,
 )
-from slurmddp.launchers.watchdog import stacks
+from slurmddp.launchers.watchdog import stacks, stuck_rank
 from slurmddp.launchers.watchdog.exit_watch import ExitWatch
 from slurmddp.launchers.watchdog.hang import Watchdog
 from slurmddp.launchers.watchdog.nccl_trace import FlightRecorder
 from slurmddp.launchers.watchdog.stacks import StackRequest
 from slurmddp.launchers.watchdog.stragglers import LINE_EVERY_S, Pace
-from slurmddp.launchers.watchdog.stuck_rank import reports
 
 _POLL_S = 1.0
-_ASKING_POLL_S = 0.02
+_STACKS_POLL_S = 0.02
+"""Seconds between two polls while ranks write their stacks."""
 _RECORDER_S = 3.0
-"""Seconds for NCCL's recorder to write its file; it reads requests once a second."""
+"""Seconds for NCCL's flight recorder to write its file; it reads requests once a second."""
 
 
 class NodeWatch:
@@ -41,7 +41,7 @@ class NodeWatch:
         log_dir: the folder for stacks.
         host: this node's host.
         processes: returns pid and heartbeat page of each rank that runs, by global rank.
-        recorder: NCCL's flight recorder, if it is on.
+        flight_recorder: NCCL's flight recorder, if it is on.
     """
 
     def __init__(
@@ -51,64 +51,77 @@ class NodeWatch:
         host: str,
         *,
         processes: Callable[[], Mapping[int, tuple[int, HeartbeatPage]]],
-        recorder: FlightRecorder | None = None,
+        flight_recorder: FlightRecorder | None = None,
     ) -> None:
-        self._watchdog, self._exits = Watchdog(timeout_s), ExitWatch(timeout_s)
+        self._watchdog = Watchdog(timeout_s)
+        self._exits = ExitWatch(timeout_s)
         self._hung = False
-        """Whether all ranks here hang at their exit."""
-        self._log_dir, self._host = log_dir, host
-        self._processes, self._recorder = processes, recorder
+        """Whether all ranks that are left on this node hang at their exit."""
+        self._log_dir = log_dir
+        self._host = host
+        self._processes = processes
+        self._flight_recorder = flight_recorder
         self._request: StackRequest | None = None
+        """The request for stacks that has not been answered yet."""
         self._answer_at = 0.0
+        """The earliest time for the answer, so that NCCL's flight recorder can write its files."""
         self._restart_count = -1
         self.deadline = 0.0
         """When to call `poll` at the latest, on the monotonic clock."""
-        self._next_poll = self._next_pace = 0.0
+        self._next_poll = 0.0
+        self._next_pace = 0.0
 
     def poll(self, now: float, restart_count: int, *, some_left: bool = False) -> list[Report]:
         """Return the reports for the coordinator.
 
         Args:
             now: the time, on the monotonic clock.
-            restart_count: the worker group that runs now.
-            some_left: whether some of its ranks have ended well.
+            restart_count: the restart count of the worker group that runs now.
+            some_left: whether some ranks of this worker group have ended well.
         """
         self._watch_group(restart_count)
-        found: list[Report] = self._answer() if now >= self._answer_at else []
+        reports: list[Report] = []
+        if now >= self._answer_at:
+            reports += self._answer()
         if now >= self._next_poll:
             self._next_poll = now + _POLL_S
-            found += self._poll_ranks(now, some_left)
-        self.deadline = self._next_poll if self._request is None else now + _ASKING_POLL_S
-        return found
+            reports += self._poll_ranks(now, some_left)
+
+        self.deadline = self._next_poll if self._request is None else now + _STACKS_POLL_S
+        return reports
 
     def _poll_ranks(self, now: float, some_left: bool) -> list[Report]:
-        found: list[Report] = []
+        reports: list[Report] = []
         beats = self._beats()
         if self._watchdog.poll(beats, now):
-            found.append(HangSuspected())
+            reports.append(HangSuspected())
+        # The answer to a request for stacks would look like activity of a rank.
         if some_left and self._request is None:
-            found += self._poll_exits(beats, now)
+            reports += self._poll_exits(beats, now)
         if now >= self._next_pace and beats:
             self._next_pace = now + LINE_EVERY_S
             paces = {rank: Pace.of(beat, self._host) for rank, beat in beats.items()}
-            found.append(PaceReported(paces=paces))
-        return found
+            reports.append(PaceReported(paces=paces))
+        return reports
 
     def request_stacks(self, restart_count: int) -> None:
         """Begin to collect the stacks of this node's ranks; `poll` returns the report."""
         self._watch_group(restart_count)
-        if self._request is None:
-            self.deadline = 0.0
-            self._request = StackRequest(self._processes())
-            if self._recorder is not None:
-                self._recorder.request(self._processes())
-                self._answer_at = time.monotonic() + _RECORDER_S
+        if self._request is not None:
+            return
+
+        self.deadline = 0.0
+        self._request = StackRequest(self._processes())
+        if self._flight_recorder is not None:
+            self._flight_recorder.request(self._processes())
+            self._answer_at = time.monotonic() + _RECORDER_S
 
     def _watch_group(self, restart_count: int) -> None:
         """Drop a request for the stacks of an earlier worker group."""
         if restart_count != self._restart_count:
             self._restart_count = restart_count
-            self._request, self._hung = None, False
+            self._request = None
+            self._hung = False
             self._exits.forget()
 
     def _beats(self) -> dict[int, RankHeartbeat]:
@@ -117,24 +130,29 @@ class NodeWatch:
     def _poll_exits(self, beats: Mapping[int, RankHeartbeat], now: float) -> list[Report]:
         """Request the stacks of ranks that hang at their exit; withdraw `HungAtExit` when they work again."""
         pids = {rank: pid for rank, (pid, _) in self._processes().items()}
-        before = self._hung
+        has_hung = self._hung
         self._hung = self._exits.poll({rank: (pids[rank], beat) for rank, beat in beats.items()}, now)
-        if self._hung and not before:
+        if self._hung and not has_hung:
             self.request_stacks(self._restart_count)
-        return [HungAtExit()] if before and not self._hung else []
+
+        # A report without ranks withdraws the report before it.
+        return [HungAtExit()] if has_hung and not self._hung else []
 
     def _answer(self) -> list[Report]:
-        """Return the report once all stacks are there; they are also written beside the logs."""
+        """Return the report once all stacks have come, and write the stacks beside the logs."""
         if self._request is None or not self._request.poll():
             return []
-        found, self._request = self._request.stacks(), None
-        own = reports(self._watchdog, self._beats(), found, self._host)
-        stacks.write(self._log_dir, found, self._restart_count)
-        found_reports: list[Report] = [StacksReported(reports=tuple(own))]
+
+        rank_stacks = self._request.stacks()
+        self._request = None
+        rank_reports = stuck_rank.reports(self._watchdog, self._beats(), rank_stacks, self._host)
+        stacks.write(self._log_dir, rank_stacks, self._restart_count)
+
+        reports: list[Report] = [StacksReported(reports=tuple(rank_reports))]
         if self._hung:
+            # The ranks have worked on the request for their stacks.
             self._exits.rebase()
             silent_s = round(self._exits.silent_s, 1)
-            found_reports.append(
-                HungAtExit(reports=tuple(replace(report, seconds=silent_s) for report in own))
-            )
-        return found_reports
+            hung = tuple(replace(report, seconds=silent_s) for report in rank_reports)
+            reports.append(HungAtExit(reports=hung))
+        return reports

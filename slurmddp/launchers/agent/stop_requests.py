@@ -1,4 +1,4 @@
-"""Requests to stop: from signals, from the stop file, and from a rank that has stopped unasked.
+"""Handle requests to stop: from signals, from the stop file, and from a rank that has stopped unasked.
 
 Each rank gets a signal once, from the agent or from SLURM. The agent forwards the first request to the
 coordinator, so that the ranks of all nodes stop at the same step.
@@ -13,22 +13,26 @@ from collections.abc import Callable
 from slurmddp.environments.time_limits import TimeLimits, leave_at
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.restart_policy import Rules
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 
-DEAF_SHARE, WRITING_SHARE = 0.8, 0.6
-"""Parts of `RESERVE_S` that are left when agents end deaf ranks, and when they give up a checkpoint.
+DEAF_SHARE = 0.8
+"""The part of `RESERVE_S` that is left when agents end ranks that have not reacted to a signal."""
+WRITING_SHARE = 0.6
+"""The part of `RESERVE_S` that is left when agents stop waiting for a checkpoint to be written.
 
-The batch script needs the rest: on a busy host it takes three seconds to write `ended` and to requeue.
+The batch script needs this time: on a busy host it takes three seconds to write `ended` and to requeue.
 """
 _FOLLOW_S = 0.9
 """Seconds for ranks to follow a rank that has stopped unasked.
 
-Ranks that stop together need less. A rank that is signalled before the training tells no other rank.
+Ranks that stop together need less. A rank that gets a signal before the training does not inform the others.
 """
 _SLURM_S = 2.0
-"""Seconds for a signal of SLURM that has reached the ranks of another node to reach the ranks here."""
-_POLL_S, _FILE_POLL_S = 0.1, 1.0
-"""Seconds between two polls: while ranks stop, and of the stop file of a script's run."""
+"""Seconds for a signal that SLURM has sent to the ranks of another node to reach this node's ranks."""
+_POLL_S = 0.1
+"""Seconds between two polls while ranks stop."""
+_FILE_POLL_S = 1.0
+"""Seconds between two looks at the stop file of a script's run."""
 
 
 class StopRequests:
@@ -37,60 +41,67 @@ class StopRequests:
     Args:
         workers: the ranks of this node.
         rules: the rules of the run.
-        records: the records of the attempt.
+        recorder: the recorder of the attempt.
         limits: when SLURM kills the job.
-        request: forwards the first request to the coordinator, with a signal for the ranks of other nodes,
-            and whether SLURM has sent it to the ranks itself.
+        request: forwards the first request to the coordinator. Its arguments are a signal for the ranks of
+            other nodes, and whether SLURM has sent the signal to the ranks itself.
     """
 
     def __init__(
         self,
         workers: ForkedWorkers,
         rules: Rules,
-        records: Records,
+        recorder: RunFolderRecorder,
         limits: TimeLimits,
         request: Callable[[signal.Signals, bool], object],
     ) -> None:
         self.is_stopping = False
         self.deadline = 0.0
         """When to call `poll` and `kill_is_near` at the latest, on the monotonic clock."""
-        self._workers, self._rules, self._records = workers, rules, records
-        self._limits, self._request = limits, request
+        self._workers = workers
+        self._rules = rules
+        self._recorder = recorder
+        self._limits = limits
+        self._request = request
         self._terminated: float | None = None
         """When SIGTERM came, in seconds since the epoch."""
         self._left_at: dict[int, float] = {}
         """When a rank stopped without a request to this agent, by the restart count of its worker group."""
         self._awaited: tuple[float, signal.Signals] | None = None
-        """A signal that SLURM should send to the ranks here, and when the agent sends it instead."""
+        """A signal that SLURM should send to this node's ranks, and when the agent sends it instead."""
 
-    def receive(self, sent: signal.Signals) -> None:
+    def receive(self, received: signal.Signals) -> None:
         """Handle a signal to this agent."""
-        if sent in (signal.SIGTERM, signal.SIGINT):
+        if received in (signal.SIGTERM, signal.SIGINT):
             self._terminated = self._terminated or time.time()
-        self._stop(sent, f"received {sent.name}")
+        self._stop(received, f"received {received.name}")
 
-    def forward(self, sent: signal.Signals, *, by_slurm: bool = False) -> None:
+    def forward(self, requested: signal.Signals, *, by_slurm: bool = False) -> None:
         """Send the ranks a signal by which the run was asked to stop on another node.
 
         Args:
-            sent: the signal.
-            by_slurm: whether SLURM has sent it to the ranks of the other node itself. Then it does so here.
+            requested: the signal.
+            by_slurm: whether SLURM has sent the signal to the ranks of the other node itself. Then SLURM
+                also sends it to the ranks of this node.
         """
-        self._records.say("the run was asked to stop on another node")
+        self._recorder.log("the run was asked to stop on another node")
         self._workers.expect_stop()
-        self.is_stopping, self.deadline = True, 0.0
+        self.is_stopping = True
+        self.deadline = 0.0
+        # SLURM also signals the ranks of this node. The agent waits for that, so that each rank gets the
+        # signal once.
         if by_slurm:
-            self._awaited = time.monotonic() + _SLURM_S, sent
+            self._awaited = time.monotonic() + _SLURM_S, requested
         else:
-            self._pass_on(sent)
+            self._pass_on(requested)
 
-    def _pass_on(self, sent: signal.Signals) -> None:
+    def _pass_on(self, requested: signal.Signals) -> None:
         """Send the ranks a signal of another node, unless SLURM has sent it meanwhile."""
-        self._signal_ranks(sent)
-        self._records.say(f"{sent.name}: passed on to the ranks")
+        self._signal_ranks(requested)
+        self._recorder.log(f"{requested.name}: passed on to the ranks")
 
     def note_exit(self, now: float) -> None:
-        """Take note that a rank of the present worker group has stopped, here or on another node."""
+        """Note that a rank of the present worker group has stopped, on this node or on another."""
         if self._workers.restart_count not in self._left_at:
             self._left_at[self._workers.restart_count] = now
             self.deadline = 0.0
@@ -98,15 +109,18 @@ class StopRequests:
     def poll(self, now: float) -> None:
         """Stop the ranks, once, if a rank has stopped unasked, or a script's run has a stop file."""
         if self._awaited is not None and now >= self._awaited[0]:
-            awaited, self._awaited = self._awaited, None
-            self._pass_on(awaited[1])
+            requested = self._awaited[1]
+            self._awaited = None
+            self._pass_on(requested)
+
         left_at = self._left_at.get(self._workers.restart_count)
         self.deadline = now + (_POLL_S if self.is_stopping or left_at is not None else _FILE_POLL_S)
         if self.is_stopping or not self._workers:
             return
+
         if left_at is not None and now - left_at > _FOLLOW_S:
             self._stop(signal.SIGUSR2, "a rank has stopped alone")
-        elif self._rules.is_script and self._records.is_stopped():
+        elif self._rules.is_script and self._recorder.is_stopped():
             self._stop(signal.SIGUSR2, "the stop file is there")
 
     def kill_is_near(self, share: float = DEAF_SHARE) -> bool:
@@ -116,20 +130,23 @@ class StopRequests:
         at = leave_at(self._limits, self._terminated, share)
         return at is not None and time.time() >= at
 
-    def _stop(self, sent: signal.Signals, why: str) -> None:
-        if self._awaited is not None and self._awaited[1] == sent:
+    def _stop(self, requested: signal.Signals, why: str) -> None:
+        if self._awaited is not None and self._awaited[1] == requested:
             self._awaited = None
-            self._pass_on(sent)
+            self._pass_on(requested)
             return
-        self._signal_ranks(sent)
+
+        self._signal_ranks(requested)
         if self.is_stopping:
             return
-        self.is_stopping, self.deadline = True, 0.0
+
+        self.is_stopping = True
+        self.deadline = 0.0
         if self._workers:
             purpose = "the script decides what it saves" if self._rules.is_script else "for a save and an end"
-            self._records.say(f"{why}: passed on to the ranks, {purpose}")
-        self._request(sent, sent in self._workers.signals_of_slurm())
+            self._recorder.log(f"{why}: passed on to the ranks, {purpose}")
+        self._request(requested, requested in self._workers.signals_of_slurm())
 
-    def _signal_ranks(self, sent: signal.Signals) -> None:
+    def _signal_ranks(self, requested: signal.Signals) -> None:
         if self._workers and not self._workers.failed:
-            self._workers.ask_to_stop(sent)
+            self._workers.ask_to_stop(requested)

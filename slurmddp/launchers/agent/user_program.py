@@ -4,10 +4,10 @@
     slurmddp run -m package.train --epochs 20
     slurmddp run ./solve.sh --grid 64
 
-Each rank is a program of its own, as torchrun starts it: a new interpreter with the default handlers of all
-signals. The program learns its rank from the environment, as under srun or torchrun. `{run_dir}` in its
-arguments becomes the run folder, `{attempt}` the number of the attempt, from 0. Checkpoints in
-`{run_dir}/checkpoints` show whether an attempt made progress.
+Each rank is a separate program, as under torchrun: a new interpreter with the default actions of all signals.
+The program reads its rank from the environment, as under srun or torchrun. `{run_dir}` in its arguments
+becomes the run folder, `{attempt}` the number of the attempt, from 0. Checkpoints in `{run_dir}/checkpoints`
+show whether an attempt made progress.
 """
 
 from __future__ import annotations
@@ -49,26 +49,34 @@ def become(run_dir: str) -> NoReturn:
     program = folder.config()["program"]
     command = _command(folder, program["script"], arguments_of(folder, program, os.environ))
     environ = {**os.environ, **_threads(os.environ)}
+
     is_program_of_python = not is_command(program["script"])
     if is_program_of_python or _is_this_python(command[0]):
-        inherited = environ.get("PYTHONPATH")
-        environ["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([inherited] if inherited else [])])
+        entries = [str(_STARTUP), environ.get("PYTHONPATH", "")]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
         environ[SNAPSHOT_VARIABLE] = str(int(is_program_of_python))
-    for number in descriptors_in(environ):
-        os.set_inheritable(number, True)
+
+    for descriptor in descriptors_in(environ):
+        os.set_inheritable(descriptor, True)
     _reset_signals()
     os.execve(command[0], command[1:], environ)
 
 
-def _command(folder: RunFolder, script: str, words: Sequence[str]) -> list[str]:
+def _command(folder: RunFolder, script: str, arguments: Sequence[str]) -> list[str]:
     """Return the path of the file to execute, and the command line: its name and its arguments."""
     if is_command(script):
-        return [_executable(script), script, *words]
-    python = [sys.executable, sys.executable, "-u"]  # as torchrun
+        return [_executable(script), script, *arguments]
+
+    # torchrun starts Python with -u as well.
+    python = [sys.executable, sys.executable, "-u"]
     if script.startswith(MODULE):
-        return [*python, "-m", script.removeprefix(MODULE).strip(), *words]
+        return [*python, "-m", script.removeprefix(MODULE).strip(), *arguments]
+
     file = _file(folder, script)
-    return [*python, f"./{file}" if file.startswith("-") else file, *words]
+    # Python would take such a name for an option.
+    if file.startswith("-"):
+        file = f"./{file}"
+    return [*python, file, *arguments]
 
 
 def _executable(command: str) -> str:
@@ -82,21 +90,23 @@ def _executable(command: str) -> str:
 
 
 def _is_this_python(executable: str) -> bool:
-    """Whether a command starts the interpreter of slurmddp itself, as `python app.pyz` does."""
-    this = Path(sys.executable)
+    """Return whether a command starts slurmddp's own interpreter, as `python app.pyz` may do."""
+    python = Path(sys.executable)
     path = Path(executable).absolute()
-    return path.parent == this.parent and path.resolve() == this.resolve()
+    return path.parent == python.parent and path.resolve() == python.resolve()
 
 
 def _file(folder: RunFolder, script: str) -> str:
-    """Return the path of a script: its copy in the snapshot or, without a copy, as it was given."""
+    """Return the path of a script's copy in the snapshot; without a copy, the path as it was given."""
     path = Path(script).expanduser()
-    # A path may lead to the project through a link, and the script itself may be a link, whose name counts.
-    for place in (os.path.normpath(path.absolute()), os.path.realpath(path)):
-        relative = Path(os.path.relpath(place, Path.cwd()))
+    # The script may be a link in the project: its copy has the name of the link. Or the path may lead to the
+    # project through a link.
+    for candidate in (os.path.normpath(path.absolute()), os.path.realpath(path)):
+        relative = Path(os.path.relpath(candidate, Path.cwd()))
         copy = folder.code_dir / relative
         if os.pardir not in relative.parts and is_there(copy) and copy.is_file():
             return str(copy)
+
     if not path.is_file():
         raise ConfigError(
             f"There is no script {script!r} in {Path.cwd()} (`program.script`).",
@@ -106,19 +116,20 @@ def _file(folder: RunFolder, script: str) -> str:
 
 
 def _threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS as torchrun sets it: 1 if ranks share the machine and nobody has set it."""
+    """Return OMP_NUM_THREADS=1, as torchrun sets it, if ranks share the machine and it is not set yet."""
     info = detect(environ)
-    ranks_here = info.world_size if info.emulated else info.local_world_size
-    if environ.get(_THREADS) or ranks_here == 1:
+    # All emulated nodes are on this machine.
+    ranks_on_machine = info.world_size if info.emulated else info.local_world_size
+    if environ.get(_THREADS) or ranks_on_machine == 1:
         return {}
     return {_THREADS: "1", THREADS_BY_AGENT_VARIABLE: "1"}
 
 
 def _reset_signals() -> None:
-    """Give every signal its default action, as programs have under torchrun, and block none.
+    """Unblock all signals and give them their default actions, as torchrun does.
 
-    Where SLURM sends its warning to every process, SIGUSR2 is ignored, because it would end a script that
-    only handles SIGTERM. The agent sends SIGTERM to such a script.
+    If SLURM sends its warning to every process, SIGUSR2 is ignored, because it would end a script that only
+    handles SIGTERM. The agent sends SIGTERM to such a script.
     """
     for number in signal.valid_signals():
         if signal.getsignal(number) not in (signal.SIG_DFL, None):

@@ -1,4 +1,4 @@
-"""An agent without a link to node 0: it waits for the link, reports that it can run no ranks, or ends."""
+"""Let an agent without a link to node 0 wait for the link, report that it can run no ranks, or end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.coordinator.join import FIRST_NOTICE_S, NOTICE_S, names_of
 from slurmddp.launchers.coordinator.messages import AgentUnable, encode
 from slurmddp.launchers.coordinator.restart_policy import Rules
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, lost_node, node_code
 from slurmddp.settings.schema import Policy
@@ -21,75 +21,85 @@ _POLL_S = 1.0
 class LinkWait:
     """The wait of an agent for its link to node 0; times are of one monotonic clock."""
 
-    def __init__(self, hosts: Sequence[str], rules: Rules, records: Records, now: float) -> None:
-        self._hosts, self._rules, self._records = hosts, rules, records
-        self._begun, self._next_notice = now, now + FIRST_NOTICE_S
+    def __init__(self, hosts: Sequence[str], rules: Rules, recorder: RunFolderRecorder, now: float) -> None:
+        self._hosts = hosts
+        self._rules = rules
+        self._recorder = recorder
+        self._begun = now
+        self._next_notice = now + FIRST_NOTICE_S
 
     def poll(self, now: float) -> int | None:
         """Return the exit code with which to leave if the attempt or the wait is over; None to wait on."""
-        if (left := self._records.code_of_first_node()) is not None:
-            self._records.say("the attempt was over before this node had joined")
-            return left
+        code = self._recorder.code_of_first_node()
+        if code is not None:
+            self._recorder.log("the attempt was over before this node had joined")
+            return code
+
         if now - self._begun > self._rules.join_timeout_s:
             why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
-            return end_without_coordinator(lost_node(0, self._hosts, why), self._rules, self._records)
+            return end_without_coordinator(lost_node(0, self._hosts, why), self._rules, self._recorder)
+
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_S
-            self._records.say(f"waiting for {names_of([0], self._hosts)}, which starts all ranks")
+            self._recorder.log(f"waiting for {names_of([0], self._hosts)}, which starts all ranks")
         return None
 
 
 def report_unable(
     link: Link | None,
     node_rank: int,
-    why: Failure,
+    failure: Failure,
     rules: Rules | None,
-    records: Records,
+    recorder: RunFolderRecorder,
     inbox: SignalInbox,
 ) -> bool:
-    """Report to node 0, which decides what follows, that this node can run no ranks; wait until it knows.
+    """Report to node 0, which decides what follows, that this node can run no ranks; wait for its answer.
 
     The wait also ends with the attempt, with a signal to stop and after `join_timeout_s`.
 
     Args:
-        link: the link to node 0. Before there is one, the report goes through the run folder.
+        link: the link to node 0. Before there is a link, the report goes through the run folder.
         node_rank: this node's rank.
-        why: why it can run no ranks.
+        failure: why this node can run no ranks.
         rules: the run's rules; None if the agent could not read them.
-        records: the records of the attempt.
+        recorder: the recorder of the attempt.
         inbox: the signals to this agent.
 
     Returns:
-        False if that ends the attempt, or if the report could not be written.
+        False if the failure ends the attempt, or if the report could not be written.
     """
     if node_rank == 0 or (rules is not None and not rules.tolerates_node_loss):
         return False
+
     if link is not None:
-        link.send(0, encode(AgentUnable(failure=why)))
-    elif not records.leave_unable(node_rank, why):
+        link.send(0, encode(AgentUnable(failure=failure)))
+    elif not recorder.leave_unable(node_rank, failure):
         return False
-    # With known rules a report in the run folder counts without an answer.
+
+    # With known rules a report in the run folder is enough: the agent waits for no answer to it.
     timeout_s = Policy.join_timeout_s
     if rules is not None:
         timeout_s = rules.join_timeout_s if link else 0.0
+
     until = time.monotonic() + timeout_s
-    while not records.has_ended() and time.monotonic() < until:
-        if not link.missing() if link else records.is_confirmed(node_rank):
+    while not recorder.has_ended() and time.monotonic() < until:
+        if not link.missing() if link else recorder.is_confirmed(node_rank):
             break
+
         wait_s = min(_POLL_S, link.next_deadline() - time.monotonic()) if link else _POLL_S
         signals = inbox.wait(wait_s, link.descriptors() if link else ())
-        if any(sent != signal.SIGCHLD for sent in signals):
+        if any(number != signal.SIGCHLD for number in signals):
             break
         if link:
             link.handle()
     return True
 
 
-def end_without_coordinator(cause: Failure, rules: Rules, records: Records) -> int:
+def end_without_coordinator(cause: Failure, rules: Rules, recorder: RunFolderRecorder) -> int:
     """Record why this agent ends without the coordinator, and return its exit code.
 
-    If the job tolerates the loss of a node, nothing is recorded: node 0 may have lost this node only.
+    If the job tolerates the loss of a node, nothing is recorded: node 0 may have lost only this node.
     """
     if not rules.tolerates_node_loss:
-        records.failed(cause)
+        recorder.failed(cause)
     return node_code(cause)

@@ -1,9 +1,9 @@
-"""One rank: turn a fresh process of the agent into a rank, run it, and leave.
+"""Turn a new process of the agent into a rank, run the rank, and exit.
 
     python -m slurmddp.launchers.agent.worker DESCRIPTOR
 
-The agent starts this program if it can't be forked. The descriptor holds as JSON what a forked rank finds in
-its memory. No other account can read it, unlike a command line.
+The agent starts this program if it can't be forked. Behind the descriptor lies, as JSON, the description that
+a forked rank has in its memory. Unlike a command line, no other account can read it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from slurmddp.host.streams import lines_to, tell
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 _FAILED_END_S = 10.0
-"""Seconds for the threads and exit handlers of a failed rank, which may wait for a peer that is lost."""
+"""Seconds for the threads and exit handlers of a failed rank, which may wait for a lost peer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,64 +49,71 @@ class RankSpec:
     environ: Mapping[str, str]
     log: Path
     entry: str
-    """`module:function`; it gets `run_dir` and returns the rank's exit code."""
+    """A `module:function`, which gets `run_dir` and returns the rank's exit code."""
     run_dir: str
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The descriptors that the rank inherits by number."""
+        """Return the descriptors that the rank inherits by number."""
         return descriptors_in(self.environ)
 
 
 def descriptors_in(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the descriptors that a rank inherits by number, and that its environment names."""
+    """Return the descriptors that the environment of a rank names; the rank inherits them by number."""
     numbers = ",".join(environ.get(name, "") for name in _DESCRIPTORS).split(",")
     return tuple(int(number) for number in numbers if number.isdecimal())
 
 
-def spawn(start: RankSpec) -> int:
+def spawn(rank: RankSpec) -> int:
     """Start one rank as a program in a new process group; return its pid.
 
     The rank inherits the signal mask, and unblocks signals once it is set up.
     """
-    values = {"agent": os.getpid(), "path": sys.path, "start": asdict(start) | {"log": str(start.log)}}
-    letter = os.memfd_create("slurmddp-rank")
+    values = {"agent": os.getpid(), "path": sys.path, "rank": asdict(rank) | {"log": str(rank.log)}}
+    description = os.memfd_create("slurmddp-rank")
     try:
-        os.write(letter, json.dumps(values).encode())
-        os.lseek(letter, 0, os.SEEK_SET)
-        command = [sys.executable, "-m", __name__, str(letter)]
-        for descriptor in (letter, *start.descriptors):
+        os.write(description, json.dumps(values).encode())
+        os.lseek(description, 0, os.SEEK_SET)
+        for descriptor in (description, *rank.descriptors):
             os.set_inheritable(descriptor, True)
-        return os.posix_spawn(command[0], command, {**os.environ, **start.environ}, setpgroup=0)
+
+        command = [sys.executable, "-m", __name__, str(description)]
+        return os.posix_spawn(command[0], command, {**os.environ, **rank.environ}, setpgroup=0)
     finally:
-        os.close(letter)
+        os.close(description)
 
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Become the rank that the agent has described behind the descriptor."""
-    with open(int(argv[0]), encoding="utf-8") as letter:
-        values = json.load(letter)
-    # `python -m` put the folder of its start in the first place; the agent imports the snapshot's modules.
+    with open(int(argv[0]), encoding="utf-8") as description:
+        values = json.load(description)
+
+    # `python -m` has put the working folder first, but the agent imports the modules of the snapshot.
     sys.path[:] = values["path"]
-    start = RankSpec(**{**values["start"], "log": Path(values["start"]["log"])})
-    be_rank(start, values["agent"])
+    rank = RankSpec(**{**values["rank"], "log": Path(values["rank"]["log"])})
+    be_rank(rank, values["agent"])
 
 
-def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]] = ()) -> NoReturn:
-    """Turn this fresh process of the agent into a rank, run it, and leave without the agent's clean-up.
+def be_rank(rank: RankSpec, agent: int, in_child: Sequence[Callable[[], object]] = ()) -> NoReturn:
+    """Turn this new process of the agent into a rank, run the rank, and exit without the agent's clean-up.
 
-    The end is the end of a Python program: threads, exit handlers, open files. Only the interpreter itself is
-    not taken apart: with torch in it, that takes long, and may wait for a lost peer or crash.
+    The rank ends as a Python program does: it waits for threads, runs exit handlers and flushes files. Only
+    the interpreter is not finalized. With torch that takes long, and may wait for a lost peer or crash.
 
-    `in_child` are calls by which a forked process closes what belongs to the agent.
+    Args:
+        rank: the rank.
+        agent: the pid of the agent.
+        in_child: calls by which a forked process closes the resources of the agent.
     """
     code = EXIT_FAILED
     try:
         process.die_with_parent(signal.SIGKILL, agent)
-        _set_up(start, in_child)
-        code = run_entry(start.entry, start.run_dir)
+        _set_up(rank, in_child)
+        code = run_entry(rank.entry, rank.run_dir)
+
+        # The exit code is decided: a late signal must not replace it.
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # The code stands; a late signal must not replace it.
+            signal.signal(number, signal.SIG_IGN)
         interpreter.finish(code, None if code in GOOD_CODES else _FAILED_END_S)
     except BaseException:
         tell(traceback.format_exc().rstrip())
@@ -117,23 +124,25 @@ def be_rank(start: RankSpec, agent: int, in_child: Sequence[Callable[[], object]
         os._exit(code)
 
 
-def _set_up(start: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
-    with suppress(PermissionError):  # The leader of a session, as torchrun starts it, leads its group.
+def _set_up(rank: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
+    # The leader of a session leads its process group already, and can't make another one.
+    with suppress(PermissionError):
         os.setpgid(0, 0)
     for close in in_child:
         close()
+
     interpreter.draw_anew()
     _set_signals()
-    _write_to(start.log)
-    os.environ.update(start.environ)
+    _write_to(rank.log)
+    os.environ.update(rank.environ)
     faulthandler.enable()
-    arm_stacks(start.environ)
+    arm_stacks(rank.environ)
 
 
 def _set_signals() -> None:
     for number in (signal.SIGCHLD, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
-    # A terminal's Ctrl-C is handled by the launcher; it reaches ranks as SIGTERM.
+    # The launcher handles a terminal's Ctrl-C, which reaches the ranks as SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in STOP_SIGNALS:
         signal.signal(number, _stop_before_training)
@@ -141,21 +150,22 @@ def _set_signals() -> None:
 
 
 def _stop_before_training(number: int, frame: FrameType | None) -> None:
-    """Leave at once: until the rank sets other handlers it has nothing to save."""
+    """Exit at once: a rank has nothing to save until it sets other handlers."""
     os._exit(EXIT_STOPPED)
 
 
 def _write_to(log: Path) -> None:
-    """Send both output streams, of Python and below it, line by line to the rank's log."""
-    # A link that another account has put there would lead to any file of this account.
+    """Send both output streams, of Python and of compiled code, line by line to the rank's log."""
+    # Another account may have put a link in the place of the log, to a file of this account.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    os.close(nothing)
-    sys.stdout, sys.stderr = lines_to(1), lines_to(2)
+    os.close(empty)
+    sys.stdout = lines_to(1)
+    sys.stderr = lines_to(2)
 
 
 def run_entry(entry: str, run_dir: str) -> int:
@@ -191,7 +201,7 @@ def _report(error: ReportedError) -> None:
 
 
 def _as_byte(code: int) -> int:
-    """Return the low byte of an exit code, as the kernel does; 256 of `os.system` stays a failure."""
+    """Return the low byte of an exit code, as the kernel does; 256, as of `os.system`, stays a failure."""
     return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
 
 

@@ -1,10 +1,10 @@
-"""The worker group of one node: its ranks, started, watched and ended together.
+"""Start, watch and end the ranks of one node together: its part of a worker group.
 
 A subclass of `WorkerGroup` makes the processes: an agent forks them, `launch()` runs a command. A fork shares
-the modules that the agent has imported, so eight ranks cost one import of torch. A person's program takes the
-place of the forked process (`user_program.py`), and its agent has imported nothing. If a fork would break
-after the imports, ranks are separate programs that import for themselves. A new rank gets the heartbeat page,
-the log and the states in memory of the rank before it.
+the modules that the agent has imported, so eight ranks cost one import of torch. A person's program replaces
+the forked process (`user_program.py`), and its agent has imported nothing. If the agent can't be forked after
+its imports, the ranks are separate programs that import for themselves. A restarted rank gets the heartbeat
+page, the log and the states in memory of the rank before it.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_hints import hint_after
 
 _UNKILLABLE_S = 60.0
-"""Seconds for killed ranks to end: the kernel needs some to take large memories apart."""
+"""Seconds for killed ranks to end: the kernel needs time to free large memories."""
 _END_S = 2.0
 """Seconds that `stop` waits for a killed rank. A rank that the kernel holds in I/O is left to SLURM."""
 _POLL_S = 0.002
 _TRACKER_S = 2.0
-"""Seconds for a rank's resource tracker, which needs milliseconds."""
+"""Seconds for the resource tracker of a dead rank to end by itself; it needs milliseconds."""
 _REQUESTS = STOP_SIGNALS | {signal.SIGINT}
 """The signals by which a program is asked to stop."""
 _CODES_OF_A_STOP = frozenset(
-    {EXIT_FINISHED, EXIT_STOPPED, *(-sent for sent in _REQUESTS), *(128 + sent for sent in _REQUESTS)}
+    {EXIT_FINISHED, EXIT_STOPPED, *(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS)}
 )
-"""Exit codes of a program that was asked to stop and has left because of that; negative for a signal."""
+"""Exit codes of a program that was asked to stop and has left for that reason; negative for a signal."""
 
 
 class WorkerGroup(ABC):
@@ -74,15 +74,18 @@ class WorkerGroup(ABC):
         self.codes: list[int] = []
         """Exit codes of the ranks that this agent has not ended; negative for a signal."""
         self.failed: list[Failure] = []
-        """The failures among them."""
+        """The failures of the ranks that this agent has not ended."""
         self.left: list[Failure] = []
-        """Ranks that exited with 0: too early, if other ranks still needed them."""
-        self._ranks_per_node, self._agent = ranks_per_node, agent
+        """The ranks that exited with 0: too early, if other ranks still needed them."""
+        self._ranks_per_node = ranks_per_node
+        self._agent = agent
         self._node_rank = 0
         self._running: dict[int, int] = {}
-        """Local ranks, by pid."""
-        self._ended_by_us = False
+        """The local ranks that run, by pid."""
+        self._ended_by_agent = False
+        """Whether this agent ends the ranks, so that their exit codes say nothing."""
         self._kill_by = 0.0
+        """When all killed ranks should have ended, on the monotonic clock."""
         self._oom = OomWatch()
 
     @abstractmethod
@@ -106,36 +109,49 @@ class WorkerGroup(ABC):
         return [code for code in self.codes if code in GOOD_CODES]
 
     def rank(self, local_rank: int) -> int:
-        """Return the global rank of a local one."""
+        """Return the global rank of a local rank."""
         return self._node_rank * self._ranks_per_node + local_rank
 
     def start(self, order: StartWorkers) -> None:
         """Start the ranks that this node has in a worker group."""
         self._node_rank = order.agents.index(self._agent)
         self.restart_count = order.restart_count
-        self.codes, self.failed, self.left, self._ended_by_us = [], [], [], False
+        self.codes = []
+        self.failed = []
+        self.left = []
+        self._ended_by_agent = False
         self._oom.begin()
+
         for local_rank in range(self._ranks_per_node):
             self._running[self._start(local_rank, order)] = local_rank
 
     def poll(self) -> list[Failure]:
-        """Take note of the ranks that have ended since the last call; return the failures among them."""
-        ended = {pid: code for pid in self._running if (code := self._exit_code(pid)) is not None}
+        """Record the ranks that have ended since the last call; return the failures among them."""
         failed: list[Failure] = []
-        for pid, exit_code in ended.items():
+        # All ended ranks are reaped before the first of them is recorded.
+        exit_codes = {pid: self._exit_code(pid) for pid in self._running}
+        for pid, exit_code in exit_codes.items():
+            if exit_code is None:
+                continue
+
             local_rank = self._running.pop(pid)
             code = self._judge(local_rank, exit_code)
             self._record_exit(local_rank, code)
             if code == EXIT_FINISHED:
                 self.left.append(self._failure(local_rank, code).because(Cause.of("left_early")))
-            if not self._ended_by_us:
-                self.codes.append(code)
-                failed += [] if code in GOOD_CODES else [self._failure(local_rank, code)]
+
+            # The agent itself has caused this exit code.
+            if self._ended_by_agent:
+                continue
+            self.codes.append(code)
+            if code not in GOOD_CODES:
+                failed.append(self._failure(local_rank, code))
+
         self.failed += failed
         return failed
 
     def _judge(self, local_rank: int, code: int) -> int:
-        """Return the exit code that counts for a rank; a subclass may know more than the code says."""
+        """Return the exit code that counts for a rank; a subclass may know more than the process's code."""
         return code
 
     def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
@@ -152,15 +168,16 @@ class WorkerGroup(ABC):
             oom=self._oom.verdict(),
         )
 
-    def signal(self, sent: signal.Signals) -> None:
-        """Send a signal to every rank, not to the processes that ranks have started."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every rank, but not to the processes that ranks have started."""
         for pid in self._running:
-            os.kill(pid, sent)
+            os.kill(pid, number)
 
     def stop(self, grace_s: float) -> None:
         """End every rank: send SIGTERM, and SIGKILL after `grace_s`; return when no rank is left."""
-        self.poll()  # A rank that has ended before was not ended by this.
-        self._ended_by_us = True
+        # A rank that has ended by itself keeps its exit code.
+        self.poll()
+        self._ended_by_agent = True
         self.signal(signal.SIGTERM)
         self.wait(grace_s)
         self.kill()
@@ -175,8 +192,8 @@ class WorkerGroup(ABC):
             self.poll()
 
     def kill(self) -> None:
-        """Send SIGKILL to every rank and to its processes; `is_gone` tells when they have ended."""
-        self._ended_by_us = True
+        """Send SIGKILL to every rank and to its processes; `is_gone` returns whether they have ended."""
+        self._ended_by_agent = True
         self._kill_by = time.monotonic() + _UNKILLABLE_S
         for pid in self._running:
             self._kill(pid)
@@ -189,32 +206,32 @@ class WorkerGroup(ABC):
         if self._running and time.monotonic() > self._kill_by:
             raise SlurmddpError(
                 f"{len(self._running)} rank(s) on this node can't be ended: the kernel holds them in a call.",
-                hint="A file server or a device does not answer; the node may need a restart.",
+                hint="A file server or a device does not answer. The node may need a restart.",
             )
         return not self._running
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The program of the ranks, the same in every worker group."""
+    """The program of a node's ranks, which is the same in every worker group."""
 
     folder: RunFolder
     attempt: int
     node: RankInfo
-    """The agent's rank, node and hosts: one task on each node of the job."""
+    """The agent's node and all hosts; the step has one task on each node of the job."""
     ranks_per_node: int
     entry: str
-    """`module:function` that a worker runs."""
+    """The `module:function` that a rank runs."""
     imports_s: float
     """Seconds from the agent's start until it could start ranks."""
     common: Mapping[str, str]
-    """Variables that all ranks get."""
+    """The environment variables that all ranks get."""
     forks: bool = True
     """Whether the agent can be forked after its imports."""
     is_script: bool = False
-    """Whether the ranks run a person's script, whose exit code does not say whether it has finished."""
+    """Whether the ranks run a person's script, whose exit code does not show whether it has finished."""
     is_foreign: bool = False
-    """Whether the workers are programs of a person (`user_program.py`)."""
+    """Whether the ranks are programs of a person (`user_program.py`)."""
 
 
 class ForkedWorkers(WorkerGroup):
@@ -227,95 +244,118 @@ class ForkedWorkers(WorkerGroup):
         checkpoints: CheckpointService,
         in_child: Sequence[Callable[[], object]],
     ) -> None:
-        """`in_child` are calls by which a forked rank closes what belongs to the agent."""
+        """Describe the ranks.
+
+        Args:
+            spec: the program of the ranks.
+            reaper: kills the processes of the ranks if this agent dies.
+            checkpoints: holds the states of the ranks in memory.
+            in_child: calls by which a forked rank closes the resources of the agent.
+        """
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
-        self._spec, self._reaper, self._checkpoints = spec, reaper, checkpoints
+        self._spec = spec
+        self._reaper = reaper
+        self._checkpoints = checkpoints
         self._in_child = in_child
         self._pages = [HeartbeatPage.create() for _ in range(spec.ranks_per_node)]
-        self._logged = [0] * spec.ranks_per_node
-        """Size of each rank's log when the rank started."""
+        self._log_sizes = [0] * spec.ranks_per_node
+        """The size of each rank's log when the rank started."""
         self._hints: dict[int, str] = {}
-        """The advice of programs that have ended with an error, by local rank."""
+        """What to do about the errors of programs that have failed, by local rank."""
         self._agents: tuple[int, ...] = ()
         """The agents of the present worker group."""
         self._step_variables: list[dict[str, str]] = []
-        """The variables that describe these agents' step to each rank here."""
-        self._own: Address | None = None
+        """The variables that describe the step of these agents to each rank of this node."""
+        self._address: Address | None = None
         """The address of this node at which ranks can meet, once it is known."""
-        self._since = 0.0
+        self._started_at = 0.0
+        """When the present worker group started, on the monotonic clock."""
         self._is_stopping = False
-        """Whether the run is asked to stop."""
-        self._sent: dict[int, set[int]] = {}
-        """The signals that each rank was sent, by local rank."""
-        self._seen_before: frozenset[int] = frozenset()
+        """Whether the run was asked to stop."""
+        self._forwarded: dict[int, set[int]] = {}
+        """The stop signals that each rank was sent, by local rank."""
+        self._signals_before: frozenset[int] = frozenset()
         """The signals that others had sent to the processes of this node before the last rank started."""
         self._meetings = MeetingWatch()
 
     def meeting_point(self, assignment: Assignment) -> tuple[str, int]:
-        """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent asks."""
+        """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent calls this."""
         node = self._spec.node
         ports = candidate_ports(f"{node.launch_id} {assignment.restart_count} master")
-        # Resolved once: a silent name server would hold up a restart, and the link between agents.
-        # The order to start tells the port, so any port does (`bool`).
-        with listen(self._own, ports, bool) if self._own else listen_as_rank_zero(node, ports, bool) as probe:
-            text, port = probe.getsockname()[:2]
-            self._own = Address(probe.family, text)
-            # Some programs refuse a MASTER_ADDR that is not the first name of SLURM_JOB_NODELIST.
-            name = node.hosts[0] if node.emulated and text == "127.0.0.1" else text
-            return name, int(port)
+        # `bool` accepts any port, because the order to start brings the port to all ranks.
+        if self._address is None:
+            probe = listen_as_rank_zero(node, ports, bool)
+        else:
+            # The name is not resolved again. A name server that does not answer would hold up a restart, and
+            # the link between agents.
+            probe = listen(self._address, ports, bool)
+
+        with probe:
+            address, port = probe.getsockname()[:2]
+            self._address = Address(probe.family, address)
+
+        # Some programs refuse a MASTER_ADDR that is not the first name of SLURM_JOB_NODELIST.
+        name = node.hosts[0] if node.emulated and address == "127.0.0.1" else address
+        return name, int(port)
 
     def start(self, order: StartWorkers) -> None:
         """Start the ranks of this node; ranks on plain torch meet at `order.master`."""
         if order.agents != self._agents:
             self._describe_step(order.agents)
-        self._since = time.monotonic()
+        self._started_at = time.monotonic()
+        # A forked rank would write the buffered output of the agent again.
         sys.stdout.flush()
         sys.stderr.flush()
-        self._sent = {}
-        self._meetings.begin(order.master[1], self._since)
+
+        self._forwarded = {}
+        self._meetings.begin(order.master[1], self._started_at)
         super().start(order)
-        self._seen_before = self._reaper.signals_seen()
+        self._signals_before = self._reaper.signals_seen()
 
     def expect_stop(self) -> None:
-        """Take note that the run is asked to stop: ranks that leave from now on have not finished."""
+        """Note that the run was asked to stop: ranks that leave from now on have not finished."""
         self._is_stopping = True
 
-    def ask_to_stop(self, sent: signal.Signals) -> None:
-        """Send each rank a signal to stop, unless it was sent that signal before, by SLURM or from here.
+    def ask_to_stop(self, requested: signal.Signals) -> None:
+        """Send each rank a signal to stop, unless SLURM or this agent has sent it that signal before.
 
         A script that does not handle SIGUSR2 gets SIGTERM in its place, the signal of torchrun. SIGINT also
         reaches the processes that a program has started, as from a terminal; forked ranks get SIGTERM then.
         """
         self.expect_stop()
-        if sent == signal.SIGINT and not self._spec.is_foreign:
-            sent = signal.SIGTERM
+        if requested == signal.SIGINT and not self._spec.is_foreign:
+            requested = signal.SIGTERM
+
         for pid, local_rank in self._running.items():
-            number = sent
-            if self._spec.is_script and sent == signal.SIGUSR2 and not process.handles(pid, sent):
+            number = requested
+            if self._spec.is_script and number == signal.SIGUSR2 and not process.handles(pid, number):
                 number = signal.SIGTERM
-            before = self._sent.setdefault(local_rank, set())
-            if number not in before | self.signals_of_slurm():
+
+            forwarded = self._forwarded.setdefault(local_rank, set())
+            if number not in forwarded | self.signals_of_slurm():
                 os.kill(-pid if number == signal.SIGINT else pid, number)
-            before.add(number)
+            forwarded.add(number)
 
     def signals_of_slurm(self) -> frozenset[int]:
-        """Return the signals to stop that have reached the ranks past this agent, by number."""
-        return (self._reaper.signals_seen() - self._seen_before) & _REQUESTS
+        """Return the stop signals that have reached the ranks past this agent, by number."""
+        return (self._reaper.signals_seen() - self._signals_before) & _REQUESTS
 
     def _judge(self, local_rank: int, code: int) -> int:
-        """Return 75 for a rank that has left because of a stop, whatever code its program has for that.
+        """Return 75 for a rank that has left because of a stop, whatever exit code its program uses.
 
         A script that saves at the signal usually ends with 0 or by the signal. A rank that then only loses
-        its peers has stopped as well. slurmddp's own loop knows whether it has finished, and says so.
-        A torchrun ends with 1 after a stop and after any failure, and reports which it was.
+        its peers has stopped as well. slurmddp's own loop reports whether it has finished. A torchrun ends
+        with 1 after a stop and after any failure, and its report says how its ranks ended.
         """
         code = self._pages[local_rank].explained(code)
-        if self._ended_by_us:
+        if self._ended_by_agent:
             return code
+
         if code == EXIT_FAILED and self._spec.is_foreign:
             report = torchrun_report.read(self._last_lines(local_rank)())
             if report is not None:
                 code = report.exit_code
+
         if -code in STOP_SIGNALS:
             return EXIT_STOPPED
         if not self._is_script_asked_to_stop:
@@ -341,26 +381,34 @@ class ForkedWorkers(WorkerGroup):
         )
 
     def _describe_step(self, agents: tuple[int, ...]) -> None:
-        """Describe a step of these agents to each rank here, as srun does."""
-        node, place = self._spec.node, agents.index(self._spec.node.node_rank)
-        knows_all = len(node.hosts) == node.nodes  # SLURM names every node, other launchers only the first.
+        """Set the variables that describe a step of these agents to each rank of this node, as srun does."""
+        node = self._spec.node
+        node_rank = agents.index(node.node_rank)
+        hosts = node.hosts
+        # SLURM names every node, other launchers only the first node.
+        if len(hosts) == node.nodes:
+            hosts = tuple(hosts[agent] for agent in agents)
+
         step = replace(
             node,
-            rank=place,
-            node_rank=place,
+            rank=node_rank,
+            node_rank=node_rank,
             world_size=len(agents),
             nodes=len(agents),
-            hosts=tuple(node.hosts[agent] for agent in agents) if knows_all else node.hosts,
+            hosts=hosts,
         )
-        ranks = range(self._spec.ranks_per_node)
+        count = self._spec.ranks_per_node
         self._agents = agents
-        self._step_variables = [rank_environment(step, one, len(ranks), os.environ) for one in ranks]
+        self._step_variables = [
+            rank_environment(step, local_rank, count, os.environ) for local_rank in range(count)
+        ]
 
     def _start(self, local_rank: int, order: StartWorkers) -> int:
         self._pages[local_rank].reset()
         self._hints.pop(local_rank, None)
         log = self._log(local_rank)
-        self._logged[local_rank] = _size(log)
+        self._log_sizes[local_rank] = _size(log)
+
         rank = RankSpec(
             local_rank=local_rank,
             environ=self._environment(local_rank, order),
@@ -373,14 +421,21 @@ class ForkedWorkers(WorkerGroup):
         return pid
 
     def _environment(self, local_rank: int, order: StartWorkers) -> dict[str, str]:
-        spec, (master, port) = self._spec, order.master
+        master: dict[str, str] = {}
+        address, port = order.master
+        if port:
+            master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+        # Only the ranks of the first worker group have waited for the imports.
+        imports_s = 0.0 if order.restart_count else self._spec.imports_s
         return {
-            **spec.common,
-            ENVIRONMENT_VARIABLE: "",  # It says who the agent is; the variables below say who the rank is.
+            **self._spec.common,
+            # The variable names the launcher of the agent. The variables below describe the rank.
+            ENVIRONMENT_VARIABLE: "",
             RESTART_COUNT_VARIABLE: str(order.restart_count),
             PREFLIGHT_VARIABLE: str(int(order.preflight)),
-            **({"MASTER_ADDR": master, "MASTER_PORT": str(port)} if port else {}),
-            IMPORTS_VARIABLE: f"{0.0 if order.restart_count else spec.imports_s:.3f} {self._since:.3f}",
+            **master,
+            IMPORTS_VARIABLE: f"{imports_s:.3f} {self._started_at:.3f}",
             **self._step_variables[local_rank],
             HEARTBEAT_VARIABLE: str(self._pages[local_rank].descriptor),
             CHANNEL_VARIABLE: str(self._checkpoints.channel_for(local_rank)),
@@ -388,7 +443,7 @@ class ForkedWorkers(WorkerGroup):
         }
 
     def poll(self) -> list[Failure]:
-        """Take note of the ranks that have ended since the last call, and reap orphans of all ranks."""
+        """Record the ranks that have ended since the last call, and reap orphans of all ranks."""
         failed = super().poll()
         process.reap_orphans({*self._running, *self._checkpoints.pids})
         if self._has_meeting_point():
@@ -396,18 +451,18 @@ class ForkedWorkers(WorkerGroup):
         return failed
 
     def _has_meeting_point(self) -> bool:
-        """Whether ranks of a person's program can meet on this node, as node 0's agent has offered it."""
+        """Return whether ranks of a person's program may meet on this node, at the offered MASTER_PORT."""
         return self._spec.is_foreign and self._spec.node.node_rank == 0 and self._agents[:1] == (0,)
 
     @property
     def save_by_themselves(self) -> bool:
-        """Whether ranks here may save without the others; a loop on Distributon never does."""
+        """Return whether these ranks may save without the other ranks; a loop on Distributon never does."""
         return self._spec.is_script and all(page.read().phase == "starting" for page in self._pages)
 
     def ranks_apart(self) -> int:
-        """Return the number of a program's ranks that never connected to each other; 0 if that is unknown.
+        """Return the number of a program's ranks if they never connected to each other; 0 if that is unknown.
 
-        A rank with Distributon shows in its heartbeat that it has met the others.
+        A rank with Distributon shows in its heartbeat that it has met the other ranks.
         """
         ranks = len(self._agents) * self._spec.ranks_per_node
         if ranks == 1 or not self._has_meeting_point():
@@ -421,44 +476,51 @@ class ForkedWorkers(WorkerGroup):
     def _record_exit(self, local_rank: int, code: int) -> None:
         if code == EXIT_FAILED and self._spec.is_foreign:
             self._add_hint(local_rank)
-        # A rank that the agent has ended is recorded too: srun's exit code hides the first one.
-        kind: FailureKind = "ended_by_agent" if self._ended_by_us else "other"
-        spec, rank = self._spec, self.rank(local_rank)
-        capture.write_exit(spec.folder, spec.attempt, rank, code, self.restart_count, kind)
+        # The exit of a rank that the agent has ended is recorded, too: srun's exit code hides the first exit.
+        kind: FailureKind = "ended_by_agent" if self._ended_by_agent else "other"
+        rank = self.rank(local_rank)
+        capture.write_exit(self._spec.folder, self._spec.attempt, rank, code, self.restart_count, kind)
 
     def _kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)  # `_exit_code` ends the processes that the rank has started.
+        # `_exit_code` ends the processes that the rank has started.
+        os.kill(pid, signal.SIGKILL)
 
     def _exit_code(self, pid: int) -> int | None:
         if not process.has_ended(pid):
             return None
+
+        # The dead rank is reaped last, so that no other process can get its pid before its group has ended.
         process.end_group_of_dead(pid, _TRACKER_S)
         self._reaper.forget(pid)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _add_hint(self, local_rank: int) -> None:
-        """Note what to do about the error of a rank, also in its log, if that is known."""
+        """Keep what to do about the error of a rank, if that is known, and append it to the rank's log."""
         log = self._log(local_rank)
-        lines = capture.last_lines(log, 1, since=self._logged[local_rank])
+        lines = capture.last_lines(log, 1, since=self._log_sizes[local_rank])
         hint = hint_after(lines[-1]) if lines else ""
-        if hint:
-            self._hints[local_rank] = hint
-            with suppress(OSError), log.open("a", encoding="utf-8") as stream:
-                stream.write(f"{HINT}{hint}\n")
+        if not hint:
+            return
+
+        self._hints[local_rank] = hint
+        with suppress(OSError), log.open("a", encoding="utf-8") as stream:
+            stream.write(f"{HINT}{hint}\n")
 
     def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
         log = self._log(local_rank)
-        return partial(capture.last_lines, log, since=self._logged[local_rank], until=_size(log))
+        return partial(capture.last_lines, log, since=self._log_sizes[local_rank], until=_size(log))
 
     def progress(self) -> tuple[int, float]:
-        """Return the last step that a rank has completed (-1: none), and the seconds since then."""
+        """Return the last step that any rank has completed (-1: none), and the seconds since then."""
         beats = [page.read() for page in self._pages]
         silent_s = time.monotonic() - max(beat.stepped for beat in beats)
         return max(beat.step for beat in beats), round(silent_s, 3)
 
     def processes(self) -> dict[int, tuple[int, HeartbeatPage]]:
         """Return the pid and the heartbeat page of each rank that runs, by global rank."""
-        return {self.rank(one): (pid, self._pages[one]) for pid, one in self._running.items()}
+        return {
+            self.rank(local_rank): (pid, self._pages[local_rank]) for pid, local_rank in self._running.items()
+        }
 
     def _log(self, local_rank: int) -> Path:
         return self._spec.folder.rank_log(self._spec.attempt, self.rank(local_rank))
@@ -469,21 +531,23 @@ def start_process(rank: RankSpec, in_child: Sequence[Callable[[], object]], *, f
 
     A forked rank shares the modules that this process has imported, without later changes.
     """
-    # Signals wait until the child no longer shares the agent's handlers and wake-up pipe.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
+    # Signals stay blocked until the child no longer shares the agent's handlers and wake-up pipe.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
     try:
         pid = _fork(rank, in_child) if forks else spawn(rank)
+        # The child makes its group, too. Whichever process is first, the group exists from now on.
         with suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)  # The child does it too, so the group exists from now on.
+            os.setpgid(pid, pid)
         return pid
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _fork(rank: RankSpec, in_child: Sequence[Callable[[], object]]) -> int:
     agent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 warns of the idle threads that numpy's BLAS starts; they are not Python's.
+        # Python 3.12 warns of every thread at a fork, also of the idle threads of numpy's BLAS, which hold no
+        # lock of Python.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:

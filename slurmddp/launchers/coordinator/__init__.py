@@ -1,1 +1,1 @@
-"""Node 0 decides for all agents: who joins, who starts again, when the attempt ends."""
+"""Decide on node 0 for the agents of all nodes when ranks start, restart and end."""

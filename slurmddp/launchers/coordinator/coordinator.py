@@ -1,7 +1,7 @@
-"""The coordinator: the part of node 0's agent that starts, restarts and ends the ranks of all nodes together.
+"""Start, restart and end the ranks of all nodes together: the coordinator, a part of node 0's agent.
 
-It performs no I/O except through its `Record`. The agent passes messages and the time to it, and sends its
-orders (`messages.py` describes both).
+The coordinator performs no I/O except through its `Recorder`. The agent passes messages and the time to it,
+and sends its orders (`messages.py` describes both).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurmddp import errors
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.join import JoinWait, names_of
-from slurmddp.launchers.coordinator.recorder import Record
+from slurmddp.launchers.coordinator.recorder import Recorder
 from slurmddp.launchers.coordinator.restart_policy import (
     Assignment,
     Decision,
@@ -25,8 +25,8 @@ from slurmddp.launchers.coordinator.restart_policy import (
     choose_agents,
     decide,
 )
+from slurmddp.launchers.watchdog import stuck_rank
 from slurmddp.launchers.watchdog.diagnosis import PaceComparison, StallDiagnosis, Verdict
-from slurmddp.launchers.watchdog.stuck_rank import at_exit, hung_at_exit, why
 from slurmddp.runs.failures.failure import (
     Failure,
     describe,
@@ -41,7 +41,7 @@ from slurmddp.runs.failures.failure import (
 CAUSE_WAIT_S = 0.3
 """Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""
 STOP_WAIT_S = 30.0
-"""Seconds for the other ranks of a script to save after one has failed at a stop; torchrun waits as long."""
+"""Seconds for the other ranks of a script to save after a rank has failed at a stop, as under torchrun."""
 
 MeetingPoint = Callable[[Assignment], tuple[str, int]]
 """Returns the MASTER_ADDR and MASTER_PORT of a worker group."""
@@ -54,7 +54,7 @@ class State(str, Enum):
       when too few join, an agent that is needed fails, or the run is asked to stop.
     - RUNNING: ranks run. It becomes RESTARTING when ranks or nodes fail and the restart policy allows another
       worker group, AWAITING_CAUSE or ENDING when it does not, and ENDING when all ranks are done.
-    - AWAITING_CAUSE: ranks have failed, as it seems because of a failure that is not reported yet. It becomes
+    - AWAITING_CAUSE: ranks have failed, apparently because of a failure that is not reported yet. It becomes
       RESTARTING or ENDING when that report arrives, and ENDING after a moment without it.
     - AWAITING_SAVES: a script's rank has failed at a stop, while others may still save. It becomes ENDING
       when they have left, or after a while.
@@ -77,44 +77,49 @@ class Group:
 
     assignment: Assignment
     diagnosis: StallDiagnosis | None = None
-    """The diagnosis of a hang, while reports are collected for it."""
+    """The diagnosis of a hang, while it waits for reports."""
     paces: PaceComparison | None = None
-    """The comparison of its ranks' paces, once an agent has reported some."""
+    """The comparison of the ranks' paces, once an agent has reported some."""
     step: int = -1
-    """Last step that one of its ranks has completed; -1 before the first."""
+    """The last step that any rank has completed; -1 before the first step."""
     stepped_at: float = 0.0
-    """When that was, on the coordinator's clock."""
+    """When a rank last completed a step, on the coordinator's clock."""
     failures: list[Failure] = field(default_factory=list)
     left: dict[int, Failure] = field(default_factory=dict)
     """Ranks that exited with 0, by their numbers."""
     lost: set[int] = field(default_factory=set)
-    """Agents that are gone, and their ranks with them."""
+    """Agents that are gone, and with them their ranks."""
     done: dict[int, int] = field(default_factory=dict)
     """Exit codes of the agents whose ranks have all ended well."""
     hung: dict[int, msg.HungAtExit] = field(default_factory=dict)
-    """Newest report of each agent whose last ranks hang at their exit."""
+    """The newest report of each agent whose last ranks hang at their exit."""
     killing: set[int] = field(default_factory=set)
     """Agents that have not answered `KillWorkers` yet."""
 
     @property
     def agents(self) -> set[int]:
-        """The agents that run its ranks."""
+        """Return the agents that run the ranks of this worker group."""
         return set(self.assignment.agents)
 
     @property
     def cause(self) -> Failure:
-        """The failure that has caused the others."""
+        """Return the failure that has caused the others."""
         return likely_first([*self.failures, *self.left.values()])
 
     def reach(self, step: int, at: float) -> None:
-        """Take note of the last step that a rank has completed, and of the time `at` which it did."""
-        self.step, self.stepped_at = max(self.step, step), max(self.stepped_at, at)
+        """Note that a rank completed `step` as its last step, at the time `at`."""
+        self.step = max(self.step, step)
+        self.stepped_at = max(self.stepped_at, at)
 
     def hung_at_exit(self) -> dict[int, msg.HungAtExit]:
         """Return the reports of hung ranks by agent, once all other ranks have ended well; empty before."""
-        hung = {agent: one for agent, one in self.hung.items() if agent not in self.done and one.reports}
-        has_ended_well = bool(self.done) or any(one.codes for one in hung.values())
-        return hung if has_ended_well and self.agents <= self.done.keys() | hung.keys() else {}
+        hung = {
+            agent: report for agent, report in self.hung.items() if agent not in self.done and report.reports
+        }
+        has_ended_well = bool(self.done) or any(report.codes for report in hung.values())
+        if has_ended_well and self.agents <= self.done.keys() | hung.keys():
+            return hung
+        return {}
 
 
 class Coordinator:
@@ -124,22 +129,36 @@ class Coordinator:
         self,
         rules: Rules,
         hosts: Sequence[str],
-        record: Record,
+        recorder: Recorder,
         now: float,
         meet: MeetingPoint = lambda assignment: ("", 0),
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_over` returns whether a person has ended the run, or a later attempt has begun."""
+        """Begin to wait for the agents.
+
+        Args:
+            rules: the rules of the run.
+            hosts: the host of each agent.
+            recorder: writes the records of the attempt.
+            now: the time.
+            meet: returns where the ranks of a worker group can meet.
+            is_over: returns whether a person has ended the run, or a later attempt has begun.
+        """
         self.orders: list[tuple[int, msg.Order]] = []
-        """Orders to send next, each with its agent; the coordinator's own agent comes last."""
+        """The orders to send next, each with its agent; orders to the coordinator's agent come last."""
         self.state = State.JOINING
-        self._rules, self._hosts, self._record = rules, hosts, record
-        self._meet, self._is_over = meet, is_over
+        self._rules = rules
+        self._hosts = hosts
+        self._recorder = recorder
+        self._meet = meet
+        self._is_over = is_over
         self._later: list[Callable[[], object]] = []
         """Records to write once the orders are sent."""
+
         # The nodes.
-        self._joining = JoinWait(hosts, rules, record, now)
+        self._joining = JoinWait(hosts, rules, recorder, now)
         self._present = {0}
+        """Agents that have joined and are not gone."""
         self._gone: dict[int, Failure] = {}
         """Agents that are lost or unable, with the reasons."""
         self._unhealthy: dict[int, str] = {}
@@ -148,27 +167,34 @@ class Coordinator:
         They run no more ranks but stay: SLURM may end the job when a task leaves its step early.
         """
         self._shrunk: Failure | None = None
-        """Why a node is missing, if the others went on without another in its place."""
+        """Why a node is missing, if the other nodes continue without a replacement."""
+
         # The worker groups.
         self._group = Group(Assignment(-1, tuple(range(rules.nodes))))
         self._furthest = -1
-        """Last step that an earlier worker group has completed."""
+        """The last step that any earlier worker group has completed."""
         self._stopping = False
+        """Whether the run was asked to stop."""
         self._end_by = math.inf
         """When AWAITING_CAUSE or AWAITING_SAVES ends."""
 
     @property
     def has_all_nodes(self) -> bool:
-        """Whether all agents of the present worker group are there."""
+        """Return whether no agent of the present worker group is lost."""
         return not self._group.lost
 
     @property
     def next_deadline(self) -> float:
-        """When to call `poll` at the latest; `math.inf` if only a message can change anything."""
+        """Return when to call `poll` at the latest; `math.inf` if only a message can change anything."""
         if self.state == State.JOINING:
             return self._joining.next_notice
-        end_by = self._end_by if self._is_awaiting else math.inf
-        return min(end_by, self._group.diagnosis.deadline if self._group.diagnosis else math.inf)
+
+        deadlines = [math.inf]
+        if self._is_awaiting:
+            deadlines.append(self._end_by)
+        if self._group.diagnosis is not None:
+            deadlines.append(self._group.diagnosis.deadline)
+        return min(deadlines)
 
     @property
     def _is_awaiting(self) -> bool:
@@ -180,9 +206,11 @@ class Coordinator:
         """Handle a message of an agent, or of the link about the agent."""
         group = self._group
         if isinstance(message, msg.Report):
+            # The report may be about a worker group that has been replaced meanwhile.
             if message.restart_count != group.assignment.restart_count:
                 return
-            group.left |= {one.rank: one for one in message.left if one.rank is not None}
+            group.left |= {failure.rank: failure for failure in message.left if failure.rank is not None}
+
         match message:
             case msg.Joined():
                 self._present.add(sender)
@@ -207,8 +235,8 @@ class Coordinator:
             case msg.HangSuspected():
                 if self.state == State.RUNNING and group.diagnosis is None:
                     group.diagnosis = StallDiagnosis(group.assignment.agents, now)
-                    asked = msg.ReportStacks(restart_count=group.assignment.restart_count)
-                    self._order(group.assignment.agents, asked)
+                    order = msg.ReportStacks(restart_count=group.assignment.restart_count)
+                    self._order(group.assignment.agents, order)
             case msg.StacksReported():
                 if group.diagnosis is not None:
                     group.diagnosis.take(sender, message.reports)
@@ -226,26 +254,35 @@ class Coordinator:
         self._end_hang(now)
 
     def leave(self, code: int) -> None:
-        """Order all agents to leave, as after a failure if a rank has failed; others exit with `code`."""
+        """Order all agents to leave; agents without ranks exit with `code`.
+
+        If a rank has failed at a stop, the attempt ends as failed.
+        """
         if self.state == State.AWAITING_SAVES:
             self.fail(self._group.cause)
             return
+
         self.state = State.ENDING
         self._order(self._present, msg.Leave(code=code))
 
     def fail(self, cause: Failure) -> None:
         """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
+        # The record of an earlier failure comes before the record of this one.
         self.write_records()
         if self.state == State.ENDING:
             return
+
         if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.step < 0:
-            self._record.say("the ranks refuse to continue on fewer nodes")
-            cause = self._shrunk  # The next attempt gets all of them again.
+            self._recorder.log("the ranks refuse to continue on fewer nodes")
+            # A wrong configuration would end the run. The next attempt gets all nodes again.
+            cause = self._shrunk
+
         decision = self._decide()
         has_begun = self._group.assignment.restart_count >= 0
         reason = f": {decision.why}" if has_begun and not decision.restart else ""
-        self._record.say(f"{describe(cause)} The attempt ends{reason}.")
-        self._record.failed(cause)
+        self._recorder.log(f"{describe(cause)} The attempt ends{reason}.")
+        self._recorder.failed(cause)
+
         self.state = State.ENDING
         self._order(self._present, msg.Fail(code=node_code(cause)))
 
@@ -256,7 +293,12 @@ class Coordinator:
         if self._stopping:
             self.leave(EXIT_STOPPED)
             return
-        agents, missed = self._joining.poll(now, self._present, self._gone) or ((), None)
+
+        outcome = self._joining.poll(now, self._present, self._gone)
+        if outcome is None:
+            return
+
+        agents, missed = outcome
         if agents:
             self._shrunk = missed if len(agents) < self._rules.nodes else None
             self._start(agents)
@@ -266,54 +308,70 @@ class Coordinator:
     def _lost(self, sender: int, message: msg.Lost, now: float) -> None:
         if self.state == State.ENDING:
             return
+
         lost = lost_agent(sender, self._hosts, message.why, message.together, observer=0)
-        self._record.say(lost.sentence)
+        self._recorder.log(lost.sentence)
         if self._remove(sender, lost):
             self._group.failures.append(lost)
             self._react(now)
 
-    def _unable(self, sender: int, found: Failure, now: float) -> None:
-        gone = unable_node(sender, self._hosts, found)
+    def _unable(self, sender: int, failure: Failure, now: float) -> None:
+        gone = unable_node(sender, self._hosts, failure)
         is_missed = self._remove(sender, gone)
         if not is_missed and (self.state != State.JOINING or self._rules.tolerates_node_loss):
-            self._record.warn(describe(found))
+            self._recorder.warn(describe(failure))
             return
-        # If one node refuses something, others may accept it.
-        self._group.failures.append(gone if self._rules.tolerates_node_loss else found)
+
+        # Other nodes may accept what this node refuses. So its refusal counts as a lost node, if the job
+        # tolerates that.
+        self._group.failures.append(gone if self._rules.tolerates_node_loss else failure)
         self._react(now)
 
-    def _remove(self, agent: int, why: Failure) -> bool:
-        """Remove an agent for good; return whether ranks are missing with it."""
+    def _remove(self, agent: int, failure: Failure) -> bool:
+        """Remove an agent for good; return whether ranks that have not ended are lost with it."""
         group = self._group
-        self._gone[agent] = why
+        self._gone[agent] = failure
         self._present.discard(agent)
+        # An agent that is gone does not answer `KillWorkers`.
         group.killing.discard(agent)
         if self.state == State.JOINING or agent in group.done:
             return False
+
+        # A spare ran no ranks, so no restart follows, and its loss is recorded now.
         if agent not in group.assignment.agents:
-            self._record.continue_without([agent])
+            self._recorder.continue_without([agent])
             return False
+
         group.lost.add(agent)
         return True
 
     def _exclude(self, unhealthy: Mapping[int, str]) -> None:
         """Start no more ranks on nodes that did not pass the preflight, if the job tolerates their loss."""
-        found = {self._group.assignment.agents[node_rank]: why for node_rank, why in unhealthy.items()}
-        for agent in sorted(found.keys() - self._unhealthy.keys()) if self._rules.tolerates_node_loss else ():
-            self._unhealthy[agent] = found[agent]
-            self._record.say(f"{names_of([agent], self._hosts)} did not pass the preflight: {found[agent]}")
+        if not self._rules.tolerates_node_loss:
+            return
+
+        # Ranks report nodes by their node ranks, which change with the worker group.
+        agents = self._group.assignment.agents
+        reasons = {agents[node_rank]: reason for node_rank, reason in unhealthy.items()}
+        for agent in sorted(reasons.keys() - self._unhealthy.keys()):
+            self._unhealthy[agent] = reasons[agent]
+            self._recorder.log(
+                f"{names_of([agent], self._hosts)} did not pass the preflight: {reasons[agent]}"
+            )
 
     # Ranks.
 
     def _forward_stop(self, sender: int, request: msg.StopRequested) -> None:
         """Ask the ranks of the other nodes to stop as well; all ranks agree on the step."""
-        is_first, self._stopping = not self._stopping, True
+        is_first = not self._stopping
+        self._stopping = True
+        # All agents get the same signals from SLURM, and each of them reports a request.
         if is_first and self.state == State.RUNNING:
             others = self._group.agents - self._group.done.keys() - {sender}
             self._order(others, msg.RequestStop(signal=request.signal, by_slurm=request.by_slurm))
 
     def _note(self, message: msg.Report, now: float) -> None:
-        """Take note of failures, unhealthy nodes and completed steps."""
+        """Note failures, unhealthy nodes and completed steps."""
         if isinstance(message, msg.FailureReport):
             self._group.failures += message.failures
             self._exclude(message.unhealthy)
@@ -321,56 +379,71 @@ class Coordinator:
 
     def _done(self, sender: int, message: msg.WorkersDone, now: float) -> None:
         group = self._group
-        is_news = not group.done or (message.code == EXIT_STOPPED and EXIT_STOPPED not in group.done.values())
+        is_first_stop = message.code == EXIT_STOPPED and EXIT_STOPPED not in group.done.values()
+        is_news = not group.done or is_first_stop
         group.done[sender] = message.code
         self._note(message, now)
+
         if self.state == State.AWAITING_SAVES and group.agents <= group.done.keys():
             self.fail(group.cause)
         if self.state != State.RUNNING:
             return
+
         if group.agents <= group.done.keys():
             self.leave(errors.combine_exit_codes(group.done.values()))
             return
+
+        # The ranks of the other nodes follow ranks that have stopped or finished.
         if is_news:
             self._order(group.agents - group.done.keys(), msg.OthersDone(code=message.code))
         self._end_hung_at_exit(now)
 
     def _end_hung_at_exit(self, now: float) -> None:
-        """End the ranks that hang at their exit once all others have ended well; their result stands."""
+        """End the ranks that hang at their exit once all others have ended well, whose result stands."""
         hung = self._group.hung_at_exit()
         if self.state != State.RUNNING or not hung:
             return
-        found = [report for one in hung.values() for report in one.reports]
-        if stuck := [one for one in found if not at_exit(one)]:  # Others left too early, say.
-            self._fail_stuck(Verdict(stuck[0], why(found, stuck[0])), now)
+
+        rank_reports = [rank_report for report in hung.values() for rank_report in report.reports]
+        # A rank that is not at its exit may wait for ranks that have left too early.
+        stuck = [report for report in rank_reports if not stuck_rank.at_exit(report)]
+        if stuck:
+            self._fail_stuck(Verdict(stuck[0], stuck_rank.why(rank_reports, stuck[0])), now)
             return
-        for one in found:
-            self._record.warn(hung_at_exit(one))
-        codes = [*self._group.done.values(), *(code for one in hung.values() for code in one.codes)]
+
+        for report in rank_reports:
+            self._recorder.warn(stuck_rank.hung_at_exit(report))
+        codes = [*self._group.done.values(), *(code for report in hung.values() for code in report.codes)]
         self._order(hung.keys(), msg.EndHungRanks(code=errors.combine_exit_codes(codes)))
         self._group.hung = {}
 
     def _compare(self, message: msg.PaceReported, now: float) -> None:
         group = self._group
-        group.paces = group.paces or PaceComparison(len(group.agents) * self._rules.ranks_per_node)
+        if group.paces is None:
+            group.paces = PaceComparison(len(group.agents) * self._rules.ranks_per_node)
+
         line, straggler = group.paces.take(message.paces, now)
         if line is not None:
-            self._record.say(line)
+            self._recorder.log(line)
         if straggler is not None:
-            self._record.slow(straggler, group.assignment.restart_count)
+            self._recorder.slow(straggler, group.assignment.restart_count)
 
     def _end_hang(self, now: float) -> None:
         """Count the stuck rank as failed once the reports of all agents name it."""
         group = self._group
         if group.diagnosis is None or not group.diagnosis.is_complete(now):
             return
-        verdict, group.diagnosis = group.diagnosis.verdict(), None
+
+        verdict = group.diagnosis.verdict()
+        group.diagnosis = None
+        # The worker group may have failed while the reports came.
         if verdict is not None and self.state == State.RUNNING:
             self._fail_stuck(verdict, now)
 
     def _fail_stuck(self, verdict: Verdict, now: float) -> None:
         group = self._group
-        self._record.stalled(verdict.report, group.assignment.restart_count)
+        self._recorder.stalled(verdict.report, group.assignment.restart_count)
+        # The time of the step is not in the report of a stuck rank.
         group.reach(verdict.report.step, 0.0)
         group.failures.append(verdict.failure(group.assignment.agents, self._rules.ranks_per_node))
         self._react(now)
@@ -389,6 +462,7 @@ class Coordinator:
                 self.state = State.RESTARTING
                 group.killing = group.agents - group.lost
                 self._order(group.killing, msg.KillWorkers())
+            # A rank that only lost its peer may be reported before the rank that failed.
             elif is_consequence(group.cause):
                 self._wait(State.AWAITING_CAUSE, now + CAUSE_WAIT_S)
             elif group.cause.asked_to_stop and not group.agents <= group.done.keys():
@@ -406,7 +480,7 @@ class Coordinator:
         self._stopping = self._stopping or self._is_over()
         group = self._group
         facts = Facts(
-            codes=[one.exit_code for one in group.failures],
+            codes=[failure.exit_code for failure in group.failures],
             stopping=self._stopping or any(failure.asked_to_stop for failure in group.failures),
             done=bool(group.done),
             lost=bool(group.lost),
@@ -426,39 +500,47 @@ class Coordinator:
         """Start the next worker group, or end the attempt, once no rank of a killed group is left."""
         if self.state != State.RESTARTING or self._group.killing:
             return
+
+        # The reports since the first decision name all ranks that died by themselves. They may forbid the
+        # restart, for example by the exit code of a wrong configuration.
         if self._decide().restart:
             self._restart(now)
         elif self._stopping:
-            self._record.failed(self._group.cause, self._group.assignment.restart_count)
-            self._record.say("asked to stop before the ranks were started again")
+            self._recorder.failed(self._group.cause, self._group.assignment.restart_count)
+            self._recorder.log("asked to stop before the ranks were started again")
             self.leave(EXIT_STOPPED)
         else:
             self.fail(self._group.cause)
 
     def _restart(self, now: float) -> None:
         """Start the next worker group; the records of the failure wait until the ranks have started."""
-        group, agents = self._group, self._next_agents()
+        group = self._group
+        agents = self._next_agents()
         if len(agents) < len(group.agents):
             self._shrunk = group.cause
         self._furthest = max(self._furthest, group.step)
+
         self._later.append(partial(self._record_restart, group, now - group.stepped_at))
         self._start(agents)
 
     def _record_restart(self, failed: Group, silent_s: float) -> None:
-        before, cause = failed.assignment, failed.cause
+        before = failed.assignment
+        cause = failed.cause
+        # The finding of the preflight says more than the exit codes of the ranks.
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
-        self._record.failed(cause, before.restart_count)
-        self._record.restarted(self._group.assignment, before, cause, failed.step, silent_s)
+
+        self._recorder.failed(cause, before.restart_count)
+        self._recorder.restarted(self._group.assignment, before, cause, failed.step, silent_s)
 
     def write_records(self) -> None:
-        """Write the records that can wait until the orders are sent; call it then."""
+        """Write the records that wait until the orders are sent; the agent calls this after sending."""
         while self._later:
             self._later.pop(0)()
 
     def _start(self, agents: tuple[int, ...]) -> None:
-        self._later.append(partial(self._record.continue_without, self._gone))
+        self._later.append(partial(self._recorder.continue_without, self._gone))
         self.state = State.RUNNING
         restart_count = self._group.assignment.restart_count + 1
         self._group = Group(Assignment(restart_count, agents))
@@ -466,7 +548,7 @@ class Coordinator:
             restart_count=restart_count,
             agents=agents,
             master=self._meet(self._group.assignment),
-            # Before the first step nodes may be unchecked, and a spare among them is new.
+            # Before the first step some nodes may be unchecked, such as a spare that takes a place.
             preflight=self._furthest < 0,
             excluded=tuple(sorted(self._unhealthy)),
         )

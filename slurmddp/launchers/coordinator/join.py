@@ -1,10 +1,10 @@
-"""Node 0's wait for the agents of all nodes before any rank starts; it names the missing nodes."""
+"""Wait on node 0 for the agents of all nodes before any rank starts, and name the missing nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurmddp.launchers.coordinator.recorder import Record
+from slurmddp.launchers.coordinator.recorder import Recorder
 from slurmddp.launchers.coordinator.restart_policy import Rules, choose_agents
 from slurmddp.runs.failures.failure import Failure, lost_node
 from slurmddp.short_text import first_items
@@ -14,7 +14,7 @@ FIRST_NOTICE_S = 3.0
 NOTICE_S = 10.0
 """Seconds between later notices."""
 _SPARES_WAIT_S = 10.0
-"""Seconds that enough agents wait for spares."""
+"""Seconds that the ranks wait for spares after enough agents have joined."""
 
 
 def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
@@ -25,10 +25,14 @@ def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
 class JoinWait:
     """Node 0's wait for all agents; times are of one monotonic clock."""
 
-    def __init__(self, hosts: Sequence[str], rules: Rules, record: Record, now: float) -> None:
-        self._hosts, self._rules, self._record = hosts, rules, record
+    def __init__(self, hosts: Sequence[str], rules: Rules, recorder: Recorder, now: float) -> None:
+        self._hosts = hosts
+        self._rules = rules
+        self._recorder = recorder
         self._awaited = ""
-        self._begun, self.next_notice = now, now + FIRST_NOTICE_S
+        """The missing nodes, as they were last recorded."""
+        self._begun = now
+        self.next_notice = now + FIRST_NOTICE_S
 
     def poll(
         self, now: float, present: set[int], gone: Mapping[int, Failure]
@@ -44,13 +48,18 @@ class JoinWait:
             None to wait on. Else the agents that run ranks, in the order of the ranks, and why a node is
             missing; no agents if too few have joined.
         """
-        rules, places = self._rules, range(self._rules.nodes)
+        rules = self._rules
+        places = range(rules.nodes)
         coming = set(range(rules.all_nodes)) - present - gone.keys()
-        waited, agents = now - self._begun, choose_agents(places, present, rules)
-        enough = len(agents) == rules.nodes and waited >= _SPARES_WAIT_S
-        if not coming or enough or not choose_agents(places, present | coming, rules):
+        waited_s = now - self._begun
+        agents = choose_agents(places, present, rules)
+
+        # A missing spare or late node does not hold up the others for long.
+        enough = len(agents) == rules.nodes and waited_s >= _SPARES_WAIT_S
+        can_begin = bool(choose_agents(places, present | coming, rules))
+        if not coming or enough or not can_begin:
             missed = gone
-        elif waited >= rules.join_timeout_s:
+        elif waited_s >= rules.join_timeout_s:
             why = f"it did not join within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
             missed = gone or {agent: lost_node(agent, self._hosts, why) for agent in coming}
         else:
@@ -58,21 +67,26 @@ class JoinWait:
             return None
 
         self._note("")
-        if agents and (absent := sorted(coming | gone.keys())):
-            self._record.say(f"the ranks begin without {names_of(absent, self._hosts)}")
+        absent = sorted(coming | gone.keys())
+        if agents and absent:
+            self._recorder.log(f"the ranks begin without {names_of(absent, self._hosts)}")
         return agents, missed[min(missed)] if missed else None
 
-    def _notify(self, now: float, coming: Sequence[int], here: int) -> None:
-        if now >= self.next_notice:
-            self.next_notice = now + NOTICE_S
-            awaited = (
-                f"{names_of(coming, self._hosts)}; {here} of "
-                f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
-            )
-            self._record.say(f"waiting for {awaited}")
-            self._note(awaited)
+    def _notify(self, now: float, coming: Sequence[int], joined: int) -> None:
+        """Name the missing nodes in the log and in the record, if a notice is due."""
+        if now < self.next_notice:
+            return
+
+        self.next_notice = now + NOTICE_S
+        awaited = (
+            f"{names_of(coming, self._hosts)}; {joined} of "
+            f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
+        )
+        self._recorder.log(f"waiting for {awaited}")
+        self._note(awaited)
 
     def _note(self, awaited: str) -> None:
+        """Record the missing nodes if they have changed."""
         if awaited != self._awaited:
             self._awaited = awaited
-            self._record.awaits(awaited)
+            self._recorder.awaits(awaited)

@@ -1,4 +1,4 @@
-"""Messages between the agents of an attempt: one dataclass for each kind, encoded and decoded here alone.
+"""Define the messages between the agents of an attempt, one dataclass for each kind; encode and decode them.
 
 Agents send requests and reports to the coordinator, which is part of node 0's agent. The coordinator sends
 orders. The link itself adds `Joined` and `Lost`.
@@ -18,7 +18,10 @@ from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.failure import Failure
 
 _LINES_BYTES = MAX_MESSAGE_BYTES // 4
-"""Bytes for the log lines of one list of failures. A message holds two lists, and other facts about each."""
+"""The most bytes for the log lines of one list of failures.
+
+A message holds at most two lists of failures, with other facts about each failure.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +57,26 @@ class StopRequested(Message):
 
     signal: int
     by_slurm: bool = False
-    """Whether SLURM has sent it to the ranks itself, past the agent."""
+    """Whether SLURM itself has sent the signal to the ranks, past the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentUnable(Message):
-    """The agent itself can run no ranks."""
+    """The agent can run no ranks."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Message):
-    """A report about the ranks of one node. It is ignored once another worker group has replaced theirs."""
+    """A report about the ranks of one node. It is ignored once another worker group has replaced them."""
 
     restart_count: int = -1
-    """Number of the worker group that the report is about; -1 before the first one."""
+    """The restart count of the worker group that the report is about; -1 before the first worker group."""
     step: int = -1
-    """Last step that a rank of the node has completed; -1 before the first."""
+    """The last step that a rank of the node has completed; -1 before the first step."""
     silent_s: float = math.inf
-    """Seconds since then."""
+    """Seconds since the node completed this step."""
     left: tuple[Failure, ...] = ()
     """Ranks that exited with 0. If other ranks still needed them, they exited too early."""
 
@@ -84,7 +87,7 @@ class FailureReport(Report):
 
     failures: tuple[Failure, ...] = ()
     unhealthy: Mapping[int, str] = field(default_factory=dict)
-    """Nodes that did not pass the preflight, by their node ranks, each with the reason."""
+    """The reasons of nodes that did not pass the preflight, by node rank."""
 
 
 class WorkersFailed(FailureReport):
@@ -92,7 +95,7 @@ class WorkersFailed(FailureReport):
 
 
 class WorkersKilled(FailureReport):
-    """No rank is left on the node, as `KillWorkers` has ordered. `failures` came before the kill."""
+    """No rank is left on the node, as `KillWorkers` has ordered. The `failures` came before the kill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ class WorkersDone(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class HangSuspected(Report):
-    """No rank of the node has shown a heartbeat for longer than it may."""
+    """No rank of the node has shown a heartbeat within its limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +119,14 @@ class StacksReported(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class PaceReported(Report):
-    """The steps of the node's ranks and their times; sent twice a minute."""
+    """The steps of the node's ranks, and how long they took; sent twice a minute."""
 
     paces: Mapping[int, Pace]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HungAtExit(Report):
-    """All ranks that are left on the node hang at their exit. Without reports: they work after all."""
+    """All ranks that are left on the node hang at their exit. Empty `reports` withdraw an earlier message."""
 
     reports: tuple[RankReport, ...] = ()
     codes: tuple[int, ...] = ()
@@ -150,7 +153,7 @@ class StartWorkers(Order):
     preflight: bool = True
     """Whether the ranks check their nodes first, if the run has a preflight."""
     excluded: tuple[int, ...] = ()
-    """Agents whose nodes did not pass a preflight: they run no more ranks."""
+    """Agents that run no more ranks, because their nodes did not pass a preflight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +167,12 @@ class RequestStop(Order):
 
     signal: int
     by_slurm: bool = False
-    """Whether SLURM has sent it to the ranks of that node itself, past the agent."""
+    """Whether SLURM itself has sent the signal to the ranks of that node, past the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportStacks(Order):
-    """Answer with `StacksReported`: a node suspects a hang."""
+    """Answer with `StacksReported`, because a node suspects a hang."""
 
     restart_count: int
 
@@ -181,19 +184,19 @@ class _OrderWithCode(Order):
 
 
 class OthersDone(_OrderWithCode):
-    """The ranks of another node have ended with `code`, 0 or 75: the ranks of this node should follow."""
+    """The ranks of another node have ended with `code`, 0 or 75, and the ranks of this node should follow."""
 
 
 class EndHungRanks(_OrderWithCode):
-    """End the ranks that hang at their exit: all others have ended well, with `code`."""
+    """End the ranks that hang at their exit, because all other ranks have ended well, with `code`."""
 
 
 class Leave(_OrderWithCode):
-    """Leave: all ranks have ended. An agent that ran no ranks exits with `code`."""
+    """Leave, because all ranks have ended. An agent that ran no ranks exits with `code`."""
 
 
 class Fail(_OrderWithCode):
-    """End the ranks and leave with `code`: the attempt has failed."""
+    """End the ranks and leave with `code`, because the attempt has failed."""
 
 
 _KINDS: Mapping[str, type[Message]] = {
@@ -211,10 +214,11 @@ _KINDS: Mapping[str, type[Message]] = {
 def encode(message: Message) -> dict[str, Any]:
     """Return the JSON object for a message; its failures have their reasons, and as many lines as fit."""
     short = {
-        one.name: _shortened(getattr(message, one.name))
-        for one in fields(message)
-        if one.name in ("failures", "left")
+        field.name: _shortened(getattr(message, field.name))
+        for field in fields(message)
+        if field.name in ("failures", "left")
     }
+    # `explained` reads the log of a dead rank, before its agent sends the failure.
     return {"kind": type(message).__name__, **asdict(replace(message, **short))}
 
 
@@ -226,41 +230,48 @@ def decode(values: Mapping[str, Any]) -> Message | None:
     kind = _KINDS.get(values["kind"])
     if kind is None:
         return None
-    known = {one.name for one in fields(kind)} & values.keys()
-    return kind(**{name: _FIELDS[name](values[name]) if name in _FIELDS else values[name] for name in known})
+
+    names = {field.name for field in fields(kind)} & values.keys()
+    return kind(**{name: _DECODERS.get(name, _unchanged)(values[name]) for name in names})
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _failure(facts: Mapping[str, Any]) -> Failure:
     return Failure(**{**facts, "last_lines": tuple(facts["last_lines"])})
 
 
-def _failures(found: Sequence[Mapping[str, Any]]) -> tuple[Failure, ...]:
-    return tuple(map(_failure, found))
+def _failures(values: Sequence[Mapping[str, Any]]) -> tuple[Failure, ...]:
+    return tuple(map(_failure, values))
 
 
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "failure": _failure,
     "failures": _failures,
     "left": _failures,
-    "reports": lambda found: tuple(map(RankReport.from_json, found)),
-    "paces": lambda found: {int(rank): Pace(**pace) for rank, pace in found.items()},
+    "reports": lambda values: tuple(map(RankReport.from_json, values)),
+    # The keys of a JSON object are texts.
+    "paces": lambda values: {int(rank): Pace(**pace) for rank, pace in values.items()},
     "agents": tuple,
     "codes": tuple,
     "master": tuple,
     "excluded": tuple,
-    "unhealthy": lambda found: {int(node_rank): why for node_rank, why in found.items()},
+    "unhealthy": lambda values: {int(node_rank): reason for node_rank, reason in values.items()},
 }
-"""How to decode the fields that JSON holds in another type; fields of one name have one type."""
+"""How to decode the fields that JSON holds in another type; all fields of one name have the same type."""
 
 
 def _shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the failures, each with as many of its last lines as fit."""
-    return tuple(_within(one.explained, _LINES_BYTES // len(failures)) for one in failures)
+    return tuple(_within(failure.explained, _LINES_BYTES // len(failures)) for failure in failures)
 
 
-def _within(found: Failure, size: int) -> Failure:
-    count = len(found.last_lines)
-    while count and len(json.dumps(found.last_lines)) > size:
+def _within(failure: Failure, size: int) -> Failure:
+    """Return a failure with half of its last lines, as often as they are longer than `size` bytes."""
+    count = len(failure.last_lines)
+    while count and len(json.dumps(failure.last_lines)) > size:
         count //= 2
-        found = replace(found, last_lines=found.telling_lines(count))
-    return found
+        failure = replace(failure, last_lines=failure.telling_lines(count))
+    return failure

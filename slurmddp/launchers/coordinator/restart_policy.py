@@ -21,17 +21,17 @@ class Assignment:
     """The agents that run the ranks of a worker group, in the order of the ranks."""
 
     restart_count: int
-    """Number of restarts in place before this worker group."""
+    """The number of restarts in place before this worker group."""
     agents: tuple[int, ...]
 
     def node_rank(self, agent: int) -> int | None:
-        """Return the node rank of an agent; None if it runs no ranks and waits as a spare."""
+        """Return the node rank of an agent; None if the agent is a spare, which runs no ranks."""
         return self.agents.index(agent) if agent in self.agents else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The run's configuration about the nodes of a job and about ranks that die."""
+    """The run's settings for the nodes of a job and for ranks that die."""
 
     nodes: int
     spare_nodes: int
@@ -40,11 +40,11 @@ class Rules:
     max_restarts: int
     join_timeout_s: float
     samples: int | None
-    """Samples of one optimizer step over all ranks, if the configuration fixes them."""
+    """Samples of one optimizer step over all ranks, if the configuration fixes their number."""
     is_script: bool
     """Whether the ranks run a person's script, which may not read the run's stop file."""
     is_resumable: bool
-    """Whether this script resumes by itself, so that a restart needs no step that the agents can see."""
+    """Whether the script resumes by itself, so that a restart needs no completed step on a heartbeat page."""
 
     @property
     def tolerates_node_loss(self) -> bool:
@@ -61,14 +61,17 @@ class Rules:
             return self.nodes
         if not self.elastic:
             return 0
-        return GlobalBatch(self.samples).most_nodes(nodes, self.ranks_per_node) if self.samples else nodes
+        if not self.samples:
+            return nodes
+        # All ranks must get an equal share of a step.
+        return GlobalBatch(self.samples).most_nodes(nodes, self.ranks_per_node)
 
 
-def rules_of(config: Mapping[str, Any], nodes_here: int) -> Rules:
-    """Return the rules of a run's configuration; without `nodes` in it, the job's `nodes_here` count."""
+def rules_of(config: Mapping[str, Any], nodes_of_job: int) -> Rules:
+    """Return the rules of a run's configuration; without a key `nodes` in it, `nodes_of_job` counts."""
     policy, train, program = (config.get(name) or {} for name in ("policy", "train", "program"))
     return Rules(
-        nodes=int(config.get("nodes") or nodes_here),
+        nodes=int(config.get("nodes") or nodes_of_job),
         spare_nodes=int(config.get("spare_nodes") or 0),
         ranks_per_node=int(config.get("ranks_per_node") or 1),
         elastic=bool(config.get("elastic")),
@@ -84,7 +87,7 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
     """Return the agents that run ranks next, in the order of the ranks; empty if too few are present.
 
     An agent that ran ranks keeps its place. A spare takes the place of an agent that is gone. If no spare is
-    left, the agents behind it move up. Without the first agent, which decides, no agent runs ranks.
+    left, the agents behind the gap move up. Without the first agent, which decides, no agent runs ranks.
 
     Args:
         before: the agents that ran ranks before, in order.
@@ -93,9 +96,16 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
     """
     if before[0] not in present:
         return ()
+
     spares = sorted(set(present) - set(before))
-    places = [agent if agent in present else spares.pop(0) if spares else None for agent in before]
-    agents = [agent for agent in places if agent is not None] + spares
+    agents = []
+    for agent in before:
+        if agent in present:
+            agents.append(agent)
+        elif spares:
+            agents.append(spares.pop(0))
+
+    agents += spares
     return tuple(agents[: rules.usable(len(agents))])
 
 
@@ -120,38 +130,44 @@ class Facts:
     lost: bool = False
     """Whether a node was lost."""
     unhealthy: bool = False
-    """Whether a node did not pass the preflight, and it is known which."""
+    """Whether a known node did not pass the preflight."""
     agents: tuple[int, ...] = (0,)
-    """Agents that can run ranks now; empty if they are too few."""
+    """The agents that can run ranks now; empty if they are too few."""
     restarts: int = 0
-    """Number of restarts in place in this attempt."""
+    """The number of restarts in place in this attempt."""
     step: int = -1
-    """Last step that this group has completed; -1 before the first."""
+    """The last step that this group has completed; -1 before the first step."""
     furthest: int = -1
-    """Last step that an earlier group has completed."""
+    """The last step that any earlier group has completed."""
 
 
 def decide(facts: Facts, rules: Rules) -> Decision:
-    """Return whether the ranks restart in place. A deliberate end, or a failure that would recur, forbids it.
+    """Decide whether the ranks restart in place. A deliberate end, or a failure that would recur, forbids it.
 
-    A lost or unhealthy node says nothing about the program. So it needs no new step, only enough other nodes.
+    A lost or unhealthy node says nothing about the program. So after its loss a restart needs enough other
+    nodes, but no new step.
     """
-    accepted = {None, EXIT_UNHEALTHY_NODE} if facts.unhealthy else {None}
-    if DELIBERATE_CODES.intersection(code for code in facts.codes if code not in accepted):
+    refusals = set(DELIBERATE_CODES)
+    # Another node may pass the preflight in the place of the unhealthy node.
+    if facts.unhealthy:
+        refusals.remove(EXIT_UNHEALTHY_NODE)
+    if not refusals.isdisjoint(facts.codes):
         return Decision(False, "a rank refused to continue")
     if facts.stopping:
         return Decision(False, "the run was asked to stop")
     if facts.done:
         return Decision(False, "other ranks have come to their end")
     if not facts.agents:
-        return Decision(False, "no other node can take the place of the one that is lost")
+        return Decision(False, "no other node can take the place of the lost node")
     if facts.restarts >= rules.max_restarts:
         return Decision(False, f"policy.max_restarts_in_place={rules.max_restarts}")
     if facts.lost or facts.unhealthy:
         return Decision(True, "a node is lost")
     if rules.is_resumable:
         return Decision(True, "the program resumes by itself")
+
+    # Without a new step the failure would recur at the same step.
     if facts.step <= facts.furthest:
         beyond = f" beyond step {facts.furthest}, which earlier ranks had completed"
         return Decision(False, "no step was completed" + (beyond if facts.furthest >= 0 else ""))
-    return Decision(True, f"the ranks had come to step {facts.step}")
+    return Decision(True, f"the ranks had completed step {facts.step}")

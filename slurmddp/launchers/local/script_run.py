@@ -1,7 +1,7 @@
 """Run one command as the ranks of one job on this machine, from their start to their common exit code.
 
-The output of the ranks is relayed, with `[rank 1] ...` before the lines of labelled ranks. If a rank fails,
-the others end within two seconds, and the failure is printed.
+The output of the ranks is relayed; lines of labelled ranks begin with `[rank 1] `. If a rank fails, the other
+ranks end within two seconds, and the failure is printed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
-from slurmddp.launchers.coordinator.recorder import Record
+from slurmddp.launchers.coordinator.recorder import Recorder
 from slurmddp.launchers.coordinator.restart_policy import rules_of
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
 
 _KILL_GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed one."""
+"""Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed rank."""
 _TOGETHER_S = 0.3
-"""Seconds before that SIGTERM for ranks to end by themselves that fail together with another one."""
-_TICK_S, _SOON_S = 1.0, 0.05
+"""Seconds before that SIGTERM, in which other failing ranks may end by themselves."""
+_POLL_S = 1.0
+"""Seconds between two polls while no deadline is set."""
+_SHORT_POLL_S = 0.05
+"""Seconds between two polls while a deadline is set."""
 _TAIL_BYTES = 64 * 1024
+"""The bytes of a rank's output that are kept for the report of a failure."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class Relay:
-    """One output stream of one rank: relayed as it comes, its end kept for the report of a failure."""
+    """Relays one output stream of one rank, and keeps the end of it for the report of a failure."""
 
     def __init__(self, source: IO[bytes], target: int, prefix: str) -> None:
         self.source = source
@@ -62,13 +66,15 @@ class Relay:
     def _relay(self, chunk: bytes) -> None:
         if not self._prefix:
             return self._write(chunk)
+
         *lines, self._line = (self._line + chunk).split(b"\n")
-        # A progress bar redraws its line: only the last state is worth a line here.
-        self._line = self._line[self._line.rfind(b"\r", 0, -1) + 1 :]
-        if len(self._line) > _TAIL_BYTES:  # The time for a line without an end would grow with its square.
+        # A progress bar redraws its line: only the last state of the line is shown.
+        self._line = _last_state(self._line)
+        # A line without an end is cut: each chunk would copy the whole line again.
+        if len(self._line) > _TAIL_BYTES:
             lines.append(self._line)
             self._line = b""
-        self._write(b"".join(self._prefix + line[line.rfind(b"\r", 0, -1) + 1 :] + b"\n" for line in lines))
+        self._write(b"".join(self._prefix + _last_state(line) + b"\n" for line in lines))
 
     def close(self) -> None:
         """Relay a last line that has no end."""
@@ -78,13 +84,19 @@ class Relay:
         self.source.close()
 
     def _write(self, data: bytes) -> None:
-        with suppress(OSError):  # The reader of the output may be gone; the training continues.
+        # The reader of the output may be gone; the training continues.
+        with suppress(OSError):
             while data:
                 data = data[os.write(self._target, data) :]
 
 
+def _last_state(line: bytes) -> bytes:
+    """Return the part of a line after the last carriage return that is not at its end."""
+    return line[line.rfind(b"\r", 0, -1) + 1 :]
+
+
 class ScriptWorkers(WorkerGroup):
-    """The same command as every rank, with its output relayed."""
+    """Ranks that all run the same command, with their output relayed."""
 
     def __init__(
         self,
@@ -96,10 +108,16 @@ class ScriptWorkers(WorkerGroup):
         selector: selectors.BaseSelector,
     ) -> None:
         super().__init__(len(ranks))
-        self._command, self._ranks, self._labelled = list(command), ranks, labelled
-        self._stdin, self._folder, self._selector = stdin, folder, selector
+        self._command = list(command)
+        self._ranks = ranks
+        self._labelled = labelled
+        self._stdin = stdin
+        self._folder = folder
+        self._selector = selector
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """The processes of the ranks, by pid."""
         self._relays: dict[int, list[Relay]] = {}
+        """The relays of each rank, by local rank; the last relay is the relay of the error output."""
 
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a local one."""
@@ -107,19 +125,20 @@ class ScriptWorkers(WorkerGroup):
 
     def _start(self, local_rank: int, order: msg.StartWorkers) -> int:
         rank = self.rank(local_rank)
-        labelled = rank in self._labelled
+        is_labelled = rank in self._labelled
         process = linux.start_bound(
             self._command,
             signal.SIGKILL,
             cwd=self._folder,
             env=self._ranks[local_rank],
             stdin=subprocess.DEVNULL if rank else self._stdin,
-            stdout=subprocess.PIPE if labelled else None,
+            stdout=subprocess.PIPE if is_labelled else None,
             stderr=subprocess.PIPE,
         )
-        prefix = f"[rank {rank}] " if labelled else ""
-        streams = ((process.stdout, 1), (process.stderr, 2))
         self._processes[process.pid] = process
+
+        prefix = f"[rank {rank}] " if is_labelled else ""
+        streams = ((process.stdout, 1), (process.stderr, 2))
         self._relays[local_rank] = [Relay(stream, target, prefix) for stream, target in streams if stream]
         for relay in self._relays[local_rank]:
             self._selector.register(relay.source, selectors.EVENT_READ, relay)
@@ -129,21 +148,23 @@ class ScriptWorkers(WorkerGroup):
         return self._processes[pid].poll()
 
     def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
-        errors = self._relays[local_rank][-1]
-        errors.pump()
-        return partial(capture.tail_of, errors.tail.decode("utf-8", errors="replace"))
+        error_output = self._relays[local_rank][-1]
+        error_output.pump()
+        return partial(capture.tail_of, error_output.tail.decode("utf-8", errors="replace"))
 
     def close(self, *, kill: bool) -> None:
-        """Wait for every rank; `kill` ends them before, and the processes that they have started."""
+        """Wait for every rank; with `kill`, end first the ranks and the processes that they have started."""
         for pid, process in self._processes.items():
+            # Workers of data loaders are in the process group of their rank as well.
             if kill or process.poll() is None:
-                linux.signal_group(pid, signal.SIGKILL)  # Data loader workers are in the group as well.
+                linux.signal_group(pid, signal.SIGKILL)
             process.wait()
+
         for relay in (relay for relays in self._relays.values() for relay in relays):
             relay.close()
 
 
-class _Cause(Record):
+class _CauseRecorder(Recorder):
     """Keeps the failure that ended a run."""
 
     cause: Failure | None = None
@@ -174,13 +195,17 @@ class ScriptRun:
         self._selector = selectors.DefaultSelector()
         self._num_devices = len(ranks)
         self._workers = ScriptWorkers(command, ranks, labelled, stdin, folder, self._selector)
-        self._record = _Cause()
+        self._recorder = _CauseRecorder()
         rules = rules_of({"ranks_per_node": len(ranks), "policy": {"max_restarts_in_place": 0}}, 1)
-        now = time.monotonic()
-        self._coordinator = Coordinator(rules, ["localhost"], self._record, now)
+        self._coordinator = Coordinator(rules, ["localhost"], self._recorder, time.monotonic())
         self._stopped_by: signal.Signals | None = None
-        self._terminate_at = self._kill_at = math.inf
+        """The first signal by which a person has stopped the run."""
+        self._terminate_at = math.inf
+        """When ranks that outlive a failed rank get SIGTERM, on the monotonic clock."""
+        self._kill_at = math.inf
+        """When they get SIGKILL."""
         self._is_over = False
+        """Whether the coordinator has ordered the end of the run."""
 
     def run(self) -> int:
         """Start all ranks and return their common exit code; no process that they started is left."""
@@ -192,7 +217,7 @@ class ScriptRun:
                     self._wait()
                     self._turn(inbox)
         finally:
-            self._workers.close(kill=self._record.cause is not None or self._stopped_by is not None)
+            self._workers.close(kill=self._recorder.cause is not None or self._stopped_by is not None)
             self._selector.close()
         return self._conclude()
 
@@ -202,10 +227,12 @@ class ScriptRun:
             if received != signal.SIGCHLD:
                 self._forward(received)
         self._reap()
+
         now = time.monotonic()
         self._coordinator.poll(now)
         while self._coordinator.orders:
             self._obey(self._coordinator.orders.pop(0)[1])
+
         if now >= self._terminate_at:
             self._workers.signal(signal.SIGTERM)
             self._terminate_at = math.inf
@@ -214,21 +241,25 @@ class ScriptRun:
 
     def _wait(self) -> None:
         """Wait for output, a signal or a deadline, and relay the output."""
-        soon = min(self._coordinator.next_deadline, self._terminate_at, self._kill_at) < math.inf
-        for key, _ in self._selector.select(_SOON_S if soon else _TICK_S):
+        has_deadline = min(self._coordinator.next_deadline, self._terminate_at, self._kill_at) < math.inf
+        for key, _ in self._selector.select(_SHORT_POLL_S if has_deadline else _POLL_S):
             if key.data is not None and not key.data.pump():
                 self._selector.unregister(key.fileobj)
 
     def _reap(self) -> None:
         """Report the ranks that have ended to the coordinator."""
-        ran, failures = bool(self._workers), self._workers.poll()
-        left, now = tuple(self._workers.left), time.monotonic()
+        had_ranks = bool(self._workers)
+        failures = self._workers.poll()
+        left = tuple(self._workers.left)
+        now = time.monotonic()
+
         # A rank that fails after a request to stop has not caused the end.
         if failures and self._stopped_by is None:
             report = msg.WorkersFailed(restart_count=0, left=left, failures=tuple(failures))
             self._coordinator.receive(0, report, now)
-        if ran and not self._workers:
-            self._coordinator.receive(0, msg.WorkersDone(restart_count=0, left=left, code=EXIT_FINISHED), now)
+        if had_ranks and not self._workers:
+            done = msg.WorkersDone(restart_count=0, left=left, code=EXIT_FINISHED)
+            self._coordinator.receive(0, done, now)
 
     def _obey(self, order: msg.Order) -> None:
         match order:
@@ -242,6 +273,7 @@ class ScriptRun:
                 self._is_over = True
 
     def _forward(self, received: signal.Signals) -> None:
+        """Forward a signal to the ranks; a second Ctrl-C kills them."""
         if self._stopped_by is not None and received == signal.SIGINT:
             self._workers.kill()
         else:
@@ -249,12 +281,14 @@ class ScriptRun:
         self._stopped_by = self._stopped_by or received
 
     def _conclude(self) -> int:
-        failure = self._record.cause
+        """Print the failure that ended the run, if there is one; return the common exit code."""
+        failure = self._recorder.cause
         if failure is not None:
             message = f"slurmddp: {describe(failure)}"
             if failure.last_lines:
                 message += " Its last lines:" + "".join(f"\n    {line}" for line in failure.last_lines)
             print(message, file=sys.stderr, flush=True)
+
             code_of_signal = 128 + signal.Signals[failure.signal] if failure.signal else EXIT_FAILED
             return failure.exit_code or code_of_signal
 

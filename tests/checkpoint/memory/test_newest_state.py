@@ -10,7 +10,7 @@ import pytest
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, checkpoint_folders, verify
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.memory.service import CheckpointService
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed.trainer_runs import new_folder
 from support.fixtures import MakeService
@@ -80,10 +80,10 @@ def test_one_of_several_agents_writes_a_state(
     services = [make_service(), make_service()]
     for service in services:
         os.close(Rank(service).add_buffer(0, 7, root=tmp_path))
-        Records(folder, 0).flush_newest(service)
+        RunFolderRecorder(folder, 0).flush_newest(service)
     assert [service.is_writing() for service in services] == [True, False]
     os.close(Rank(services[1]).add_buffer(1, 9, root=tmp_path))
-    Records(folder, 0).flush_newest(services[1])
+    RunFolderRecorder(folder, 0).flush_newest(services[1])
     assert services[1].is_writing(), "a newer state is another one"
     for service in services:
         wait_for(service)
@@ -100,6 +100,6 @@ def test_an_unreadable_folder_is_reported(
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr("slurmddp.checkpoint.memory.service.newest_step", fails)
-    Records(folder, 0).flush_newest(service)
+    RunFolderRecorder(folder, 0).flush_newest(service)
     assert "Stale file handle" in capfd.readouterr().err
     assert not service.is_writing()

@@ -228,7 +228,7 @@ def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Pat
         agent.terminate()
         assert agent.wait(timeout=120) == 75
     log = (folder.log_dir(0) / "node-0.log").read_text()
-    assert "the time for a stop is over: ranks end here" in log
+    assert "the time for a stop is over: the agent ends the ranks of this node" in log
     assert ("the run resumes from its last checkpoint" in log) is not is_script
     assert ("for a save and an end" in log) is not is_script
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"

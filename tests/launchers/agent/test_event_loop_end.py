@@ -20,7 +20,7 @@ from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.worker_group import ForkedWorkers
 from slurmddp.launchers.coordinator.messages import Fail, Joined, Leave, Lost, Message, StartWorkers, encode
 from slurmddp.launchers.coordinator.restart_policy import rules_of
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import from_json, lost_node
 from slurmddp.runs.folder.layout import RunFolder
@@ -103,7 +103,7 @@ class Script:
             cast(ForkedWorkers, self.workers),
             cast(CheckpointService, service),
             cast(NodeWatch, watch),
-            Records(RunFolder(folder), 0),
+            RunFolderRecorder(RunFolder(folder), 0),
             TimeLimits(),
             is_over=lambda: False,
         )

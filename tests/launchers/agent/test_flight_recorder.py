@@ -27,13 +27,13 @@ def test_a_node_without_a_folder_for_pipes_trains_without_the_recorder(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    assert agent._recorder(8) is None
+    assert agent._flight_recorder(8) is None
     said = capsys.readouterr().err
     assert "NCCL's flight recorder stays off on this node: [Errno 28] No space left on device" in said
 
 
 def test_it_is_for_nodes_with_gpus(agent: Agent) -> None:
-    assert agent._recorder(0) is None
-    recorder = agent._recorder(8)
+    assert agent._flight_recorder(0) is None
+    recorder = agent._flight_recorder(8)
     assert recorder is not None
     recorder.close()

@@ -247,18 +247,19 @@ def test_ranks_of_another_node_get_the_signal_once_from_slurm_or_from_their_agen
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["slurm signals both", "slurm signals one"])
 def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so(is_late: bool) -> None:
-    workers, records = MagicMock(failed=[], restart_count=0), MagicMock()
+    workers = MagicMock(failed=[], restart_count=0)
+    recorder = MagicMock()
     story = MagicMock()
     story.attach_mock(workers.ask_to_stop, "signal")
-    story.attach_mock(records.say, "say")
-    requests = StopRequests(workers, MagicMock(), records, TimeLimits(), MagicMock())
+    story.attach_mock(recorder.log, "log")
+    requests = StopRequests(workers, MagicMock(), recorder, TimeLimits(), MagicMock())
     requests.forward(signal.SIGTERM, by_slurm=True)
-    assert story.mock_calls == [call.say("the run was asked to stop on another node")]
+    assert story.mock_calls == [call.log("the run was asked to stop on another node")]
     if is_late:
         requests.poll(math.inf)
     else:
         requests.receive(signal.SIGTERM)
     assert story.mock_calls[1:] == [
         call.signal(signal.SIGTERM),
-        call.say("SIGTERM: passed on to the ranks"),
+        call.log("SIGTERM: passed on to the ranks"),
     ]

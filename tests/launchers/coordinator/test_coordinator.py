@@ -42,10 +42,10 @@ def test_who_is_missing_is_named_after_three_seconds_and_every_ten() -> None:
     assert attempt.coordinator.next_deadline == 3.0
     for now in (2.9, 3.0, 4.0, 12.9, 13.1, 20.0):
         attempt.coordinator.poll(now, missing=[2])
-    assert len(attempt.notes.said) == 2
-    assert attempt.notes.said[0].startswith("waiting for node 2 (n2); 2 of 3 nodes are here")
+    assert len(attempt.notes.lines) == 2
+    assert attempt.notes.lines[0].startswith("waiting for node 2 (n2); 2 of 3 nodes are here")
     recorded = attempt.notes.awaited
-    assert [f"waiting for {nodes}" for nodes in recorded] == attempt.notes.said[:1], (
+    assert [f"waiting for {nodes}" for nodes in recorded] == attempt.notes.lines[:1], (
         "recorded again unchanged"
     )
     attempt.coordinator.poll(21.0)
@@ -81,7 +81,7 @@ def test_one_round_of_messages_lies_between_a_failure_and_the_restart() -> None:
     assert attempt.notes.done == [("group_failed", 0, 1), ("restarted", after, 7)]
     assert attempt.fail(1) == [], "a message of ranks that are gone"
     assert attempt.orders(1, WorkersFailed, restart_count=1, failures=(failed(1),)) == to_all(Fail)
-    assert "no step was completed beyond step 7" in attempt.notes.said[-1]
+    assert "no step was completed beyond step 7" in attempt.notes.lines[-1]
 
 
 def test_no_log_is_read_before_the_ranks_are_ordered_to_restart() -> None:
@@ -170,7 +170,7 @@ def test_a_node_that_is_lost_while_all_are_ended_is_not_waited_for() -> None:
 def test_a_spare_that_is_lost_is_only_told_of() -> None:
     attempt = Attempt(spare_nodes=1).begin()
     assert attempt.orders(3, Lost, why="connection closed") == []
-    assert attempt.notes.said == ["node 3 (n3) was lost: connection closed"]
+    assert attempt.notes.lines == ["node 3 (n3) was lost: connection closed"]
 
 
 def test_fewer_nodes_that_ranks_refuse_end_the_attempt_as_the_loss_would_have() -> None:
@@ -247,7 +247,7 @@ def test_all_leave_when_all_are_done() -> None:
     assert attempt.orders(1, WorkersDone, code=0) == []
     assert attempt.orders(2, WorkersDone, code=0) == to_all(Leave)
     assert attempt.orders(1, Lost, why="connection closed") == []
-    assert attempt.notes.said == [], "who leaves is not lost"
+    assert attempt.notes.lines == [], "who leaves is not lost"
 
 
 def test_a_stop_of_one_node_is_forwarded_to_the_others_at_once() -> None:
@@ -345,7 +345,7 @@ def test_the_rank_that_all_wait_for_is_noted_once() -> None:
             )
             attempt.orders(rank, PaceReported, 30.0 * number, paces={rank: pace})
     assert attempt.notes.done == [("slow", 0, 2)]
-    assert [text for text in attempt.notes.said if text.startswith("slowest: rank 2 on n2")]
+    assert [text for text in attempt.notes.lines if text.startswith("slowest: rank 2 on n2")]
 
 
 def test_the_records_of_a_restart_wait_for_its_orders_and_for_nothing_else() -> None:

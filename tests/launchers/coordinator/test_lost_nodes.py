@@ -29,7 +29,7 @@ def test_a_node_that_is_lost_before_the_ranks_begin_is_not_waited_for() -> None:
     attempt.orders(2, Lost, why="connection closed")
     assert join(attempt, 0.2, 1) == to_all(Fail, 0)
     assert attempt.notes.done == [("failed", 2, None)]
-    assert "connection closed" in attempt.notes.said[-1]
+    assert "connection closed" in attempt.notes.lines[-1]
 
 
 def test_a_spare_takes_the_place_of_a_node_that_is_lost_before_the_ranks_begin() -> None:
@@ -55,7 +55,7 @@ def test_it_is_told_without_whom_the_ranks_begin() -> None:
     attempt = Attempt(elastic=True, join_timeout_s=20.0)
     attempt.orders(1, Lost, why="connection closed")
     join(attempt, 20.1, 2)
-    assert attempt.notes.said[-1] == "the ranks begin without node 1 (n1), node 2 (n2)"
+    assert attempt.notes.lines[-1] == "the ranks begin without node 1 (n1), node 2 (n2)"
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["a lost one", "one that did not come"])
@@ -77,7 +77,7 @@ def test_a_lost_node_is_not_named_among_those_that_are_waited_for() -> None:
     attempt = Attempt(elastic=True)
     attempt.orders(2, Lost, why="connection closed")
     join(attempt, 3.1, 1)
-    assert attempt.notes.said[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes are here")
+    assert attempt.notes.lines[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes are here")
 
 
 def test_a_spare_takes_the_place_of_a_node_whose_agent_can_not_go_on() -> None:
@@ -88,7 +88,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_can_not_go_on() -> None:
     assert attempt.coordinator.orders[0][1].agents == (0, 3, 2)
     assert attempt.taken_orders() == to_all(StartWorkers, 0, 2, 3)
     assert attempt.notes.done == [("without", {1})]
-    assert "agent of node 1" in attempt.notes.said[0]
+    assert "agent of node 1" in attempt.notes.lines[0]
 
 
 def test_what_one_agent_refuses_as_the_ranks_begin_is_tried_without_it() -> None:
@@ -101,7 +101,7 @@ def test_what_one_agent_refuses_as_the_ranks_begin_is_tried_without_it() -> None
 def test_a_spare_that_can_not_go_on_is_only_told_of() -> None:
     attempt = Attempt(spare_nodes=1).begin()
     assert attempt.unable(3) == []
-    assert "agent of node 3" in attempt.notes.said[-1]
+    assert "agent of node 3" in attempt.notes.lines[-1]
     assert attempt.notes.done == [("without", {3})]
     assert attempt.orders(1, Lost, why="connection closed") == to_all(Fail, 0, 2), "it is no spare any more"
 
@@ -144,7 +144,7 @@ def test_a_first_node_that_loses_all_others_at_once_names_itself() -> None:
         "node 0 (n0) was lost: it lost all 2 other nodes at once, so its own network is the likely cause "
         "(no heartbeat for 10 s)"
     )
-    assert not any("node 2 (n2) is lost" in line for line in attempt.notes.said)
+    assert not any("node 2 (n2) is lost" in line for line in attempt.notes.lines)
 
 
 @pytest.mark.parametrize("changes", [{"nodes": 2}, {"nodes": 3}], ids=["two nodes", "the last two of three"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurmddp.launchers.coordinator.restart_policy import Assignment
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.runs.failures.failure import lost_node
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -25,7 +25,7 @@ def test_a_failure_that_can_not_be_read_now_is_looked_for_again(
     folder = RunFolder(tmp_path)
     folder.log_dir(0).mkdir(parents=True)
     folder.failure_file(0).write_text('{"rank": 1, "host": "n1", "exit_code": 1, "signal": null}')
-    records = Records(folder, 0)
+    records = RunFolderRecorder(folder, 0)
     with monkeypatch.context() as broken:
         broken.setattr(os, "open", stale)
         assert records.failure() is None
@@ -34,14 +34,14 @@ def test_a_failure_that_can_not_be_read_now_is_looked_for_again(
     assert found.rank == 1
 
 
-@pytest.mark.parametrize(("step", "told"), [(40, "; they had come to step 40."), (-1, "on 2 node(s).")])
+@pytest.mark.parametrize(("step", "told"), [(40, "; they had completed step 40."), (-1, "on 2 node(s).")])
 def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], step: int, told: str
 ) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
     cause = lost_node(1, ["a", "b", "c"], "no heartbeat for 10 s")
     after, before = Assignment(1, (0, 2)), Assignment(0, (0, 1))
-    Records(RunFolder(tmp_path), 0).restarted(after, before, cause, step, 10.25)
+    RunFolderRecorder(RunFolder(tmp_path), 0).restarted(after, before, cause, step, 10.25)
     assert capsys.readouterr().err.endswith(f"{told}\n")
     (event,) = RunFolder(tmp_path).events()
     assert event.get("silent_s") == (10.25 if step >= 0 else None)
@@ -49,7 +49,7 @@ def test_ranks_that_had_completed_no_step_are_not_said_to_have_come_to_one(
 
 def test_the_nodes_that_are_awaited_are_an_event_of_the_attempt(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    Records(folder, 0).awaits("node 2 (n3)")
+    RunFolderRecorder(folder, 0).awaits("node 2 (n3)")
     assert [(event["event"], event["attempt"], event["nodes"]) for event in folder.events()] == [
         ("awaits", 0, "node 2 (n3)")
     ]

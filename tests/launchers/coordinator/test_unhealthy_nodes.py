@@ -71,7 +71,7 @@ def test_a_spare_takes_the_place_of_an_unfit_node_and_all_are_looked_at_again() 
     assert (order.agents, order.preflight, order.excluded) == ((0, 3, 2), True, (1,))
     assert to == {0, 1, 2, 3}, "the unfit one waits for the end like all others"
     assert attempt.notes.done == [("group_failed", 0, None), ("restarted", Assignment(1, (0, 3, 2)), -1)]
-    assert attempt.notes.said == [f"node 1 (n1) did not pass the preflight: {WHY}"]
+    assert attempt.notes.lines == [f"node 1 (n1) did not pass the preflight: {WHY}"]
 
 
 def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
@@ -101,7 +101,7 @@ def test_each_unfit_node_takes_a_spare_until_none_is_left() -> None:
     facts = {"restart_count": 2, "step": -1, "unhealthy": found_by(attempt)}
     assert attempt.send(2, WorkersFailed, failures=(failed(2, code=76),), **facts) == [Fail(code=76)] * 5
     assert attempt.notes.done[-1] == ("failed", 2, 0), "as without spares: the batch script gets others"
-    assert "no other node can take the place" in attempt.notes.said[-1]
+    assert "no other node can take the place" in attempt.notes.lines[-1]
 
 
 def test_after_a_step_ranks_that_begin_again_do_not_look() -> None:
@@ -188,7 +188,7 @@ def test_76_without_a_verdict_ends_the_attempt() -> None:
 def test_a_job_that_needs_all_its_nodes_ends() -> None:
     attempt = with_unhealthy(1)
     assert refuse(attempt, 1) == to_all(Fail)
-    assert attempt.notes.said[-1].endswith("The attempt ends: a rank refused to continue.")
+    assert attempt.notes.lines[-1].endswith("The attempt ends: a rank refused to continue.")
 
 
 def test_a_verdict_that_comes_while_all_ranks_are_ended_counts_as_well() -> None:

@@ -115,7 +115,7 @@ def test_the_last_rank_is_ended_once_all_others_have_left(stack: list[str]) -> N
     assert attempt.orders(2, HungAtExit, reports=[report(stack)]) == []
     assert attempt.orders(1, WorkersDone, code=0) == [(2, EndHungRanks)]
     assert attempt.orders(2, WorkersDone, code=0) == to_all(Leave)
-    assert "hung at its exit" in attempt.notes.said[0]
+    assert "hung at its exit" in attempt.notes.lines[0]
 
 
 def test_ranks_that_work_again_are_not_ended() -> None:

@@ -17,7 +17,7 @@ from slurmddp.batch.progress import latest_name
 from slurmddp.checkpoint.files import visibility
 from slurmddp.checkpoint.files.manifest import newest_step
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.coordinator.run_folder_recorder import Records
+from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder as Recorder
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
 from slurmddp.runs.folder.late_files import is_there, look_again, read_text
 from slurmddp.runs.folder.layout import RunFolder
@@ -53,7 +53,7 @@ QUESTIONS = {
         lambda run: run.stop_file, "", lambda run: file_reason(run.stop_file) is not None, False, True
     ),
     "a stop, in an agent": Question(
-        lambda run: run.stop_file, "", lambda run: Records(run, 0).is_stopped(), False, True
+        lambda run: run.stop_file, "", lambda run: Recorder(run, 0).is_stopped(), False, True
     ),
     "a stop, for the coordinator": Question(
         lambda run: run.stop_file, "", lambda run: run.is_over(0), False, True
@@ -69,16 +69,16 @@ QUESTIONS = {
         lambda run: run.node_log(0, 1), "", lambda run: attempt(run).lost_agents(["a", "b"]), {}, {1: "b"}
     ),
     "the end of node 0": Question(
-        lambda run: run.exit_file(0, 0), "0\n", lambda run: Records(run, 0).has_ended(), False, True
+        lambda run: run.exit_file(0, 0), "0\n", lambda run: Recorder(run, 0).has_ended(), False, True
     ),
     "a failure": Question(
         lambda run: run.failure_file(0), FAILURE, lambda run: attempt(run).recorded_failure(), None, 1
     ),
     "a failure, in an agent": Question(
-        lambda run: run.failure_file(0), FAILURE, lambda run: Records(run, 0).has_ended(), False, True
+        lambda run: run.failure_file(0), FAILURE, lambda run: Recorder(run, 0).has_ended(), False, True
     ),
     "an unable agent": Question(
-        lambda run: run.unable_file(0, 1), "{}", lambda run: Records(run, 0).is_confirmed(1), True, False
+        lambda run: run.unable_file(0, 1), "{}", lambda run: Recorder(run, 0).is_confirmed(1), True, False
     ),
     "words of srun": Question(
         lambda run: run.batch_log(0),

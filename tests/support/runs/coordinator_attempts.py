@@ -30,18 +30,18 @@ class Notes:
     """The records of a coordinator, kept in memory."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.done: list[tuple[Any, ...]] = []
         self.awaited: list[str] = []
         self.over = False
         self.causes: list[Failure] = []
         """The failures that `restarted` and `failed` were given."""
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def log(self, text: str) -> None:
+        self.lines.append(text)
 
     def warn(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
     def awaits(self, nodes: str) -> None:
         self.awaited.append(nodes)

@@ -1,1 +1,1 @@
-"""The folder that stands first in the PYTHONPATH of a person's script or module, until Python has started."""
+"""Hold `sitecustomize`: this folder stands first in PYTHONPATH until a person's program has started."""

@@ -1,11 +1,16 @@
 """Prepare the interpreter of a person's script, module or `python ...`, before the program's first line.
 
 An agent puts this folder first in PYTHONPATH. Python imports `sitecustomize` once the search path is complete
-and before it runs the program. This module then lets imports of a script or module find the code's snapshot,
-lets the agent ask for the stacks of a rank that hangs, lets the program wait for gloo's threads at its end,
-and removes every other trace of itself: the program finds the search path, the PYTHONPATH and the
-`sitecustomize` of its site as it would without slurmddp. It imports nothing that Python has not imported
-itself, because a program may depend on being the first to import a module.
+and before it runs the program. This module does four things:
+
+- Imports of a script or module find the snapshot of the code.
+- The agent can ask for the stacks of a rank that hangs.
+- The program waits for gloo's threads at its end.
+- The module removes every other trace of itself. The program finds the search path, the PYTHONPATH and the
+  `sitecustomize` of its site as it would without slurmddp.
+
+The module imports nothing that Python has not imported itself, because a program may depend on being the
+first to import a module.
 """
 
 from __future__ import annotations
@@ -14,29 +19,32 @@ import faulthandler
 import os
 import sys
 
-TYPE_CHECKING = False  # as in `typing`, without its imports
+# As in `typing`, without its imports.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
 # `environments/names.py`, `runs/folder/layout.py` and `host/heartbeat_page.py` define these values. They
-# can't be imported here: the program would find slurmddp and its imports in `sys.modules`.
-RUN_DIR_VARIABLE, HEARTBEAT_VARIABLE = "SLURMDDP_RUN_DIR", "SLURMDDP_HEARTBEAT_FD"
+# are not imported from there, because the program would find slurmddp and its imports in `sys.modules`.
+RUN_DIR_VARIABLE = "SLURMDDP_RUN_DIR"
+HEARTBEAT_VARIABLE = "SLURMDDP_HEARTBEAT_FD"
 SNAPSHOT_VARIABLE = "SLURMDDP_SNAPSHOT"
 CODE_FOLDER = "code"
 PAGE_NAME = "slurmddp-heartbeat"
 STACKS_SIGNAL_OFFSET = 7
-"""The distance of the signal from SIGRTMIN."""
+"""The number of the signal that asks for stacks, counted from SIGRTMIN."""
 
 
 def import_from_copy(project: str, code: str) -> None:
-    """Let imports find the snapshot where the search path or an editable install names the project.
+    """Replace the project by its snapshot in the search path and in the mappings of editable installs.
 
     Args:
         project: the project folder, without symbolic links.
         code: the snapshot of its code.
     """
     sys.path[:] = [in_copy(entry, project, code) for entry in sys.path]
+
     # Some editable installs keep the folder of each package in a module, not in a .pth file.
     finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
     for finder in finders:
@@ -47,34 +55,38 @@ def import_from_copy(project: str, code: str) -> None:
 
 def _map_packages(mapping: dict[str, str], project: str, code: str) -> None:
     """Replace the folders of packages in the mapping of an editable install by their copies."""
-    for package, place in mapping.items():
-        copy = in_copy(place, project, code)
+    for package, folder in mapping.items():
+        copy = in_copy(folder, project, code)
         mapping[package] = copy
-        if copy != place and os.path.splitext(os.path.basename(place))[0] == package:
-            sys.path.append(os.path.dirname(copy))  # for processes that start with this path
+        # Processes that start with this search path find the copy by it.
+        if copy != folder and os.path.splitext(os.path.basename(folder))[0] == package:
+            sys.path.append(os.path.dirname(copy))
 
 
 def in_copy(entry: str, project: str, code: str) -> str:
     """Return the snapshot's copy of a folder or module of the project, or `entry` if there is no copy."""
-    place = os.path.realpath(entry)
-    if place != project and not place.startswith(project + os.sep):
+    path = os.path.realpath(entry)
+    if path != project and not path.startswith(project + os.sep):
         return entry
-    copy = os.path.normpath(os.path.join(code, os.path.relpath(place, project)))
-    is_there = os.path.exists(copy) or os.path.exists(copy + ".py")
+
+    copy = os.path.normpath(os.path.join(code, os.path.relpath(path, project)))
+    exists = os.path.exists(copy) or os.path.exists(copy + ".py")
+    # A link in the snapshot may lead out of it, to code that was not copied.
     root = os.path.realpath(code)
     is_copied = (os.path.realpath(copy) + os.sep).startswith(root + os.sep)
-    return copy if is_there and is_copied else entry
+    return copy if exists and is_copied else entry
 
 
 class _ModuleFolder:
-    """Replaces the working folder by the snapshot where `python -m` puts it: first in the search path.
+    """Finder that puts the snapshot in the place of the working folder in the search path of `python -m`.
 
-    Python does so after `sitecustomize`, right before it looks for the module. So the first look-up of any
-    module after that finds the folder there, and ends the work of this finder.
+    Python puts the folder there after `sitecustomize`, right before it looks for the module. So the first
+    look-up after that finds the folder there, and removes this finder.
     """
 
     def __init__(self, project: str, code: str) -> None:
-        self._project, self._code = project, code
+        self._project = project
+        self._code = code
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
         if sys.path and os.path.realpath(sys.path[0]) == self._project:
@@ -83,10 +95,11 @@ class _ModuleFolder:
 
 
 def _prepare() -> None:
-    """Do what stands in the description of this module."""
+    """Prepare the interpreter as the docstring of this module describes."""
     _leave_search_path(os.path.dirname(__file__))
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     code = os.path.join(run_dir, CODE_FOLDER)
+
     # A command, such as `python app.pyz`, runs on the files of the project.
     is_on_snapshot = os.environ.pop(SNAPSHOT_VARIABLE, "") == "1"
     if is_on_snapshot and run_dir and os.path.isdir(code):
@@ -94,6 +107,7 @@ def _prepare() -> None:
         import_from_copy(project, code)
         if "-m" in sys.orig_argv[:3]:
             sys.meta_path.insert(0, _ModuleFolder(project, code))
+
     _arm_faulthandler(os.environ.get(HEARTBEAT_VARIABLE, ""))
     _end_after_gloo()
 
@@ -102,6 +116,7 @@ def _leave_search_path(folder: str) -> None:
     """Remove this folder from the search path of this process and of the processes that it starts."""
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     sys.path_importer_cache.pop(folder, None)
+
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     rest = os.pathsep.join(entry for entry in entries if entry != folder)
     if rest:
@@ -117,15 +132,17 @@ def _arm_faulthandler(descriptor: str) -> None:
         is_page = os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{PAGE_NAME}")
     except OSError:
         is_page = False
+
     if is_page:
-        from _signal import SIGRTMIN  # type: ignore[import-not-found]  # `signal` would import `enum`
+        # `signal` would import `enum`, which the program may want to be the first to import.
+        from _signal import SIGRTMIN  # type: ignore[import-not-found]
 
         number = SIGRTMIN + STACKS_SIGNAL_OFFSET
         faulthandler.register(number, file=int(descriptor), all_threads=True, chain=False)
 
 
 def _end_after_gloo() -> None:
-    """Wait for gloo's threads after all exit handlers of the program, because torch could abort it."""
+    """Wait for gloo's threads after the program's exit handlers: Python may abort if it shuts down first."""
     import atexit
 
     atexit.register(_wait_for_gloo)
