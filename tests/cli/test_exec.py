@@ -132,7 +132,7 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path, forked_python):
         (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the nodes, such as -n 2"),
         (["-n", "2", "/tmp"], EXIT_CONFIG, "/tmp is a folder, not a program"),
         (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
-        (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Say `python fit.py`."),
+        (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Use `python fit.py`."),
     ],
 )
 def test_a_wrong_command_line_starts_nothing(words, code, message, tmp_path, monkeypatch, capsys):

@@ -1,1 +1,1 @@
-"""Runs on this machine: attempts of a run, and `launch()` of a script."""
+"""Run jobs, scripts, functions and programs on this machine or in an allocation."""

@@ -1,4 +1,4 @@
-"""The nodes that `salloc` or a batch script of one's own holds: srun starts processes on them, in a step."""
+"""Describe the allocation of `salloc` or of a batch script around this process, and srun on its nodes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Allocation:
     job_id: str
     nodes: int
     cpus: int | None
-    """CPUs that the job has on each node, at least; None if SLURM does not say."""
+    """The CPUs of the job on the node with the fewest; None if SLURM does not give them."""
     hosts: str
     """The names of the nodes, as SLURM writes them."""
 
-    def require(self, nodes: int, asked: str) -> None:
-        """Raise an error unless the allocation has `nodes` nodes and srun is here; `asked` is the setting."""
+    def require(self, nodes: int, setting: str) -> None:
+        """Raise an error unless the allocation has the `nodes` of a `setting`, and srun is on PATH."""
         if nodes > self.nodes:
             raise ConfigError(
-                f"{asked} is more than the {self.nodes} node(s) of this allocation (job {self.job_id}).",
+                f"{setting} is more than the {self.nodes} node(s) of this allocation (job {self.job_id}).",
                 hint=f"Use {self.nodes} or fewer, or a larger allocation.",
             )
         if shutil.which("srun") is None:
@@ -45,13 +45,14 @@ class Allocation:
 
         Args:
             nodes: the number of nodes.
-            logs: the folder that gets the output of each agent, `node-N.log`.
-            tolerates_node_loss: whether the other agents stay when one fails.
+            logs: the folder for the output of each agent, `node-N.log`.
+            tolerates_node_loss: whether the other agents stay when an agent fails.
         """
         cpus = [] if self.cpus is None else [f"--cpus-per-task={self.cpus}"]
         return [
             *("srun", *slurm.STEP_OPTIONS, "--open-mode=append"),
-            "--overlap",  # Beside a step that runs already, instead of waiting for its end without a word.
+            # Without this option srun would wait in silence for the end of a step that runs already.
+            "--overlap",
             *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *cpus),
             f"--kill-on-bad-exit={0 if tolerates_node_loss else 1}",
             f"--output={str(logs).replace('%', '%%')}/node-%n.log",
@@ -62,6 +63,7 @@ def around(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation around this process; None outside of one, and inside a step."""
     if EMULATED_VARIABLE in environ or not slurm.in_allocation(environ) or slurm.in_step(environ):
         return None
+
     counts = environ.get("SLURM_JOB_CPUS_PER_NODE")
     return Allocation(
         job_id=environ["SLURM_JOB_ID"],
@@ -72,9 +74,9 @@ def around(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def current(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation around this process; SLURM is asked what the variables don't say.
+    """Return the allocation around this process, and ask SLURM for facts that the variables don't hold.
 
-    A shell that came by ssh to a node of a job may have SLURM_JOB_ID alone.
+    A shell that came by ssh to a node of a job may have only SLURM_JOB_ID.
 
     Raises:
         ConfigError: the job is over. A shell may outlive its job.
@@ -82,18 +84,21 @@ def current(environ: Mapping[str, str]) -> Allocation | None:
     allocation = around(environ)
     if allocation is None or shutil.which("scontrol") is None:
         return allocation
+
     try:
         facts = SlurmClient().facts(allocation.job_id)
     except SlurmError:
-        return allocation  # The variables are enough for srun, whose error says more.
+        # The variables are enough for srun, whose error says more.
+        return allocation
 
     state = "" if facts is None else parse_state(facts.get("JobState", ""))
     if facts is None or state in TERMINAL:
-        why = state or "SLURM does not know it"
+        reason = state or "SLURM does not know it"
         raise ConfigError(
-            f"SLURM_JOB_ID is {allocation.job_id}, and this job is over ({why}).",
+            f"SLURM_JOB_ID is {allocation.job_id}, and this job is over ({reason}).",
             hint="Leave its shell, or `unset SLURM_JOB_ID` to use this machine alone.",
         )
+
     hosts = facts.get("NodeList", "")
     if allocation.hosts or not hosts.strip("()").replace("null", ""):
         return allocation
@@ -101,7 +106,7 @@ def current(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _cpus_of_each(facts: Mapping[str, str]) -> int | None:
-    """Return the CPUs of a job on each node, if all its nodes have equally many."""
+    """Return the CPUs of a job on each node if all nodes have equally many, else None."""
     cpus = facts.get("NumCPUs", "")
     nodes = facts.get("NumNodes", "")
     if not (cpus.isdigit() and nodes.isdigit()) or int(cpus) % max(int(nodes), 1):
@@ -110,10 +115,10 @@ def _cpus_of_each(facts: Mapping[str, str]) -> int | None:
 
 
 def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for srun: those of the job, and none of another step, run or rank."""
-    of_job = {
+    """Return the environment for srun: it has the variables of the job, but of no step, run or rank."""
+    job_variables = {
         name: value
         for name, value in environ.items()
         if name.startswith("SLURM") and not name.startswith(("SLURM_STEP", "SLURM_CPU_BIND", "SLURMDDP_"))
     }
-    return {**scrub(environ), **of_job}
+    return {**scrub(environ), **job_variables}

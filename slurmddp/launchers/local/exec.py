@@ -1,8 +1,8 @@
 """Start any program as the ranks of one job, as mpiexec does.
 
 On one machine the nodes are emulated. In an allocation of SLURM, srun starts this module once on each node,
-and the module starts the ranks of its node. Either way a rank finds the variables of torchrun and of MPI, and
-the first failure ends all ranks.
+and the module starts the ranks of its node. In both cases a rank gets the variables of torchrun and of MPI,
+and the first failure ends all ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE
 from slurmddp.launchers.local.script_run import ScriptRun
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
-"""The probe listens there for a moment, so that the port is free on the address that the ranks will use."""
+"""The address to probe ports on: a port that is free there is free on any address that the ranks will use."""
 
 
 def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
@@ -39,7 +39,7 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
     Args:
         command: a program and its arguments.
         ranks: the number of ranks on all nodes.
-        nodes: the number of nodes; None: those of the allocation, else one.
+        nodes: the number of nodes; None: all nodes of the allocation, or one node.
 
     Raises:
         ConfigError: there is no such program, the ranks don't fill the nodes evenly, or they are too many.
@@ -47,19 +47,21 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
     """
     program = _program(command[0])
     allocation = current(os.environ)
-    nodes = nodes or (allocation.nodes if allocation else 1)
+    if not nodes:
+        nodes = allocation.nodes if allocation else 1
     if ranks % nodes:
         raise ConfigError(
             f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
             hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // nodes) * nodes}.",
         )
-    if allocation is None:
-        refuse_crowd(ranks, process.usable_cpus(), "-n {}", "this machine")
-    else:
+
+    if allocation is not None:
         if allocation.cpus is not None:
             refuse_crowd(ranks, allocation.cpus, "-n {}", "a node of this allocation", nodes)
         allocation.require(nodes, f"--nodes {nodes}")
         return _in_allocation(command, ranks, nodes)
+
+    refuse_crowd(ranks, process.usable_cpus(), "-n {}", "this machine")
     per_node = ranks // nodes
     launch_id = secrets.token_hex(8)
     infos = [_emulated(node_rank, nodes, launch_id) for node_rank in range(nodes)]
@@ -70,46 +72,56 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
     return _run([program, *command[1:]], environments)
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the ranks of one node, as a task of srun: `MASTER_PORT RANKS_PER_NODE PROGRAM ARGUMENT...`.
 
-    Without words, print a port that is free on this node.
+    Without arguments, print a port that is free on this node.
     """
     node = detect(os.environ)
-    if not words:
+    if not argv:
         with listen(_EVERY_ADDRESS, candidate_ports(f"{node.launch_id} exec")) as probe:
             print(probe.getsockname()[1])
         return EXIT_FINISHED
-    port, per_node, program, *arguments = words
+
+    port, count, program, *arguments = argv
+    per_node = int(count)
     master = (find_rank_zero(node)[0].text, int(port))
-    environments = [_environment(node, one, int(per_node), master) for one in range(int(per_node))]
+    environments = [_environment(node, local_rank, per_node, master) for local_rank in range(per_node)]
     code = _run([_program(program), *arguments], environments)
-    # srun returns the largest code of its tasks. 143 of a node that srun has ended must not hide the first.
+    # srun returns the largest code of its tasks. The first failure must not be hidden by the 143 of a node
+    # that srun has ended after it.
     return EXIT_FAILED if code > 128 else code
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    # A rank has a session of its own, so it can't read from this terminal.
-    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else sys.stdin.fileno()
+    stdin = subprocess.DEVNULL
+    # A rank can't read from this terminal, because it has a session of its own.
+    if sys.stdin is not None and not sys.stdin.isatty():
+        stdin = sys.stdin.fileno()
     ranks = range(int(environments[0]["WORLD_SIZE"]))
     return ScriptRun(command, environments, labelled=ranks, stdin=stdin).run()
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    """Return the path of a program; raise ConfigError if there is no such program."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+
     if Path(name).is_file():
-        hint = f"Say `python {name}`." if name.endswith(".py") else f"Make it so: chmod +x {name}"
+        hint = f"Make it executable: chmod +x {name}"
+        if name.endswith(".py"):
+            hint = f"Use `python {name}`."
         raise ConfigError(f"{name} is not executable.", hint=hint)
     if Path(name).is_dir():
         raise ConfigError(f"{name} is a folder, not a program.", hint="Give the path of a program in it.")
     raise ConfigError(
-        f"There is no program {name!r} here or on PATH.", hint="Give its path from this folder."
+        f"There is no program {name!r} in this folder or on PATH.", hint="Give its path from this folder."
     )
 
 
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
+    """Replace this process by the srun that starts this module on each node."""
     task = [*STEP_OPTIONS, "--ntasks-per-node=1"]
     this_module = [sys.executable, "-m", __name__]
     step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--unbuffered"]
@@ -120,14 +132,14 @@ def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
 
 def _free_port(task: Sequence[str]) -> str:
     """Ask the first node of the allocation, by a step of its own, for a port that is free there."""
-    first = ["srun", "--nodes=1", "--ntasks=1", "--relative=0", *task]
-    asked = subprocess.run(first, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if asked.returncode or not asked.stdout.strip().isdigit():
+    step = ["srun", "--nodes=1", "--ntasks=1", "--relative=0", *task]
+    reply = subprocess.run(step, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if reply.returncode or not reply.stdout.strip().isdigit():
         raise SlurmError(
-            f"srun could not find a free port on the first node: {asked.stderr.strip() or asked.stdout!r}.",
+            f"srun could not find a free port on the first node: {reply.stderr.strip() or reply.stdout!r}.",
             hint="Try `srun --nodes=1 --ntasks=1 hostname` in this allocation.",
         )
-    return asked.stdout.strip()
+    return reply.stdout.strip()
 
 
 def _emulated(node_rank: int, nodes: int, launch_id: str) -> RankInfo:
@@ -145,7 +157,8 @@ def _emulated(node_rank: int, nodes: int, launch_id: str) -> RankInfo:
 def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[str, int]) -> dict[str, str]:
     """Return the environment of one rank, with the variables of torchrun, Open MPI and MPICH."""
     values = rank_environment(node, local_rank, per_node, os.environ)
-    rank, world_size = values["RANK"], values["WORLD_SIZE"]
+    rank = values["RANK"]
+    world_size = values["WORLD_SIZE"]
     values |= {
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
@@ -166,10 +179,12 @@ def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[s
         "PMI_SIZE": world_size,
         "MPI_LOCALRANKID": str(local_rank),
         "MPI_LOCALNRANKS": str(per_node),
-        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # Into a pipe, Python writes by blocks.
+        # Python would write into the pipe of a rank in blocks.
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         FAULTHANDLER_VARIABLE: os.environ.get(FAULTHANDLER_VARIABLE, "1"),
     }
-    if per_node > 1:  # as torchrun: ranks must not compete for the CPUs
+    # Ranks must not compete for the CPUs. torchrun sets the variable for this reason, too.
+    if per_node > 1:
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return {**os.environ, **values}
 

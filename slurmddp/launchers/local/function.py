@@ -1,8 +1,8 @@
-"""Call a function as every rank, in processes of their own, and return rank 0's result.
+"""Call a function as every rank, in separate processes, and return rank 0's result.
 
 `Distributon.launch(function)` calls this module, also from a notebook. The ranks are new processes: a fork of
-a process in which torch has used its threads would hang. The call goes to them by value, in a temporary
-folder of the user's own, so that functions of a notebook work.
+a process in which torch has used its threads would hang. The call is pickled by value into a temporary folder
+of the user, so that functions of a notebook work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Result = TypeVar("Result")
 
 _INTERRUPTED = 128 + signal.SIGINT
 _ENDED = (128 + signal.SIGTERM, 128 + signal.SIGUSR2)
-_PATH, _CALL, _RESULT, _ERROR = "path.json", "call.pkl", "result.pkl", "error-"
+_PATH = "path.json"
+_CALL = "call.pkl"
+_RESULT = "result.pkl"
+_ERROR = "error-"
 
 
 def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launcher) -> Result:
@@ -52,6 +55,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
         raise ConfigError(
             "launch() was called in a thread, which gets no signals.", hint="Call it in the main thread."
         )
+
     with tempfile.TemporaryDirectory(prefix="slurmddp-call-") as name:
         folder = Path(name)
         (folder / _PATH).write_text(json.dumps(sys.path))
@@ -62,6 +66,7 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
                 f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
                 hint="Open files, locks and the like inside the function instead of around it.",
             ) from error
+
         code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices, launcher)
         if code == EXIT_FINISHED:
             result: Result = cloudpickle.loads((folder / _RESULT).read_bytes())
@@ -84,15 +89,15 @@ def main(folder: Path) -> int:
     except Exception as error:
         _cut_frames(error)
         text = "".join(traceback.format_exception(error))
-        told = {"error": f"{type(error).__name__}: {error}", "traceback": text}
-        (folder / f"{_ERROR}{rank}").write_text(json.dumps(told))
+        report = {"error": f"{type(error).__name__}: {error}", "traceback": text}
+        (folder / f"{_ERROR}{rank}").write_text(json.dumps(report))
         print(text, end="", file=sys.stderr, flush=True)
         return EXIT_FAILED
     return EXIT_FINISHED
 
 
 def _cut_frames(error: BaseException) -> None:
-    """Let the traceback begin with the function's own frames, if it has some."""
+    """Let the traceback begin with the first frame of the function, if it has one."""
     starters = (__file__, str(Path(__file__).parents[2] / "training" / "distributon.py"))
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in starters:
@@ -101,19 +106,22 @@ def _cut_frames(error: BaseException) -> None:
 
 
 def _error_of(folder: Path, code: int) -> BaseException:
+    """Return the exception for the exit code of the ranks, with the first error that a rank has left."""
     if code == EXIT_STOPPED:
         return StoppedAtCheckpoint("The training was stopped.", hint="Call it again to resume.")
     if code == _INTERRUPTED:
         return KeyboardInterrupt()
     if code in _ENDED:
         return SystemExit(code)
+
     # The first error is the cause: the other ranks fail because they lose that rank.
-    told = sorted(folder.glob(f"{_ERROR}*"), key=lambda path: path.stat().st_mtime_ns)
-    if not told:
+    paths = sorted(folder.glob(f"{_ERROR}*"), key=lambda path: path.stat().st_mtime_ns)
+    if not paths:
         return SlurmddpError(f"The ranks ended with exit code {code}.", hint="Their last lines stand above.")
-    first: dict[str, Any] = json.loads(told[0].read_text())
-    rank = told[0].name.removeprefix(_ERROR)
-    return SlurmddpError(f"Rank {rank} failed: {first['error']}", hint=first["traceback"])
+
+    report: dict[str, Any] = json.loads(paths[0].read_text())
+    rank = paths[0].name.removeprefix(_ERROR)
+    return SlurmddpError(f"Rank {rank} failed: {report['error']}", hint=report["traceback"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The starter of the ranks of `Distributon.launch()`: the shipped one, or one of your own."""
+"""Define what starts the ranks of `Distributon.launch()`: the shipped launcher, or a class of your own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from slurmddp.host.cpus import refuse_crowd
 
 
 class Launcher(Protocol):
-    """The start of ranks in a process that no launcher has started: one method."""
+    """Starts ranks from a process that no launcher has started; it has one method."""
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
         """Start `command` once per rank, wait until all ranks have ended, and return their exit code.
 
         If a rank fails, the others must be ended, because they may wait for it without end. SIGINT, SIGTERM
-        and SIGUSR2 of this process must reach all ranks, so that they save and leave. No rank may outlive the
+        and SIGUSR2 to this process must reach all ranks, so that they save and leave. No rank may outlive the
         call.
 
         Args:
@@ -26,16 +26,18 @@ class Launcher(Protocol):
             folder: the working folder of the ranks; None: this process's folder.
 
         Returns:
-            0 if all ranks have ended with 0; 75 if they have stopped at a checkpoint; else a failure's code.
+            0 if all ranks have ended with 0; 75 if they have stopped at a checkpoint; else the code of a
+            failure.
         """
 
 
 class LocalLauncher:
-    """Processes of this machine: rank 0's output as it is, lines of other ranks as `[rank 1] ...`."""
+    """Starts ranks on this machine. Lines of all ranks except rank 0 are shown as `[rank 1] ...`."""
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
         refuse_crowd(len(ranks), process.usable_cpus(), "num_devices={}", "this machine")
-        from slurmddp.launchers.local.script_run import ScriptRun  # Under a launcher no rank needs it.
+        # A rank that a launcher has started never calls this, and need not import the module.
+        from slurmddp.launchers.local.script_run import ScriptRun
 
         return ScriptRun(command, ranks, labelled=range(1, len(ranks)), folder=folder).run()
 
@@ -44,6 +46,6 @@ LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher}
 
 
 def build(launcher: str | Launcher | type[Launcher]) -> Launcher:
-    """Return a launcher: by name, by the import path of its class, or the given one; raises ConfigError."""
+    """Return the launcher with a name or an import path, or the given launcher; raise ConfigError."""
     built: Launcher = plugins.build(launcher, LAUNCHERS, Launcher, key="launcher")
     return built

@@ -1,8 +1,8 @@
-"""The nodes of a run that a command starts here: emulated ones on this machine, or those of an allocation.
+"""Start and end the agents of a run that a command runs: on emulated nodes, or in an allocation.
 
-For emulated nodes this module takes srun's part: it starts an agent for each node, forwards signals, and
-kills agents that outlive a failed agent for too long. In an allocation (`salloc`) srun is the only process
-here. The coordinator in node 0's agent decides everything else.
+For emulated nodes on this machine the module takes srun's part: it starts an agent for each node, forwards
+signals, and kills agents that outlive a failed agent for too long. In an allocation (`salloc`) the module
+starts srun alone. The coordinator in node 0's agent decides everything else.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 
 _FORCE_AFTER_S = 30.0
-"""Seconds for the agents to save a checkpoint and leave once an agent has failed; as SLURM's KillWait."""
+"""Seconds for the other agents to save and leave after an agent has failed, as SLURM's KillWait."""
 _SRUN_ENDS_S = 20.0
 """Seconds for srun to end its step."""
 LEFT_BEHIND_S = 600.0
-"""Seconds for agents whose launcher was killed to save and leave. Then the orphan reaper ends them."""
+"""Seconds for agents whose launcher was killed to save and leave, before the orphan reaper ends them."""
 
 
 class LocalNodes:
@@ -55,16 +55,37 @@ class LocalNodes:
         say: Callable[[str], None],
         allocation: Allocation | None = None,
     ) -> None:
-        """Describe the nodes; with an `allocation` they are real, and its first ones."""
+        """Describe the nodes.
+
+        Args:
+            job: the job.
+            folder: the run folder.
+            command: starts an agent.
+            say: gets lines for the person.
+            allocation: the run uses the first nodes of this allocation; None: it emulates nodes.
+        """
         self.agents: list[subprocess.Popen[bytes]] = []
-        self.stopping = self.killed = False
-        self._job, self._folder, self._command, self._say = job, folder, command, say
+        """The agents, in the order of their nodes; in an allocation srun alone."""
+        self.stopping = False
+        """Whether the ranks were asked to save and leave."""
+        self.killed = False
+        """Whether a person has ended the run by force."""
+        self._job = job
+        self._folder = folder
+        self._command = command
+        self._say = say
         self._allocation = allocation
-        # srun forwards SIGUSR2, but kills its step at SIGTERM and SIGQUIT. Killed, it would leave the step.
-        self.stop_signal = signal.SIGTERM if allocation is None else signal.SIGUSR2
-        self._kill_signal = signal.SIGKILL if allocation is None else signal.SIGQUIT
+        self.stop_signal = signal.SIGTERM
+        """The signal that asks the ranks to save and leave."""
+        self._kill_signal = signal.SIGKILL
+        # srun forwards SIGUSR2, but kills its step at SIGTERM and SIGQUIT. After SIGKILL the step would
+        # continue without srun.
+        if allocation is not None:
+            self.stop_signal = signal.SIGUSR2
+            self._kill_signal = signal.SIGQUIT
         self._attempt = -1
         self._force_at: float | None = None
+        """When agents that outlive a failed agent are killed, on the monotonic clock."""
         self._oom = OomWatch()
         self._reaper: OrphanReaper | None = None
 
@@ -78,8 +99,11 @@ class LocalNodes:
             limits: variables with the time limits of an allocation.
         """
         self.close()
-        self.agents, self._attempt, self._force_at = [], attempt, None
+        self.agents = []
+        self._attempt = attempt
+        self._force_at = None
         self._oom.begin()
+
         secret = secrets.token_hex(16)
         self._reaper = OrphanReaper(LEFT_BEHIND_S)
         for node_rank in range(1 if self._allocation else self._job.resources.all_nodes):
@@ -88,19 +112,23 @@ class LocalNodes:
             self._reaper.add(agent.pid)
 
     def _start_agent(
-        self, node_rank: int, job_id: str, held: int, own: Mapping[str, str]
+        self, node_rank: int, job_id: str, held: int, variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        nodes, command, logs = self._job.resources.all_nodes, self._command, self.log(node_rank).parent
+        nodes = self._job.resources.all_nodes
+        command = self._command
         if self._allocation is None:
             inherited = scrub(os.environ)
             step = emulated_step(nodes, node_rank, job_id, self._folder.path, self._attempt)
-            if self._job.policy.grace_s is not None:  # No SLURM kills here, so null sets no limit.
+            # No SLURM kills an emulated step, so null sets no limit.
+            if self._job.policy.grace_s is not None:
                 step[KILL_WAIT_VARIABLE] = str(self._job.policy.grace_s)
         else:
             inherited = for_srun(os.environ)
             step = {RUN_DIR_VARIABLE: str(self._folder.path), ATTEMPT_VARIABLE: str(self._attempt)}
+            logs = self.log(node_rank).parent
             command = [*self._allocation.agents(nodes, logs, self._job.tolerates_node_loss), *command]
-        environ = {**inherited, **self._job.cluster.env, **step, **own}
+
+        environ = {**inherited, **self._job.cluster.env, **step, **variables}
         with self.log(node_rank).open("ab") as log:
             return process.start_bound(
                 command,
@@ -120,36 +148,47 @@ class LocalNodes:
     def poll(self) -> int | None:
         """Return the attempt's exit code, which node 0's agent decides, once every agent has ended."""
         codes = [self._code_of(agent) for agent in self.agents]
-        for node_rank, code in enumerate(codes[:1] if self._job.tolerates_node_loss else codes):
+        # The loss of another agent need not end the attempt: node 0's agent decides that.
+        deciding = codes
+        if self._job.tolerates_node_loss:
+            deciding = codes[:1]
+        for node_rank, code in enumerate(deciding):
             if code is not None and code not in GOOD_CODES and self._force_at is None:
                 self._note_failure(node_rank, code)
+
         if self._force_at is not None and time.monotonic() > self._force_at:
             self._signal(self._kill_signal)
         if None in codes:
             return None
-        found = None if self.killed else capture.read(self._folder, self._attempt)
-        return node_code(found) if found else errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
+
+        failure = None if self.killed else capture.read(self._folder, self._attempt)
+        if failure is not None:
+            return node_code(failure)
+        return errors.combine_exit_codes([codes[0] or EXIT_FINISHED])
 
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
-        """Return an agent's code. An agent that our signal killed had no handler yet, so no ranks either."""
+        """Return the exit code of an agent; None while it runs."""
         code = self._poll(agent)
-        is_ours = code in (-self.stop_signal, -signal.SIGINT)
-        return EXIT_STOPPED if self.stopping and is_ours else code
+        # An agent that the stop signal has killed had no handler yet, and so no ranks.
+        if self.stopping and code in (-self.stop_signal, -signal.SIGINT):
+            return EXIT_STOPPED
+        return code
 
     def _note_failure(self, node_rank: int, returncode: int) -> None:
         """Record the failure of an agent, so that agents without a link to it end too."""
         if not self.killed:
             lines = capture.last_lines(self.log(node_rank))
-            found = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
+            failure = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             with log_write_error("The failure", self._say):
-                # A failure that the agent itself has recorded stays: it says more.
-                capture.record(self._folder, self._attempt, found)
+                # `record` keeps a failure that the agent itself has recorded, which says more.
+                capture.record(self._folder, self._attempt, failure)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
     def stop(self, received: signal.Signals = signal.SIGTERM) -> signal.Signals:
-        """Ask the ranks to save and leave; the attempt ends with 75. Return the signal that scripts get.
+        """Ask the ranks to save and leave, so that the attempt ends with 75; return the signal for scripts.
 
-        Ctrl-C stays SIGINT, for the programs that save after a KeyboardInterrupt; srun would end its step.
+        Ctrl-C stays SIGINT, for programs that save after a KeyboardInterrupt. srun would end its step after
+        SIGINT, so it gets another signal.
         """
         self.stopping = True
         is_interrupt = received == signal.SIGINT and self._allocation is None
@@ -181,6 +220,7 @@ class LocalNodes:
                 agent.send_signal(sent)
 
     def _poll(self, agent: subprocess.Popen[bytes]) -> int | None:
+        # Another process may get the pid of an agent that has ended.
         if agent.returncode is None and agent.poll() is not None and self._reaper is not None:
-            self._reaper.forget(agent.pid)  # Another process may get its pid from now on.
+            self._reaper.forget(agent.pid)
         return agent.returncode

@@ -1,8 +1,8 @@
-"""Run a job on this machine, or in an allocation: in the foreground, restarted as on a cluster.
+"""Run a job in the foreground, on this machine or in an allocation, and restart it as on a cluster.
 
 There is one agent per node. On this machine nodes are emulated: the agents get the environment of a SLURM
-step, so a laptop runs the code that the cluster runs. In an allocation that `salloc` holds, srun starts the
-agents on its nodes. Modules, the lines of `cluster.setup` and containers are left out.
+step, so a laptop runs the code that the cluster runs. In an allocation of `salloc`, srun starts the agents on
+its nodes. Modules, the lines of `cluster.setup` and containers are left out.
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ from slurmddp.runs.folder.lock import RunLock
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import Job
 
-"""The exit code of `wait` after a person has ended the run by force."""
 _CROWDED = 4
 """Ranks per CPU from which training is slow."""
-_SMALLER = "say nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs) as well"
+_SMALLER = "add nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs)"
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals to handle; a hangup that `nohup` has turned off stays off."""
+    """Return the signals to handle, without SIGHUP if `nohup` has switched it off."""
     is_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [one for one in _SIGNALS if one != signal.SIGHUP or not is_off]
+    return [number for number in _SIGNALS if number != signal.SIGHUP or not is_off]
 
 
 class LocalRun:
@@ -78,29 +77,35 @@ class LocalRun:
             command: replaces the usual agent.
             allocation: the nodes to run on; None: emulate nodes on this machine.
         """
-        self.job, self.folder = job, folder
+        self.job = job
+        self.folder = folder
         self.attempt = -1
         command = command or [sys.executable, "-m", "slurmddp.launchers.agent", str(folder.path)]
         self.nodes = LocalNodes(job, folder, command, say, allocation)
         self._allocation = allocation
-        self._lock, self._say = lock, say
+        self._lock = lock
+        self._say = say
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
         self._counts = requeue_policy.Counts()
-        """Failures so far, in memory, so that a full disk can't make the run restart without end."""
+        """The failures so far, in memory, so that a full disk can't make the run restart without end."""
         self._unattended = False
+        """Whether the terminal is closed, so that no output is shown."""
         self._before = Saved()
+        """What the run had saved before the present attempt."""
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
         self._commands = EventCommands(folder, job.policy.on_event, job.project_dir, say)
 
     def start(self) -> None:
         """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
-        is_first, ranks = self.attempt < 0, self.job.resources.world_size
-        if is_first and not self._allocation and (warning := check_size(ranks, process.usable_cpus())):
-            self._say(warning)
+        if self.attempt < 0 and self._allocation is None:
+            warning = check_size(self.job.resources.world_size, process.usable_cpus())
+            if warning:
+                self._say(warning)
+
         if self._inbox is None:
-            # From here on Ctrl-C is a message: an exception between two agents could lose an agent.
+            # From now on Ctrl-C is a message. As an exception between two starts it could lose an agent.
             self._inbox = self._undo.enter_context(SignalInbox(_signals()))
         try:
             self._start_attempt()
@@ -112,14 +117,20 @@ class LocalRun:
         allocation = self._allocation
         self.attempt = self.folder.claim_attempt()
         self._before = self._saved()
+
+        nodes = socket.gethostname()
+        facts: dict[str, object] = {}
+        if allocation is not None:
+            nodes = allocation.hosts
+            facts["allocation"] = allocation.job_id
         self.folder.add_event(
             "started",
             attempt=self.attempt,
             job_id=self._job_id,
             restart_count=self._counts.failures,
-            nodes=allocation.hosts if allocation else socket.gethostname(),
+            nodes=nodes,
             launcher="local",
-            **({"allocation": allocation.job_id} if allocation else {}),
+            **facts,
             pid=os.getpid(),
             process_start=process.start_time(os.getpid()),
             host=socket.gethostname(),
@@ -145,9 +156,9 @@ class LocalRun:
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> int:
         """Wait until the run ends.
 
-        The first Ctrl-C (or SIGTERM) stops at a checkpoint, and kills ranks that outlive the policy's
-        `grace_s`. The second Ctrl-C kills. A failure within the policy's `max_restarts` starts the next
-        attempt.
+        The first Ctrl-C (or SIGTERM) stops the run at a checkpoint, and kills ranks that outlive the policy's
+        `grace_s`. The second Ctrl-C kills the run. A failure within the policy's `max_restarts` starts the
+        next attempt.
 
         Args:
             on_tick: called ten times a second.
@@ -164,8 +175,10 @@ class LocalRun:
                 decision = self._conclude(code)
                 if decision.next == "none":
                     return self._result(code)
+
+                # The end of this attempt is shown before the next attempt is announced.
                 if not self._unattended:
-                    on_tick()  # The end of this attempt is shown before the next one is announced.
+                    on_tick()
                 self._say(f"{self._failure_text()} Starting again ({self._counts.failures} of "
                           f"{self.job.policy.max_restarts} restarts).")  # fmt: skip
                 self.start()
@@ -174,15 +187,18 @@ class LocalRun:
 
     def _wait_for_attempt(self, on_tick: Callable[[], None]) -> int:
         while (code := self.nodes.poll()) is None:
-            for received in self._inbox.wait(_POLL_S) if self._inbox is not None else ():
-                self._answer(received)
+            if self._inbox is not None:
+                for received in self._inbox.wait(_POLL_S):
+                    self._answer(received)
             if not self._unattended:
                 on_tick()
         return code
 
     def _answer(self, received: signal.Signals) -> None:
+        """Stop or kill the run by a signal to this process."""
         if received == signal.SIGCHLD:
             return
+
         # A closed terminal shows no more output.
         self._unattended |= received == signal.SIGHUP
         if self.nodes.stopping and received == signal.SIGINT:
@@ -190,18 +206,21 @@ class LocalRun:
             self._say(f"Killing the run{last}.")
             self.nodes.kill()
         elif not self.nodes.stopping:
-            sent = self.nodes.stop(received)
-            script = f"The script gets {sent.name}; slurmddp can't see whether it saves."
-            what = script if self._is_script else "Stopping at a checkpoint."
+            script_signal = self.nodes.stop(received)
+            text = "Stopping at a checkpoint."
+            if self._is_script:
+                text = f"The script gets {script_signal.name}; slurmddp can't see whether it saves."
             grace_s = self.job.policy.grace_s
-            end = "" if grace_s is None else f" Deaf ranks are killed after {grace_s} s."
-            self._say(f"{what}{end} Ctrl-C once more kills the run.")
+            if grace_s is not None:
+                text += f" Ranks that have not left are killed after {grace_s} s."
+            self._say(f"{text} Ctrl-C once more kills the run.")
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended and what comes next, by the rules of the batch step."""
+        # Another machine has the run and its record now.
         if self.folder.is_superseded(self.attempt):
-            # Another machine has the run and its record now.
             return requeue_policy.Outcome("superseded", "none")
+
         has_progressed = progressed(self._before, self._saved())
         failure = capture.read(self.folder, self.attempt)
         failed_at_stop = failure is not None and failure.asked_to_stop
@@ -215,8 +234,10 @@ class LocalRun:
             failed_at_stop=failed_at_stop,
         )
         decision = requeue_policy.decide(end, self._counts, self.job.policy)
+
         facts: dict[str, object] = {"outcome": decision.outcome, "next": decision.next}
-        facts |= {"progressed": True} if has_progressed else {}
+        if has_progressed:
+            facts["progressed"] = True
         self._counts = requeue_policy.count(self._counts, {"event": "ended", **facts})
         with log_write_error("The event `ended`", self._say):
             self.folder.add_event("ended", attempt=self.attempt, job_id=self._job_id, exit_code=code, **facts)
@@ -232,17 +253,22 @@ class LocalRun:
         raise self._error()
 
     def _error(self) -> SlurmddpError:
-        found, logs = capture.read(self.folder, self.attempt), self.folder.log_dir(self.attempt)
-        if found is None:
+        """Return the error for the failure that ended the run."""
+        failure = capture.read(self.folder, self.attempt)
+        if failure is None:
+            logs = self.folder.log_dir(self.attempt)
             return RankFailure("A rank failed.", hint=f"See the logs in {logs}.")
+
+        log = self.nodes.log(failure.node_rank or 0)
+        if failure.rank is not None:
+            log = self.folder.rank_log(self.attempt, failure.rank)
         # The live view has shown the lines of rank 0 of a script.
-        is_shown = found.rank == 0 and bool(found.reason) and not self.job.program.is_own_trainer
-        rank_log = self.folder.rank_log(self.attempt, found.rank) if found.rank is not None else None
-        return as_error(found, rank_log or self.nodes.log(found.node_rank or 0), with_lines=not is_shown)
+        is_shown = failure.rank == 0 and bool(failure.reason) and not self.job.program.is_own_trainer
+        return as_error(failure, log, with_lines=not is_shown)
 
     def _failure_text(self) -> str:
-        found = capture.read(self.folder, self.attempt)
-        return describe(found) if found else "A rank failed."
+        failure = capture.read(self.folder, self.attempt)
+        return "A rank failed." if failure is None else describe(failure)
 
     def _leave_nothing(self) -> None:
         self.nodes.close()
@@ -257,14 +283,15 @@ def still_ending(folder: RunFolder) -> str:
 
 
 def check_size(ranks: int, cpus: int) -> str | None:
-    """Return a warning if `ranks` are many for the CPUs here; raises ConfigError if they are far too many."""
+    """Return a warning if `ranks` are many for this machine's CPUs; raise ConfigError for far too many."""
     if ranks > most_ranks(cpus):
         raise ConfigError(
             f"{ranks} ranks can't be tried on this machine, which has {counted(cpus, 'CPU')}, for at most "
             f"{most_ranks(cpus)} ranks.",
-            hint=f"Try the job in small: {_SMALLER}.",
+            hint=f"Try a smaller job: {_SMALLER}.",
         )
+
     if ranks > _CROWDED * cpus:
-        shared = f"{ranks} ranks share {counted(cpus, 'CPU')} here, so this will be slow."
-        return f"{shared} To try it in small, {_SMALLER}."
+        shared = f"{ranks} ranks share {counted(cpus, 'CPU')} on this machine, so this will be slow."
+        return f"{shared} To try a smaller job, {_SMALLER}."
     return None

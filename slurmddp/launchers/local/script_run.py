@@ -120,7 +120,7 @@ class ScriptWorkers(WorkerGroup):
         """The relays of each rank, by local rank; the last relay is the relay of the error output."""
 
     def rank(self, local_rank: int) -> int:
-        """Return the global rank of a local one."""
+        """Return the global rank of a local rank."""
         return int(self._ranks[local_rank]["RANK"])
 
     def _start(self, local_rank: int, order: msg.StartWorkers) -> int:
@@ -177,9 +177,9 @@ class ScriptRun:
     """One command as every rank, from the start of the ranks to their common exit code.
 
     Args:
-        command: the words of the command.
+        command: the program and its arguments.
         ranks: the environment of each rank.
-        labelled: the ranks whose lines begin with `[rank N]`; the others write as they are.
+        labelled: the ranks whose lines begin with `[rank N]`; lines of other ranks are shown unchanged.
         stdin: the descriptor that rank 0 reads; other ranks have no standard input.
         folder: the working folder of the ranks; None: this process's folder.
     """
@@ -203,7 +203,7 @@ class ScriptRun:
         self._terminate_at = math.inf
         """When ranks that outlive a failed rank get SIGTERM, on the monotonic clock."""
         self._kill_at = math.inf
-        """When they get SIGKILL."""
+        """When these ranks get SIGKILL."""
         self._is_over = False
         """Whether the coordinator has ordered the end of the run."""
 
