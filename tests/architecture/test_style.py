@@ -23,6 +23,8 @@ FINISHED = [
     "launchers/agent/startup",
     "launchers/coordinator",
     "launchers/link",
+    "launchers/local",
+    "launchers/submit",
     "launchers/watchdog",
     "remote",
     "runs",

@@ -1,1 +1,1 @@
-"""Submission to SLURM: by sbatch or by submitit."""
+"""Submit runs to SLURM, by sbatch or by submitit."""

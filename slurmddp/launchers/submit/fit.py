@@ -1,8 +1,8 @@
-"""Decide whether a site starts a job: compare the job with the site's limits, and let sbatch judge.
+"""Decide whether a site starts a job: compare the job with the site's limits, and ask sbatch.
 
-The comparison explains a refusal in words of the configuration, but it is only a model of SLURM's rules.
+The comparison explains a refusal by keys of the configuration, but it is only a model of SLURM's rules.
 Submit plugins, reservations and flags of a QOS change these rules. So a finding counts only if sbatch refuses
-the job as well. A limit over which sbatch queues a job counts if nothing at the site can lift it.
+the job as well. sbatch queues jobs over some limits. Such a limit counts if nothing at the site can lift it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The result of a comparison; a job without reasons is submitted."""
+    """The result of a comparison; a job is submitted unless it has reasons against it."""
 
     reasons: tuple[Finding, ...] = ()
     """Why SLURM never starts the job."""
     doubts: tuple[Finding, ...] = ()
-    """What SLURM shows against the job, although it may start it."""
+    """Findings against a job that SLURM may start nevertheless."""
     refusal: SlurmError | None = None
-    """The refusal of sbatch."""
+    """The error with which sbatch refused the job."""
     start: str = ""
     """The expected start, as a clause."""
 
@@ -46,7 +46,9 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
     try:
         fit = fit_of(job, build(job.submitter, slurm).script(job), slurm)
     except SlurmError:
-        return []  # sbatch, which runs next, gives a better reason.
+        # sbatch, which runs next, gives a better reason.
+        return []
+
     if fit.reasons:
         reasons = " ".join(map(str, fit.reasons))
         raise ConfigError(f"This SLURM would never start the job: {reasons}", hint="Nothing was queued.")
@@ -54,7 +56,7 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
 
 
 def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
-    """Compare a job with its partitions; SLURM is asked more only if the job does not fit.
+    """Compare a job with its partitions; ask SLURM for further facts only if the job does not fit.
 
     Raises:
         SlurmError: SLURM does not show its partitions.
@@ -62,6 +64,7 @@ def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
     findings = partitions.check(job, queries.partitions(slurm))
     if not findings:
         return Fit()
+
     try:
         site = queries.describe(slurm)
         findings = partitions.check(job, partitions_for(job, site))
@@ -87,12 +90,15 @@ def judge(job: Job, findings: Sequence[Finding], site: Site, ask: Callable[[], s
     try:
         start = ask()
     except SlurmError as error:
-        if error.may_be_queued:  # No answer, so no refusal.
+        # Without an answer there is no refusal.
+        if error.may_be_queued:
             raise
         refusal = error
+
     doubts = [finding for finding in findings if may_lift(job, site, finding)]
-    certain = [finding for finding in findings if finding not in doubts]
-    if refusal is None:  # sbatch takes the job; it looks at limits only later.
-        certain = [finding for finding in certain if finding.limit]
+    reasons = [finding for finding in findings if finding not in doubts]
+    # sbatch accepts the job, but SLURM checks limits only when the job is queued.
+    if refusal is None:
+        reasons = [finding for finding in reasons if finding.limit]
         doubts = [finding for finding in doubts if finding.limit]
-    return Fit(reasons=tuple(certain), doubts=tuple(doubts), refusal=refusal, start=start)
+    return Fit(reasons=tuple(reasons), doubts=tuple(doubts), refusal=refusal, start=start)

@@ -1,4 +1,4 @@
-"""The jobs of runs that SLURM still has, also jobs that their folders do not name."""
+"""Find the jobs of runs that SLURM still has, also jobs that the run folders do not name; settle them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
 
 def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
-    """Return the jobs of each run that SLURM has queued or runs, also jobs that its folder does not name."""
+    """Return the jobs of each run that wait or run in SLURM, also jobs that the run folder does not name."""
     jobs_by_path = slurm.jobs_of_each([folder.path for folder in folders])
     return [_live(jobs_by_path[folder.path]) for folder in folders]
 
@@ -25,9 +25,9 @@ def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
 
 
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
-    """Return the jobs of runs that are over and that SLURM may still start; empty without an answer.
+    """Return the jobs that SLURM may still start for each of some runs that have ended.
 
-    SLURM is asked once for all runs.
+    One query asks SLURM for all runs. Without an answer the lists are empty.
     """
     try:
         jobs_of_runs = live_jobs(folders, slurm) if folders else []
@@ -50,7 +50,7 @@ def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) ->
 def settle_each(
     folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
 ) -> dict[Path, str]:
-    """Settle the jobs that SLURM still has of runs which are over by their folders.
+    """Settle the jobs that SLURM still has, although the records of their runs have ended.
 
     A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
     is recorded.

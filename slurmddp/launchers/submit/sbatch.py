@@ -1,6 +1,7 @@
-"""Submission of a prepared run to SLURM by sbatch, and what submitit's road shares with it.
+"""Submit a prepared run to SLURM by sbatch; submitit's submitter uses the same functions.
 
-Both submitters exclude the nodes that failed lately under the account's runs, if the cluster has others.
+Both submitters exclude the nodes that failed lately under runs of the account, if the cluster has enough
+other nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slurmddp.slurm.script import render
 
 
 class SbatchSubmitter:
-    """`sbatch --parsable job.sbatch`."""
+    """Submits runs by `sbatch --parsable job.sbatch`."""
 
     def __init__(self, slurm: SlurmClient) -> None:
         self._slurm = slurm
@@ -43,8 +44,8 @@ class SbatchSubmitter:
 def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
     """Submit `script` and return the job's id.
 
-    The job excludes the nodes that failed lately under this or another run of the account, if SLURM has
-    enough others.
+    The job excludes the nodes that failed lately under this run or another run of the account, if SLURM has
+    enough other nodes.
     """
     known = named_jobs(read_history(RunFolder(job.run_dir)))
     options = site_options([job], script, slurm)
@@ -52,28 +53,31 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 
 
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
-    """Return the exclusion of nodes that failed under a run as options of sbatch.
+    """Return the options of sbatch that exclude nodes which failed under runs; empty if there are none.
 
     Args:
-        jobs: the jobs of the submission. Their cluster is the same.
-        script: the batch script; the nodes are excluded only if SLURM then still takes it.
+        jobs: the jobs of the submission, all on one cluster.
+        script: the batch script; the nodes are excluded only if SLURM then still accepts it.
         slurm: the SLURM to ask.
     """
-    sbatch = jobs[0].cluster.sbatch
-    by_person = sbatch.get("exclude")
-    options = []
     folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
-    asked_for = hosts_of(str(sbatch.get("nodelist") or ""))
-    failed = [node for node in _failed_nodes(folders, slurm) if node not in asked_for] if folders else []
-    if failed and "/" not in str(by_person):  # With a slash it is the name of a file with nodes.
-        exclude = f"--exclude={','.join([*([str(by_person)] if by_person else []), *failed])}"
-        if slurm.would_take(script, [exclude]):
-            options.append(exclude)
-    return options
+    sbatch = jobs[0].cluster.sbatch
+    if not folders:
+        return []
+
+    wanted = hosts_of(str(sbatch.get("nodelist") or ""))
+    failed = [node for node in _failed_nodes(folders, slurm) if node not in wanted]
+    excluded = str(sbatch.get("exclude") or "")
+    # A value with a slash is the path of a file with nodes, to which no node can be added.
+    if not failed or "/" in excluded:
+        return []
+
+    option = f"--exclude={','.join(filter(None, [excluded, *failed]))}"
+    return [option] if slurm.would_take(script, [option]) else []
 
 
 def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
-    """Return the nodes to avoid; other runs' nodes are left out if SLURM does not say which cluster it is."""
+    """Return the nodes to avoid; nodes of other runs are left out if SLURM does not name its cluster."""
     if shared_nodes():
         with suppress(SlurmError, OSError):
             cluster = cluster_name(slurm)
@@ -83,5 +87,5 @@ def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]
 
 
 def new_token(job: Job) -> str:
-    """Return a unique argument for the script of a submission, by which its job is found in the queue."""
+    """Return a unique argument for the script of a submission, by which the queue shows its job."""
     return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"

@@ -1,10 +1,10 @@
-"""Submission through submitit's executor, for people whose tools and habits depend on submitit.
+"""Submit through submitit's executor, for people whose tools and habits depend on submitit.
 
 submitit's job runs the same `job.sbatch` with bash, so attempts, signals and requeues are the same. Three
-things of submitit are replaced:
+parts of submitit are replaced:
 
-- the default workload key, which strict sites reject, is left out;
-- our client calls sbatch, because it retries without queueing a job twice;
+- The default workload key, which strict sites reject, is left out.
+- slurmddp's client calls sbatch, because it retries without queueing a job twice.
 - submitit's signal handler, which would save and requeue from inside the handler, does nothing.
 """
 
@@ -30,33 +30,35 @@ if TYPE_CHECKING:
 
 
 class RunScript:
-    """The object that submitit pickles: the path of the batch script, and nothing of the run."""
+    """The object that submitit pickles: it holds the path of the batch script, and nothing of the run."""
 
     def __init__(self, script: str) -> None:
         self.script = script
 
     def __call__(self) -> None:
-        """Run the batch script and end with its exit code, so that SLURM sees it."""
+        """Run the batch script and end with its exit code, so that SLURM sees the code."""
+        # The handler is a function: bash can't trap a signal that it inherits as ignored (SIG_IGN).
         for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2):
-            # A function, not SIG_IGN: bash could not trap what it inherits as ignored.
-            signal.signal(number, _leave_it_to_the_script)
+            signal.signal(number, _ignore_signal)
+
         code = subprocess.run(["bash", self.script]).returncode
+        # SystemExit passes submitit's `except Exception`, which would change the code to 1.
         if code:
-            sys.exit(code)  # Past submitit's `except Exception`, which would make it 1.
+            sys.exit(code)
 
 
-def _leave_it_to_the_script(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     """Do nothing: SLURM signals the ranks itself, and the script waits for them."""
 
 
 class SubmititSubmitter:
-    """Runs the run's script inside a submitit job; submitit's files lie in `submitit/` of the run folder."""
+    """Runs a run's script inside a submitit job; submitit's files lie in `submitit/` of the run folder."""
 
     def __init__(self, slurm: SlurmClient) -> None:
         self._slurm = slurm
 
     def script(self, job: Job) -> str:
-        executor = _executor(job, self._slurm, sends=False)
+        executor = _executor(job, self._slurm, submits=False)
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def submit(self, job: Job) -> str:
@@ -69,29 +71,40 @@ class SubmititSubmitter:
 
 
 def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
-    """Return the job's sbatch options as submitit's parameters, and the others as `additional_parameters`."""
-    own: dict[str, Option | None] = {}
-    rest: dict[str, Option] = {}
+    """Return a job's sbatch options as parameters of submitit.
+
+    Args:
+        job: the job.
+        known: the parameters that submitit knows; other options become its `additional_parameters`.
+    """
+    parameters: dict[str, Option | None] = {}
+    additional: dict[str, Option] = {}
     for name, value in sbatch_options(job).items():
         parameter = name.replace("-", "_")
         if parameter in known:
-            own[parameter] = value
+            parameters[parameter] = value
         else:
-            rest[name] = value
-    own.setdefault("wckey", None)  # submitit's default is the word "submitit"; None leaves the line out.
+            additional[name] = value
+
+    # submitit's default is the key "submitit". None leaves the line out.
+    parameters.setdefault("wckey", None)
     return {
-        **own,
-        "time": job.resources.time_limit_min,  # a number, for submitit counts with it
+        **parameters,
+        # submitit computes with this number.
+        "time": job.resources.time_limit_min,
         "signal_delay_s": job.policy.signal_lead_s,
         "stderr_to_stdout": True,
         "use_srun": False,
         "setup": ["trap : TERM USR1 USR2  # submitit's shell waits for the script, which decides"],
-        "additional_parameters": rest,
+        "additional_parameters": additional,
     }
 
 
-def _executor(job: Job, slurm: SlurmClient, *, sends: bool = True) -> SlurmExecutor:
-    """Return submitit's executor for the job, with our client as its sbatch; `sends` needs a SLURM here."""
+def _executor(job: Job, slurm: SlurmClient, *, submits: bool = True) -> SlurmExecutor:
+    """Return submitit's executor for a job, with slurmddp's client as its sbatch.
+
+    Without `submits` the executor only renders the script, and works on a machine without SLURM.
+    """
     import submitit
     from submitit.core.utils import JobPaths
 
@@ -114,7 +127,7 @@ def _executor(job: Job, slurm: SlurmClient, *, sends: bool = True) -> SlurmExecu
 
         @classmethod
         def affinity(cls) -> int:
-            return super().affinity() if sends else 1
+            return super().affinity() if submits else 1
 
     try:
         executor = Executor(RunFolder(job.run_dir).path / "submitit", python=shlex.quote(job.python))
@@ -123,5 +136,6 @@ def _executor(job: Job, slurm: SlurmClient, *, sends: bool = True) -> SlurmExecu
             f"submitit finds no SLURM: {error}.",
             hint="Go to a login node of the cluster, or start a SLURM here with `slurmddp sandbox up`.",
         ) from error
+
     executor.update_parameters(**_parameters(job, set(executor._valid_parameters())))
     return executor

@@ -1,4 +1,4 @@
-"""The ways to hand a prepared run to SLURM, by name."""
+"""Define what submits a prepared run to SLURM, and choose a submitter by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurmddp.plugins import locate
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 
-# Import paths, because submitit takes a while to import.
+# These are import paths, because submitit takes a while to import.
 _SUBMITTERS = {
     "sbatch": "slurmddp.launchers.submit.sbatch.SbatchSubmitter",
     "submitit": "slurmddp.launchers.submit.submitit.SubmititSubmitter",
@@ -17,13 +17,13 @@ _SUBMITTERS = {
 
 
 class Submitter(Protocol):
-    """Hands a prepared run folder to SLURM; the job later does the same, whichever submitter queued it."""
+    """Submits prepared runs to SLURM. The job does the same, whichever submitter has queued it."""
 
     def script(self, job: Job) -> str:
-        """Return the text that `submit` sends, byte for byte, without writing it or asking SLURM."""
+        """Return the script that `submit` sends, byte for byte, without writing it or asking SLURM."""
 
     def submit(self, job: Job) -> str:
-        """Queue the prepared `job`, record it in the run folder, and return the job's id."""
+        """Queue the prepared `job`, record its submission in the run folder, and return the job's id."""
 
 
 def build(name: str, slurm: SlurmClient | None = None) -> Submitter:
