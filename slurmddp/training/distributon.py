@@ -77,27 +77,29 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: a name of docs/strategies.md, or a class of your own with the methods of
-            `slurmddp.strategies.Strategy`: its import path, the class, or an object of it.
-        backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo. A transport of your own as
-            "package.module.Class". One for each type of device as in "cpu:gloo,cuda:nccl"
+        strategy: a name from docs/strategies.md, or a class of your own with the methods of
+            `slurmddp.strategies.Strategy`, given as its import path, the class or an object.
+        backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo. "package.module.Class" names
+            a transport of your own. "cpu:gloo,cuda:nccl" names a backend for each type of device
             (docs/process-groups.md).
-        precision: "32"; "bf16" or "fp16": the forward passes of models run under autocast to bfloat16 or
-            float16, and return float32. Weights, gradients and checkpoints stay in float32. With "fp16",
-            `backward` scales the loss. A step with infinite gradients changes neither weights nor optimizers,
-            but counts.
-        seed: makes initial weights equal on all ranks and later random draws different on each, and fixes the
-            order of the data. None: random weights and draws, and the order of seed 0.
+        precision: "32", "bf16" or "fp16". With "bf16" or "fp16" the forward passes of models run under
+            autocast to bfloat16 or float16, and return float32. Weights, gradients and checkpoints stay in
+            float32. With "fp16" `backward` scales the loss. A step with infinite gradients then changes
+            neither weights nor optimizer states, but counts as a step.
+        seed: makes initial weights equal on all ranks and later random draws different on each rank, and
+            fixes the order of the data. None: weights and draws are random, and the data have the order of
+            seed 0.
         config: nested mapping of plain values that change the results. Checkpoints store it, and `load`
             refuses a checkpoint with another configuration.
         environment: the source of this process's rank: "slurm", "torchrun", "mpi", "single", or a function or
             class of your own (`slurmddp.environments.detect.Environment`). None: the innermost launcher.
         launcher: starts the ranks if no launcher has: "local", or a class of your own with the methods of
             `slurmddp.launchers.local.launcher.Launcher`.
-        loggers: receivers of rank 0's metrics, a name such as "tensorboard", a mapping or an object each
-            (docs/loggers.md). In a job of slurmddp they come beside the loggers of its configuration.
-        init_method: where the ranks meet if their launcher does not say: "tcp://host:port" of rank 0, or
-            "file:///path" on a disk that all nodes share. None: as the launcher says.
+        loggers: receivers of rank 0's metrics. Each is a name such as "tensorboard", a mapping or an object
+            (docs/loggers.md). In a job of slurmddp they are used in addition to the loggers of its
+            configuration.
+        init_method: where the ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all
+            nodes share. None: at the address that the launcher gives.
         rendezvous_timeout_s: seconds to wait for ranks that have not joined.
         collective_timeout_s: seconds that a collective may take.
 
@@ -125,6 +127,7 @@ class Distributon:
         collective_timeout_s: float = 1800.0,
     ) -> None:
         connect_to_agent(os.environ)
+
         if num_devices != "auto":
             _require_above(
                 0, "num_devices", num_devices, 'Give a number of ranks on this machine, or "auto".'
@@ -134,7 +137,8 @@ class Distributon:
         for name, seconds in (("rendezvous", rendezvous_timeout_s), ("collective", collective_timeout_s)):
             _require_above(0, f"{name}_timeout_s", seconds, "Give seconds, more than 0.", Real)
         _require("config", (Mapping, type(None)), "Give a dict of plain values.", config)
-        _require("backend", str, "Give a name of docs/process-groups.md.", backend)
+        _require("backend", str, "Give a name from docs/process-groups.md.", backend)
+
         self._group_settings: dict[str, Any] = {
             "backend": backend, "init_method": init_method, "rendezvous_timeout_s": rendezvous_timeout_s,
             "collective_timeout_s": collective_timeout_s,
@@ -143,31 +147,36 @@ class Distributon:
             "num_devices": num_devices, "strategy": strategy, "precision": precision,
             "seed": seed, "config": config, "environment": environment, "loggers": loggers,
         }  # fmt: skip
+
         self._num_devices = num_devices
         self._strategy = build(strategy)
         self._dtype = dtype_of(precision)
         self._scaler: LossScaler | None = None
-        self._seed, self._config = seed, config
+        self._seed = seed
+        self._config = config
         self._loggers = build_loggers(loggers)
         self._workers_differ = True
         self._draws_equally = False
-        """Whether all ranks draw the same random numbers: from a seed to the next `setup_model`."""
+        """Whether all ranks draw the same random numbers: from seeding to the next `setup_model`."""
+
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
         self._wrapped: list[nn.Module] = []
-        """The results of `wrap`, in the order of `_models`."""
+        """The results of the strategy's `wrap`, in the order of `_models`."""
+
         self._session = RankSession(
             environment_with(os.environ, init_method), self._leave, environment, launcher
         )
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
-        """The checkpointer, from the first save or load on."""
+        """The checkpointer, built at the first save or load."""
         self.resumed_from: str | None = None
         """Where `load` found the state: "memory" or "disk"; None without a state."""
         self._program = UserProgram.current(self._session.run)
         self._resumed: tuple[Path, int] | None = None
         """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
-        self._known_folders: set[Path] = set()  # Their programs were printed.
+        self._known_folders: set[Path] = set()
+        """Folders whose programs were already printed."""
 
     # Start and end.
 
@@ -188,26 +197,27 @@ class Distributon:
 
         A plain process that asks for several devices runs its command once per device and exits with their
         exit code. So only the ranks run the lines after `launch()`. The command may be a script, `-m module`
-        or an app of Hydra, whose ranks share one output folder. Ranks find torchrun's variables. Under srun,
-        torchrun or mpirun nothing is started. A default process group that exists already, such as Fabric's,
-        is used and stays open after `close`.
+        or an app of Hydra, whose ranks share one output folder. The ranks have torchrun's variables. Under
+        srun, torchrun or mpirun nothing is started. A default process group that exists already, such as
+        Fabric's, is used and stays open after `close`.
 
-        With a `function`, such a process starts its ranks for this call alone and continues after it. That
-        works in a notebook too. The ranks are new processes, which get the function by value. Ranks that run
-        already, and a single process, call the function and close this object after it.
+        With a `function`, a plain process starts its ranks for this call alone and continues after it. That
+        works in a notebook too. The ranks are new processes, which get the function by value. Under a
+        launcher, and in a single process, this process calls the function and then closes this object.
 
         Args:
             function: called on each rank with a launched Distributon of that rank, `args` and `kwargs`.
             args, kwargs: further arguments.
 
         Returns:
-            This object; with a `function`, rank 0's result, or this rank's one under a launcher.
+            This object. With a `function`: the function's result on rank 0; under a launcher, its result on
+            this rank.
 
         Raises:
-            SlurmddpError: `launch` was called before, or a rank has failed in `function`.
+            SlurmddpError: `launch` was called before, or a rank failed in `function`.
             ConfigError: the environment does not fit `num_devices`, or `function` can't be sent to the ranks.
             StoppedAtCheckpoint: the training in `function` was stopped.
-            SystemExit: SIGTERM or SIGUSR2 has ended the ranks, and ends this program.
+            SystemExit: SIGTERM or SIGUSR2 ended the ranks, and ends this program too.
 
         Example:
             def train(d, lr):
@@ -227,15 +237,20 @@ class Distributon:
                     f"launch was given {function!r:.80}, which is not a function.",
                     hint="Give a function that takes the Distributon first, or no argument.",
                 )
-            if ranks := self._session.ranks_to_start(self._num_devices):
+
+            ranks = self._session.ranks_to_start(self._num_devices)
+            if ranks:
                 from slurmddp.launchers.local.function import call_on_ranks
 
                 call = partial(_as_rank, self._settings, self._program, function, args, kwargs)
                 return call_on_ranks(call, ranks, self._session.launcher)
+
             with self:
                 self.launch()
                 return function(self, *args, **kwargs)
+
         self._session.start(self._num_devices, self._group_settings)
+
         if self._dtype is torch.float16:
             self._scaler = self._make_scaler()
         if self.is_global_zero:
@@ -259,8 +274,8 @@ class Distributon:
         Args:
             seed: from 0 to 2^64 - 1.
             workers: whether data loader workers of different ranks get different seeds. False: worker 3 has
-                the same seed on each rank. Workers of one rank always differ. The draws while a sample is
-                read follow from the sample in both cases (see `setup_dataloader`).
+                the same seed on each rank. Workers of one rank always have different seeds. Random draws
+                while a sample is read depend on the sample, not on the worker (see `setup_dataloader`).
 
         Raises:
             ConfigError: `seed` is out of range or no integer.
@@ -270,7 +285,9 @@ class Distributon:
         """
         _require_seed(seed)
         self._session.context  # noqa: B018 - raises before launch.
-        self._seed, self._workers_differ = int(seed), workers
+
+        self._seed = int(seed)
+        self._workers_differ = workers
         rng.seed_everything(self._seed)
         self._draws_equally = True
 
@@ -280,7 +297,7 @@ class Distributon:
         The end of the program calls it too. Later calls do nothing.
 
         Raises:
-            CheckpointError: on all ranks, if a save without `wait` has failed.
+            CheckpointError: on all ranks, if a save without `wait` failed.
         """
         self._session.close()
 
@@ -333,8 +350,9 @@ class Distributon:
 
     @property
     def run_folder(self) -> Path | None:
-        """The run folder of this job of slurmddp, for files of your own; None elsewhere."""
-        return None if self._session.run.folder is None else self._session.run.folder.path
+        """The run folder of this job of slurmddp, for files of your own; None outside of such jobs."""
+        folder = self._session.run.folder
+        return None if folder is None else folder.path
 
     @property
     def is_global_zero(self) -> bool:
@@ -357,8 +375,8 @@ class Distributon:
             more: further modules.
 
         Returns:
-            The module to call in training; a tuple of them for several models. On several ranks it may be a
-            wrapper without the attributes and methods of the model (see `unwrap`).
+            The module to call in training; a tuple of modules for several models. On several ranks the module
+            may be a wrapper without the attributes and methods of the model (see `unwrap`).
 
         Raises:
             ConfigError: the strategy refuses a model, or a model is set up already.
@@ -367,37 +385,44 @@ class Distributon:
             generator, critic = d.setup_model(generator, critic)
         """
         context = self._session.context
-        _require("setup_model", nn.Module, "Give modules of torch, one argument each.", model, *more)
-        known = {id(_uncompiled(one)) for one in (*self._models, *self._wrapped)}
-        if any(id(_uncompiled(one)) in known for one in (model, *more)):
+        models = (model, *more)
+        _require("setup_model", nn.Module, "Give modules of torch, one argument each.", *models)
+
+        known = {id(_uncompiled(module)) for module in (*self._models, *self._wrapped)}
+        if any(id(_uncompiled(module)) in known for module in models):
             raise ConfigError(
                 "setup_model was given a model that is set up already.",
                 hint="Set each model up once, before the loop, and use the result.",
             )
-        wrapped = tuple(self._strategy.wrap(one.to(context.device), context.device) for one in (model, *more))
-        if bad := [one for one in wrapped if not isinstance(one, nn.Module)]:
-            raise self._wrong_result("wrap", bad[0], "the module to call in training")
-        for one in (model, *more):
-            autocast(one, context.device, self._dtype)
-        self._models += [model, *more]
+
+        wrapped = tuple(self._strategy.wrap(module.to(context.device), context.device) for module in models)
+        for module in wrapped:
+            if not isinstance(module, nn.Module):
+                raise self._wrong_result("wrap", module, "the module to call in training")
+        for module in models:
+            autocast(module, context.device, self._dtype)
+        self._models += models
         self._wrapped += wrapped
+
+        # Weights are equal on all ranks now; each rank draws its own dropout. A later call must not repeat
+        # these draws.
         if self._seed is not None and self._draws_equally and context.info.rank > 0:
-            # From here on each rank draws its own dropout. A later call must not repeat these draws.
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
         self._draws_equally = False
+
         return wrapped if more else wrapped[0]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module that was given to `setup_model`, with its own attributes and methods.
 
-        It runs without the other ranks; only a module that fsdp has sharded needs them all. Don't compute a
-        training loss with it, because the ranks average gradients after calls of `setup_model`'s result only.
+        The module runs without the other ranks; only a module that fsdp has sharded needs all ranks. Don't
+        compute a training loss with it: only calls of `setup_model`'s result lead to averaged gradients.
 
         Args:
             model: a result of `setup_model`, or `torch.compile` of it.
 
         Returns:
-            The module itself, whose state has no names of a wrapper.
+            The module itself; the names in its state have no prefix of a wrapper.
 
         Example:
             width = d.unwrap(model).in_features  # model.in_features works on one rank only
@@ -417,11 +442,11 @@ class Distributon:
 
         Args:
             optimizer: built after `setup_model`, from the parameters of its result.
-            more: further optimizers. A step of the training ends with the step of `optimizer`.
+            more: further optimizers. Their steps don't count as steps of the training.
 
         Returns:
-            The optimizer to step, which the strategy may have replaced; a tuple of them for several
-            optimizers. Build schedulers from it.
+            The optimizer to step, which the strategy may have replaced; a tuple of optimizers if several were
+            given. Build schedulers from it.
 
         Raises:
             ConfigError: an optimizer has a parameter that belongs to no model of `setup_model`, or does not
@@ -430,34 +455,37 @@ class Distributon:
         Example:
             optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
         """
-        made = tuple(self._checked_optimizer(one) for one in (optimizer, *more))
-        self._session.heartbeat.follow(made[0])
-        return made if more else made[0]
+        optimizers = tuple(self._set_up_optimizer(each) for each in (optimizer, *more))
+        self._session.heartbeat.follow(optimizers[0])
+        return optimizers if more else optimizers[0]
 
-    def _wrong_result(self, method: str, found: object, wanted: str) -> ConfigError:
+    def _wrong_result(self, method: str, result: object, expected: str) -> ConfigError:
         return ConfigError(
-            f"{type(self._strategy).__name__}.{method} returned a {type(found).__name__}.",
-            hint=f"It must return {wanted}; see slurmddp.strategies.Strategy.",
+            f"{type(self._strategy).__name__}.{method} returned a {type(result).__name__}.",
+            hint=f"It must return {expected}; see slurmddp.strategies.Strategy.",
         )
 
-    def _checked_optimizer(self, optimizer: Optimizer) -> Optimizer:
+    def _set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return the optimizer that the strategy makes of `optimizer`, whose parameters must be set up."""
         if not hasattr(optimizer, "param_groups"):
             _require("setup_optimizer", Optimizer, "Give optimizers, one argument each.", optimizer)
-        given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         owners = {id(p): number for number, model in enumerate(self._models) for p in model.parameters()}
-        unknown = [p for p in given if p.device != self.device or id(p) not in owners]
+        unknown = [p for p in parameters if p.device != self.device or id(p) not in owners]
         if unknown:
             raise ConfigError(
-                f"{len(unknown)} of the {len(given)} parameters of this {type(optimizer).__name__} belong to "
-                "no model that was set up.",
+                f"{len(unknown)} of the {len(parameters)} parameters of this {type(optimizer).__name__} "
+                "belong to no model that was set up.",
                 hint="Call setup_model first, and build the optimizer from the parameters of its result.",
             )
+
         setup = getattr(self._strategy, "setup_optimizer", None)
         if setup is not None:
-            optimizer = setup(optimizer, self._wrapped[owners[id(given[0])]])
+            optimizer = setup(optimizer, self._wrapped[owners[id(parameters[0])]])
             if not hasattr(optimizer, "param_groups"):
                 raise self._wrong_result("setup_optimizer", optimizer, "the optimizer to step")
+
         if self._scaler is not None:
             if has_shards(optimizer):
                 raise ConfigError(
@@ -465,6 +493,7 @@ class Distributon:
                     hint='Use precision="bf16", or strategy.param_dtype=bfloat16.',
                 )
             self._scaler.follow(optimizer)
+
         return optimizer
 
     @overload
@@ -500,24 +529,27 @@ class Distributon:
     ) -> DistributedLoader | tuple[DistributedLoader, ...]:
         """Return a loader that yields this rank's part of the batches, on this rank's device.
 
-        Map-style data in order, shuffled, or drawn by a WeightedRandomSampler is distributed again in each
-        epoch. A sampler of another class and iterable data keep their order. `save` and `load` store and
-        restore the position. Random draws while a sample is read depend on seed, epoch and sample alone. A
-        data set without such draws can set `deterministic = True`, which saves microseconds per sample.
+        Map-style data that is read in order, shuffled, or drawn by a WeightedRandomSampler is distributed
+        again in each epoch. A sampler of another class and iterable data keep their order. `save` stores the
+        position, and `load` restores it. Random draws while a sample is read depend on seed, epoch and sample
+        alone. A data set without such draws can set `deterministic = True`, which saves microseconds per
+        sample.
 
         Args:
             loader: its `batch_size` is the number of samples per rank and batch.
             more: further loaders, with the same settings.
-            accumulate: number of batches per optimizer step. The DataLoader needs `drop_last=True` then,
-                else the last batches of an epoch may be fewer than a step, which is logged.
-            even: whether all ranks get equally many batches: without `drop_last`, the last samples, fewer
-                than ranks, are left out. False: each sample is read once, and ranks may get different
-                numbers of batches. Then no call in the loop may wait for other ranks.
+            accumulate: number of batches per optimizer step. If it is above 1, give the DataLoader
+                `drop_last=True`. Otherwise the last step of an epoch may have fewer batches; a warning of
+                that is logged.
+            even: whether all ranks get equally many batches. True: without `drop_last`, the last samples of
+                an epoch are left out if they are fewer than the ranks. False: each sample is read once, and
+                ranks may get different numbers of batches. Then no call in the loop may wait for other ranks.
             keep_global_batch: whether `load` on another number of ranks changes the loader's `accumulate`,
-                so that a step has as many samples over all ranks as before. The loop has to read it.
+                so that a step has as many samples over all ranks as before. The loop must use
+                `loader.accumulate`.
 
         Returns:
-            The loader to iterate over; a tuple of them for several loaders.
+            The loader to iterate over; a tuple of loaders if several were given.
 
         Raises:
             ConfigError: `accumulate` is not an integer above 0, or a loader can't be distributed.
@@ -531,9 +563,9 @@ class Distributon:
         """
         _require_above(0, "accumulate", accumulate, "Give a number of batches, 1 or more.")
         context = self._session.context
-        made = tuple(
+        loaders = tuple(
             distribute(
-                one,
+                each,
                 device=context.device,
                 info=context.info,
                 seed=self._seed or 0,
@@ -541,13 +573,14 @@ class Distributon:
                 even=even,
                 keep_global_batch=keep_global_batch,
             )
-            for one in (loader, *more)
+            for each in (loader, *more)
         )
-        for one in made:
-            one.progress = self._session.heartbeat
-            one.workers_differ = self._workers_differ
-        self._loaders += made
-        return made if more else made[0]
+        for distributed_loader in loaders:
+            distributed_loader.progress = self._session.heartbeat
+            distributed_loader.workers_differ = self._workers_differ
+
+        self._loaders += loaders
+        return loaders if more else loaders[0]
 
     # In the loop.
 
@@ -556,11 +589,12 @@ class Distributon:
 
         Args:
             loss: a scalar.
-            accumulate: number of backward passes per optimizer step, which then uses their mean.
+            accumulate: number of backward passes per optimizer step. The step uses the mean of their
+                gradients.
 
         Raises:
-            ConfigError: `loss` is not a scalar tensor, it depends on no parameter that takes gradients, or
-                `accumulate` is not an integer above 0.
+            ConfigError: `loss` is not a scalar tensor, `loss` depends on no parameter that takes gradients,
+                or `accumulate` is not an integer above 0.
 
         Example:
             d.backward(mse_loss(model(inputs), targets))
@@ -568,9 +602,11 @@ class Distributon:
             optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
+        # Assign only a change: an assignment to a class empties Python's attribute caches.
         if StopController.is_leaving:
             StopController.is_leaving = False
         self._session.heartbeat.backward_begins()
+
         _require_loss(loss)
         if accumulate != 1:
             _require_above(0, "accumulate", accumulate, "Give 1 or more backward passes.")
@@ -584,7 +620,7 @@ class Distributon:
 
         Args:
             model: the result of `setup_model`, or `torch.compile` of it.
-            last: whether this is the last batch of the step; only then do the ranks average gradients.
+            last: whether this is the last batch of the step. Only then do the ranks average gradients.
 
         Returns:
             A context manager.
@@ -602,14 +638,14 @@ class Distributon:
         return nullcontext() if last else self._strategy.no_sync(_uncompiled(model))
 
     def should_stop(self) -> bool:
-        """Return whether to save and leave now. All ranks call it, once between two optimizer steps.
+        """Decide whether to save and leave now. All ranks call it, once between two optimizer steps.
 
         Call it before the first batch of the step is taken, because batches that were yielded count as
-        trained. The first call waits for all ranks and installs signal handlers. Without a call, SIGTERM and
-        SIGUSR2 end the program as usual.
+        trained. The first call waits for all ranks and installs signal handlers. If it is never called,
+        SIGTERM and SIGUSR2 end the program as usual.
 
-        After True, call `save` and `stop`. A `with` block that is left without `stop` raises
-        StoppedAtCheckpoint, unless `backward` was called after the True.
+        After True, call `save` and `stop`. A `with` block that ends without `stop` raises
+        StoppedAtCheckpoint, unless `backward` was called after `should_stop` had returned True.
 
         Returns:
             True at the same step on all ranks: after SIGTERM or SIGUSR2 at any rank, after `slurmddp stop`,
@@ -623,6 +659,7 @@ class Distributon:
         self._session.heartbeat.step_begins()
         if self._opened is not None:
             self._opened.saves.poll()
+
         stops = self._session.stop.should_stop(self._session.context)
         if stops:
             self._session.milestones.stopped(self._session.stop.reason)
@@ -636,7 +673,7 @@ class Distributon:
 
         Raises:
             StoppedAtCheckpoint: always; it is a SystemExit, so a program need not catch it.
-            CheckpointError: on all ranks, if a save without `wait` has failed.
+            CheckpointError: on all ranks, if a save without `wait` failed.
         """
         self._session.context  # noqa: B018
         self.finish_saving()
@@ -644,7 +681,7 @@ class Distributon:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether this rank knows of a stop; leave long loops between two steps early then."""
+        """Whether this rank knows of a request to stop. If so, leave a long loop between two steps early."""
         return self._session.stop.requested
 
     @property
@@ -654,7 +691,7 @@ class Distributon:
         return None if reason is None else reason.text
 
     def heartbeat(self, phase: str = "evaluating") -> None:
-        """Show the watchdog progress during long work between two steps; call it repeatedly.
+        """Report progress to the watchdog during long work between two steps; call it repeatedly.
 
         Args:
             phase: the kind of work; docs/watchdog.md lists the phases and their limits.
@@ -672,8 +709,8 @@ class Distributon:
     def clip_gradients(self, owner: nn.Module | Optimizer, max_norm: float) -> torch.Tensor:
         """Scale gradients in place so that their common 2-norm is at most `max_norm`.
 
-        Call it after the last `backward` of a step, when the gradients are averaged over the ranks: then all
-        ranks scale alike.
+        Call it after the last `backward` of a step. The gradients are averaged over the ranks then, so that
+        all ranks scale by the same factor.
 
         Args:
             owner: the model or the optimizer whose gradients are clipped.
@@ -683,7 +720,8 @@ class Distributon:
             The norm before clipping, a scalar on the device of the gradients. It may be infinite or NaN.
 
         Raises:
-            ConfigError: `max_norm` is not a number above 0, or in fp16 a gradient belongs to no optimizer.
+            ConfigError: `max_norm` is not a number above 0, or precision is "fp16" and a parameter with a
+                gradient belongs to no optimizer of `setup_optimizer`.
 
         Example:
             d.backward(loss)
@@ -691,11 +729,13 @@ class Distributon:
             optimizer.step()
         """
         _require_above(0, "max_norm", max_norm, "Give a number above 0.", Real)
+
         if isinstance(owner, Optimizer):
-            parameters = [one for group in owner.param_groups for one in group["params"]]
+            parameters = [parameter for group in owner.param_groups for parameter in group["params"]]
         else:
             _require("clip_gradients", nn.Module, "Give the model or the optimizer.", owner)
             parameters = list(owner.parameters())
+
         if self._scaler is not None:
             self._scaler.unscale(parameters)
         return gradient_norm(parameters, max_norm)
@@ -706,16 +746,15 @@ class Distributon:
         """Return a tensor reduced over all ranks, for metrics. All ranks call it.
 
         Args:
-            tensor: of the same shape and dtype on all ranks; each rank holds the tensors of all ranks for a
-                moment. Its gradient is not followed.
+            tensor: of the same shape and dtype on all ranks. Each rank holds the tensors of all ranks for a
+                moment. No gradient flows back through the call.
             op: "mean", "sum", "product", "max" or "min".
 
         Returns:
             A new tensor of the same shape, dtype and device, with equal bits on all ranks.
 
         Raises:
-            ConfigError: there is no such operation, the mean of integers was asked for, or an order of
-                complex numbers.
+            ConfigError: `op` is unknown, or it is "mean" for integers, or "max" or "min" for complex numbers.
 
         Example:
             mean = d.all_reduce(loss)
@@ -732,7 +771,7 @@ class Distributon:
                 these and of tensors. Shapes and lengths may differ between ranks. Nothing is pickled.
 
         Returns:
-            One value per rank. Tensors come back on this rank's device, tensors within a value on the CPU.
+            One value per rank. A tensor arrives on this rank's device, a tensor within a value on the CPU.
 
         Raises:
             CheckpointError: on all ranks, if a rank's value can't be sent.
@@ -741,7 +780,7 @@ class Distributon:
             names = d.all_gather({"rank": d.rank, "loss": loss.item()})
         """
         self._session.context  # noqa: B018
-        return [self._on_device(one) for one in collectives.gather(value)]
+        return [self._on_device(gathered) for gathered in collectives.gather(value)]
 
     def broadcast(self, value: Shared) -> Shared:
         """Return the value of rank 0 on all ranks. All ranks call it; values of other ranks are ignored.
@@ -750,7 +789,7 @@ class Distributon:
             value: as for `all_gather`.
 
         Returns:
-            Rank 0's value. A tensor comes back on this rank's device, tensors within a value on the CPU.
+            Rank 0's value. A tensor arrives on this rank's device, a tensor within a value on the CPU.
 
         Raises:
             CheckpointError: on all ranks, if the value can't be sent.
@@ -769,19 +808,20 @@ class Distributon:
     def rank_zero_first(self, *, local: bool = False) -> Iterator[None]:
         """Run a block on rank 0 first, and on the other ranks once rank 0 has left it.
 
-        Use it for work whose result the other ranks find on disk, such as a download. All ranks enter it.
+        Use it for work whose result the other ranks read from disk, such as a download. All ranks enter it.
 
         Args:
             local: whether the first rank of each node goes first: for disks that nodes don't share.
 
         Raises:
-            SlurmddpError: on the other ranks, if the block has failed on a first rank.
+            SlurmddpError: on the other ranks, if the block failed on a first rank.
 
         Example:
             with d.rank_zero_first():
                 data = prepare("data")
         """
-        if (self.local_rank if local else self.rank) == 0:
+        rank = self.local_rank if local else self.rank
+        if rank == 0:
             with collectives.agreed():
                 yield
         else:
@@ -809,19 +849,19 @@ class Distributon:
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
         """Log rank 0's values after a step: for loggers, `slurmddp status` and the report of the run.
 
-        Other ranks record nothing, so any rank may call it. In a job of slurmddp, the lines stand in
-        `metrics.jsonl` of the run folder; elsewhere only the `loggers` of this object get the values. Of a
-        step that is repeated after a restart, the newest values count. `loss` and `eval_loss` are drawn as
-        the training and the held-out loss, a name such as `images_per_s` is shown as the speed.
+        Other ranks record nothing, so any rank may call it. In a job of slurmddp, the values are also lines
+        of `metrics.jsonl` in the run folder; outside of such jobs only the `loggers` of this object get them.
+        If a step is repeated after a restart, its newest values count. The report draws `loss` and
+        `eval_loss` as training and held-out loss, and shows a name such as `images_per_s` as the speed.
 
         Args:
-            metrics: one number per name: an int, a float, or a tensor with one element. A tensor on a GPU is
-                awaited, so don't log it in every step.
+            metrics: one number per name: an int, a float, or a tensor with one element. The call waits for a
+                tensor on a GPU, so don't log one in every step.
             step: the number of completed optimizer steps.
 
         Raises:
-            ConfigError: on rank 0, if `step` or a value is not one number, or a name is `step`, `attempt` or
-                `time`.
+            ConfigError: on rank 0, if `step` or a value is not a single number, or a name is `step`,
+                `attempt` or `time`.
 
         Example:
             if step % 10 == 0:
@@ -859,11 +899,12 @@ class Distributon:
                 values.
             root: the folder of all checkpoints. If left out: `checkpoints` in the run folder in a job of
                 slurmddp, else `checkpoints` in the working directory.
-            keep_last: number of this program's checkpoints to keep; older ones are deleted; two always stay.
+            keep_last: number of this program's checkpoints to keep. Older checkpoints are deleted, but two
+                always stay.
             keep_best: the name of a metric, and "min" or "max": the checkpoint with the least or the greatest
                 value stays too.
-            wait: whether to return only when the checkpoint is durable. Without it, the call returns as soon
-                as the state is copied into memory. Another process writes the copy, even if this process is
+            wait: whether to return only when the checkpoint is durable. False: the call returns as soon as
+                the state is copied into memory. Another process writes the copy, even if this process is
                 killed.
             metrics: rank 0's numbers by name, as in `log_metrics`, by which `load` can choose the best
                 checkpoint. NaN and infinity are not stored.
@@ -873,9 +914,9 @@ class Distributon:
             The folder of the checkpoint, on all ranks.
 
         Raises:
-            CheckpointError: the checkpoint was not written, or an earlier save without `wait` has failed.
+            CheckpointError: the checkpoint was not written, or an earlier save without `wait` failed.
             ConfigError: `step` is not a number, a name is given twice, an object has no `state_dict`, or
-                `metrics` or `keep_best` are not of the form above.
+                `metrics` or `keep_best` is not of the form above.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 
         Example:
@@ -888,20 +929,22 @@ class Distributon:
         if keep_best is not None:
             check_best(keep_best)
         keep = Keep(keep_last, keep_best)
+
         started = time.monotonic()
         folder = self._root_to_save_in(root)
-        saved = self._checkpointer.save(folder, step, named, metrics or {}, keep, wait=wait)
+        checkpoint = self._checkpointer.save(folder, step, named, metrics or {}, keep, wait=wait)
         self._session.stop.exclude_pause()
         if wait:
             self._session.stop.saved(time.monotonic() - started)
-        return saved
+
+        return checkpoint
 
     @shown_as("saving")
     def finish_saving(self) -> None:
         """Wait until all saves without `wait` are durable. All ranks call it.
 
         Raises:
-            CheckpointError: on all ranks, if such a save has failed.
+            CheckpointError: on all ranks, if such a save failed.
         """
         if self._opened is not None and self._opened.saves.unfinished:
             self._opened.finish()
@@ -920,9 +963,9 @@ class Distributon:
     ) -> float:
         """Write the files of a save, verify them and delete them. All ranks call it, before the first step.
 
-        It finds a full disk, a used-up quota, a folder without write permission, and an object that can't be
-        stored. The check includes the space for the states that torch's optimizers create in the first step.
-        It also allocates the memory for later saves.
+        The check finds a full disk, a used-up quota, a folder without write permission, and an object that
+        can't be stored. It includes the space for the states that torch's optimizers create in the first
+        step. It also allocates the memory for later saves.
 
         Args:
             state, root, keep_last, wait, objects: as for the later `save`.
@@ -931,7 +974,7 @@ class Distributon:
             The seconds that the check took, the same on all ranks.
 
         Raises:
-            CheckpointError, ConfigError, SlurmddpError: as `save`.
+            CheckpointError, ConfigError, SlurmddpError: for the reasons listed at `save`.
 
         Example:
             d.check_can_save(model=model, optimizer=optimizer)
@@ -944,11 +987,11 @@ class Distributon:
         return seconds
 
     def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:
-        """Return whether to call `memory_save` after this step; the same on all ranks.
+        """Decide whether to call `memory_save` after this step, alike on all ranks.
 
         Args:
-            every: number of steps between two copies. "auto": as few as keep the copies below 1 % of the
-                training time, and no copies without an agent of slurmddp. 0: no copies.
+            every: number of steps between two copies. "auto": an interval at which copies take less than 1 %
+                of the training time; without an agent of slurmddp, no copies. 0: no copies.
 
         Returns:
             True after each step that is to be copied.
@@ -971,7 +1014,7 @@ class Distributon:
         root: str | Path | None = None,
         **objects: Any,
     ) -> None:
-        """Copy the state of a save into the memory of each node, without a write. All ranks call it.
+        """Copy the state of a save into the memory of each node, not to disk. All ranks call it.
 
         slurmddp's agent replaces a rank that dies, and `load` then resumes from the copy, unless `root` has
         a newer checkpoint. Without an agent, or with too little memory, the call copies nothing.
@@ -980,7 +1023,7 @@ class Distributon:
             step, state, root, objects: as for `save`.
 
         Raises:
-            ConfigError: as `save`.
+            ConfigError: for the reasons listed at `save`.
             SlurmddpError: a trainable parameter holds NaN or infinity.
 
         Example:
@@ -1008,28 +1051,28 @@ class Distributon:
         """Load the newest, a chosen or the best state. All ranks call it, after all setup_ methods.
 
         Rank 0 chooses the newest checkpoint that verifies. Ranks that replace dead ranks load the state in
-        their nodes' memory if it is as new. If `load` raises, or finds no state, no object has changed.
+        their nodes' memory if it is as new. If `load` raises or finds no state, no object has changed.
         Outside of run folders rank 0 prints which step of which command was loaded.
 
         Args:
-            state, root, objects: as for `save`; a dict is cleared and filled. Elsewhere than in a job of
-                slurmddp, without `root` the newest checkpoint must be one of this script.
+            state, root, objects: as for `save`; a dict is cleared and filled. Outside of jobs of slurmddp,
+                if `root` is left out, this script must have written the newest checkpoint.
             step: load the checkpoint of this step.
             best: the name of a metric that was given to `save`, and "min" or "max": load the checkpoint with
-                the least or the greatest value; of equal ones the newest.
-            strict: whether all objects, and all keys of a model, must be in the checkpoint and in the model.
-                False: objects, keys and loaders without a counterpart keep their state, and rank 0 logs
-                their names. Shapes must fit in any case.
+                the least or the greatest value. If several are equal, load the newest.
+            strict: whether checkpoint and arguments must have the same objects, and a model the same keys.
+                False: objects, keys and loaders that the checkpoint lacks keep their state, and rank 0 logs
+                the names without a counterpart. Shapes must fit in any case.
             allow_other_config: whether to accept a checkpoint with another `config`;
                 SLURMDDP_ALLOW_OTHER_CONFIG=1 does the same.
 
         Returns:
-            The number of completed steps of the state. None if there is no state; with `step` or `best` that
-            is an error.
+            The number of completed steps of the state. None if there is no state; with `step` or `best` a
+            missing state is an error.
 
         Raises:
-            CheckpointError: the checkpoint can't be read, does not fit an object, is of another program, or
-                does not exist; the message lists the steps.
+            CheckpointError: the checkpoint can't be read, does not fit an object, was written by another
+                program, or does not exist; the message lists the steps that exist.
             ConfigError: the checkpoint has another `config`, an object has no `load_state_dict`, or the
                 arguments don't fit together.
 
@@ -1041,44 +1084,52 @@ class Distributon:
         """
         named = merged(state, objects, "load({...}, root=folder)")
         check_choice(step, best)
+
         allow = allow_other_config or os.environ.get(ALLOW_OTHER_CONFIG_VARIABLE) == "1"
         load = partial(restore.load, step=step, best=best, strict=strict, allow_other_config=allow)
         is_chosen = step is not None or best is not None
         if root is None and not is_chosen and self._session.run.folder is None:
             load = partial(load, of_program=self._program)
+
         return self._load(load, self._root(root), named, is_chosen=is_chosen)
 
     def _load(
         self, load: Callable[..., Any], root: Path, objects: Mapping[str, Any], *, is_chosen: bool
     ) -> int | None:
-        """Load by `load`, and record and print what was loaded; return the step."""
+        """Call the function `load`, record and print what it loaded, and return the step; None: no state."""
         newest = self._session.milestones.open(root)
-        if is_chosen:  # A save in the background may be the chosen one.
+        # The chosen checkpoint may still be written in the background.
+        if is_chosen:
             self.finish_saving()
 
-        found = load(root, objects, self._checkpointer)
-        at, self.resumed_from = (None, None) if found is None else found
-        if at is not None and not self._session.run.keeps(root):
-            self._show_load(root, at, is_chosen=is_chosen)
+        step = None
+        self.resumed_from = None
+        loaded = load(root, objects, self._checkpointer)
+        if loaded is not None:
+            step, self.resumed_from = loaded
+            if not self._session.run.keeps(root):
+                self._show_load(root, step, is_chosen=is_chosen)
 
-        self._session.heartbeat.resumed(at or 0)
-        self._session.milestones.resumed(None if is_chosen else newest, at, self.resumed_from)
-        self._session.loggers.resumed(at)
-        return at
+        self._session.heartbeat.resumed(step or 0)
+        self._session.milestones.resumed(None if is_chosen else newest, step, self.resumed_from)
+        self._session.loggers.resumed(step)
+        return step
 
     def _root_to_save_in(self, root: str | Path | None) -> Path:
-        """Return the folder of a save; print once, before the first save, that others save in it too."""
+        """Return the folder of a save; before its first save, print whether other programs save in it too."""
         folder = self._root(root).absolute()
         if not self.is_global_zero or folder in self._known_folders or self._session.run.keeps(folder):
             return folder
 
         self._known_folders.add(folder)
-        if line := shared_folder_line(folder, self._program):
+        line = shared_folder_line(folder, self._program)
+        if line:
             print(line, file=sys.stderr, flush=True)
+
         return folder
 
     def _show_load(self, root: Path, step: int, *, is_chosen: bool) -> None:
-        """Print which checkpoint was loaded: without a run of slurmddp, nothing else says so."""
+        """Print which checkpoint was loaded. Outside of a run of slurmddp, no other record shows it."""
         self._resumed = None if is_chosen else (root, step)
         self._known_folders.add(root.absolute())
         if self.is_global_zero and self.resumed_from == "disk":
@@ -1102,6 +1153,7 @@ class Distributon:
                 saves=saves,
                 pace=SnapshotInterval(has_agent=saves.has_agent),
             )
+
         return self._opened
 
     def _step_taken(self, step: int, seconds: float) -> None:
@@ -1110,12 +1162,14 @@ class Distributon:
         self._session.milestones.step(step)
 
     def _leave(self) -> None:
-        """End the strategy and all saves, at an orderly end."""
+        """Close the strategy, and wait for all saves, at an orderly end."""
         took_no_step = self._session.heartbeat.awaits_first_step and not StopController.is_leaving
         if self._resumed is not None and took_no_step and self.is_global_zero:
             print(nothing_left_line(*self._resumed), file=sys.stderr, flush=True)
+
         if hasattr(self._strategy, "close"):
             self._strategy.close()
+
         if self._opened is not None:
             try:
                 self.finish_saving()
@@ -1129,20 +1183,21 @@ class Distributon:
             _require("root", (str, os.PathLike), "Give the path of a folder.", root)
             check_folder("root", os.fspath(root))
             return Path(root)
+
         folder = self._session.run.folder
         return folder.checkpoints_dir if folder else Path("checkpoints")
 
 
-def _require(where: str, kind: type | tuple[type, ...], hint: str, *given: object) -> None:
-    """Raise ConfigError unless all that was `given` is of a kind."""
-    for one in given:
-        if not isinstance(one, kind):
-            raise ConfigError(f"{where} was given a {type(one).__name__}.", hint=hint)
+def _require(where: str, kind: type | tuple[type, ...], hint: str, *values: object) -> None:
+    """Raise ConfigError unless all `values` are instances of `kind`."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{where} was given a {type(value).__name__}.", hint=hint)
 
 
-def _require_above(least: int, name: str, value: Any, hint: str, kind: Any = Integral) -> None:
-    """Raise ConfigError unless `value` is a number of `kind` above `least`; by default, an integer."""
-    if not isinstance(value, kind) or not value > least:
+def _require_above(bound: int, name: str, value: Any, hint: str, kind: Any = Integral) -> None:
+    """Raise ConfigError unless `value` is a number of `kind` (by default an integer) above `bound`."""
+    if not isinstance(value, kind) or not value > bound:
         raise ConfigError(f"{name} is {value!r}.", hint=hint)
 
 
@@ -1159,7 +1214,7 @@ def _require_loss(loss: Any) -> None:
         raise ConfigError(
             "backward was given a loss that depends on no parameter which takes gradients.",
             hint="Compute it from the model's output, without .detach(), .item() and torch.no_grad(), and "
-            "leave requires_grad of some parameter on.",
+            "leave requires_grad of at least one parameter on.",
         )
 
 
@@ -1169,7 +1224,7 @@ def _require_seed(seed: Any) -> None:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` was given for `model`; another module as it is."""
+    """Return the module that `torch.compile` has wrapped; a module that is not compiled, unchanged."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -1180,7 +1235,7 @@ def _as_rank(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function on this rank, which `Distributon.launch(function)` has started."""
+    """Call a function on this rank, which `Distributon.launch(function)` started."""
     distributon = Distributon(**settings)
     distributon._program = program
     return distributon.launch(function, *args, **kwargs)

@@ -1,10 +1,10 @@
-"""Write this rank's heartbeat: its phase, its step, and the times of the step, for the agent's watchdog.
+"""Write this rank's heartbeat for the agent's watchdog: its phase, its step, and the times of the step.
 
-A step costs some stores into a page of memory: no system call, no lock, no message, no wait for a GPU. In a
-loop on `Distributon`, the heartbeat comes from the library's calls: steps from `setup_optimizer` (or from
-`should_stop` after a `backward`), waits for data from the loaders, checkpoints from `save` and `load`. Before
-the first step, after a loop over a loader and after `close` no heartbeat is expected, unless the program has
-called `Distributon.heartbeat`.
+A step costs a few stores into a page of memory: no system call, no lock, no message, no wait for a GPU. In a
+loop on `Distributon`, the library's calls write the heartbeat. The optimizer of `setup_optimizer` counts the
+steps, or `should_stop` after a `backward`; the loaders measure waits for data; `save` and `load` show their
+phases. Before the first step, after a loop over a loader and after `close` the watchdog expects no heartbeat,
+unless the program has called `Distributon.heartbeat`.
 """
 
 from __future__ import annotations
@@ -26,31 +26,43 @@ from slurmddp.training.startup_timer import StartupTimer
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
-_IN_A_STEP = frozenset({"first_step", "step", "data"})
+_STEP_PHASES = frozenset({"first_step", "step", "data"})
+"""The phases whose time belongs to the running step."""
 
 
 class Heartbeat:
-    """The heartbeat of this rank; measures the times of the running step."""
+    """The heartbeat of this rank; it also measures the times of the running step."""
 
     def __init__(self, page: HeartbeatPage, start_up: StartupTimer) -> None:
-        self._page, self._start_up = page, start_up
-        self._phase, self._since = "starting", time.monotonic()
+        self._page = page
+        self._start_up = start_up
+
+        self._phase = "starting"
+        self._since = time.monotonic()
+        """When the current phase began."""
         self._watched = False
-        self._step_s = self._wait_s = 0.0
-        """Seconds of the running step before the current phase, and of its waits for data."""
-        self._step: int | None = None
-        """The last completed step; None until it is known at which step training starts."""
-        self._is_first = True
-        self._computed = False
-        """Whether a backward pass has followed the last completed step."""
-        self.on_step: Callable[[int, float], None] = lambda step, seconds: None
-        """Receives the number of each completed step and the seconds that it took."""
-        self._hooked = False
+        """Whether the watchdog expects more heartbeats."""
+
+        self._step_s = 0.0
+        """Seconds of the running step before the current phase."""
+        self._wait_s = 0.0
+        """Seconds of the running step's waits for data."""
         self._forward: _ForwardClock | None = None
         self._forward_s = 0.0
         """Seconds of the forward passes since the last completed step."""
+
+        self._step: int | None = None
+        """The last completed step; None until it is known at which step training starts."""
+        self._is_first = True
+        """Whether this process has not completed a step yet."""
+        self._computed = False
+        """Whether a backward pass has followed the last completed step."""
         self._has_stepped = False
         """Whether a step was completed after the last call of `should_stop`."""
+        self._hooked = False
+        """Whether the steps of an optimizer are counted."""
+        self.on_step: Callable[[int, float], None] = lambda step, seconds: None
+        """Receives the number of each completed step and the seconds that it took."""
 
     @property
     def awaits_first_step(self) -> bool:
@@ -62,33 +74,38 @@ class Heartbeat:
         if watched is not self._watched:
             self._watched = watched
             self._page.watch(watched)
+
         now = self._page.enter(phase)
-        if self._is_first and self._phase == "evaluating" != phase:
+        if self._is_first and self._phase == "evaluating" and phase != "evaluating":
             self._start_up.lap("evaluation")
-        if self._phase in _IN_A_STEP:
+
+        if self._phase in _STEP_PHASES:
             self._step_s += now - self._since
             if self._phase == "data":
                 self._wait_s += now - self._since
-        self._phase, self._since = phase, now
+
+        self._phase = phase
+        self._since = now
 
     def alive(self, phase: str) -> None:
         """Write a heartbeat of the user's program; raise ConfigError for an unknown phase."""
         if phase not in PHASES:
-            raise ConfigError(f"Unknown phase {phase!r}.", hint=f"One of {', '.join(PHASES)}.")
+            raise ConfigError(f"Unknown phase {phase!r}.", hint=f"Use one of {', '.join(PHASES)}.")
         self.enter(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Write heartbeats of `phase` before the block, and of the phase before it after the block."""
-        before, watched = self._phase, self._watched
+        """Write a heartbeat of `phase` before the block; after the block, return to the phase before."""
+        phase_before = self._phase
+        watched_before = self._watched
         self.enter(phase)
         try:
             yield
         finally:
-            self.enter(before, watched=watched)
+            self.enter(phase_before, watched=watched_before)
 
     def finish(self) -> None:
-        """Write that the training has come to its own end."""
+        """Write that the training has ended by itself, without a stop."""
         self._page.finish()
 
     def resumed(self, step: int) -> None:
@@ -100,12 +117,14 @@ class Heartbeat:
         """Record a call of `should_stop`, which comes before each step."""
         if self._computed and not self._hooked:
             self._complete()
-        if not self._has_stepped:  # A step that was completed just now has shown a heartbeat.
+
+        # A step that was completed since the last call has written a heartbeat.
+        if not self._has_stepped:
             self.enter("first_step" if self._is_first else "step")
         self._has_stepped = False
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Count the steps of the first optimizer as the steps of the training."""
+        """Count the steps of `optimizer` as the steps of the training; later calls change nothing."""
         if not self._hooked and hasattr(optimizer, "register_step_post_hook"):
             self._hooked = True
             optimizer.register_step_post_hook(self._complete)
@@ -117,14 +136,16 @@ class Heartbeat:
             self._forward_s += self._forward.stop()
 
     def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
-        """Yield from `source`, and measure the waits for it.
+        """Yield from `source`, and measure the waits for its batches.
 
         A batch that is requested under `torch.no_grad` belongs to an evaluation.
         """
-        watched, enter = self._watched, self.enter
+        watched = self._watched
+        enter = self.enter
         if self._forward is None:
             self._forward = _DeviceClock() if device.type == "cuda" else _ForwardClock()
         begin_forward = self._forward.start
+
         try:
             while True:
                 trains = torch.is_grad_enabled()
@@ -133,6 +154,7 @@ class Heartbeat:
                     batch = next(source)
                 except StopIteration:
                     return
+
                 if trains:
                     enter("first_step" if self._is_first else "step")
                     begin_forward()
@@ -149,17 +171,22 @@ class Heartbeat:
             self.resumed(0)
         self._step = (self._step or 0) + 1
         self._page.completed(self._step, self._step_s, self._wait_s, self._forward_s)
-        seconds, self._step_s, self._wait_s, self._forward_s = self._step_s, 0.0, 0.0, 0.0
-        self._computed = self._is_first = False
+
+        seconds = self._step_s
+        self._step_s = 0.0
+        self._wait_s = 0.0
+        self._forward_s = 0.0
+        self._computed = False
+        self._is_first = False
         self._has_stepped = True
         self.on_step(self._step, seconds)
 
 
 def shown_as(phase: str) -> Callable[[Method], Method]:
-    """Return a decorator for methods of Distributon that shows `phase` while they run.
+    """Return a decorator for methods of Distributon: the heartbeat shows `phase` while the method runs.
 
-    An error of slurmddp explains itself. So its traceback ends where the program has called the method,
-    unless SLURMDDP_DEBUG=1 asks for the frames below.
+    The text of a slurmddp error explains it without the frames of slurmddp. So the traceback ends where the
+    program has called the method, unless SLURMDDP_DEBUG=1 is set.
     """
 
     def decorate(method: Method) -> Method:
@@ -179,7 +206,7 @@ def shown_as(phase: str) -> Callable[[Method], Method]:
 
 
 class _ForwardClock:
-    """Measures forward passes on the CPU."""
+    """Clock of forward passes on the CPU."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -191,22 +218,25 @@ class _ForwardClock:
         """Return the seconds of the forward pass; 0.0 if none has started."""
         if self._since is None:
             return 0.0
-        seconds, self._since = time.monotonic() - self._since, None
+
+        seconds = time.monotonic() - self._since
+        self._since = None
         return seconds
 
 
 class _DeviceClock(_ForwardClock):
-    """Measures forward passes by CUDA events, without waiting for the GPU.
+    """Clock of forward passes by CUDA events; it never waits for the GPU.
 
-    Until the GPU has completed a measured pass, later passes are not measured; each counts as long as that
-    pass.
+    While the GPU has not completed a measured pass, later passes are not measured: each of them counts with
+    the duration of the measured pass.
     """
 
     def __init__(self) -> None:
         self._events: tuple[Any, Any] = (_event(), _event())
         self._passes = 0
-        """Passes since the first event; the second event ends the first of them."""
+        """Passes since the first event; the second event marks the end of the first of these passes."""
         self._runs = False
+        """Whether a forward pass is running."""
 
     def start(self) -> None:
         self._runs = True
@@ -218,14 +248,18 @@ class _DeviceClock(_ForwardClock):
             return 0.0
         self._runs = False
         self._passes += 1
+
         if self._passes == 1:
             self._events[1].record()
             return 0.0
+        # The GPU has not completed the measured pass.
         if not self._events[1].query():
             return 0.0
-        passes, self._passes = self._passes, 0
+
         seconds: float = self._events[0].elapsed_time(self._events[1]) / 1000
-        return seconds * passes
+        seconds *= self._passes
+        self._passes = 0
+        return seconds
 
 
 def _event() -> Any:

@@ -4,8 +4,8 @@ The keys are those of Hydra's `instantiate`: `_target_`, `_args_`, `_partial_`, 
 Hydra's function is not used because it would break four promises (`test_what_hydras_own_would_break`):
 
 - A value that holds `${`, such as a password from the environment, stays as it is. Hydra resolves it again.
-- Mappings and lists arrive as dict and list under every `_convert_`. Hydra gives types of its own.
-- An error names the wrong key with its full name and the nearest right one. Hydra shows the TypeError.
+- Mappings and lists arrive as dict and list under every `_convert_`. Hydra passes types of its own.
+- An error contains the full name of the wrong key, and the nearest right name. Hydra shows the TypeError.
 - A rank starts without the import of Hydra, which takes 0.35 s.
 """
 
@@ -43,14 +43,16 @@ def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
         return config
     if "_target_" not in config:
         return {name: instantiate(value, _key_=_join(_key_, name)) for name, value in config.items()}
+
     call = _call(config, args, kwargs, _key_)
     return call.partial() if config.get("_partial_", False) else call.run()
 
 
 def is_called_later(config: Mapping[str, Any], arguments: int, *, _key_: str) -> bool:
-    """Return whether `_target_` is a function that can only be called with so many more `arguments`."""
+    """Return whether `_target_` is a function that needs `arguments` further positional arguments."""
     if "_partial_" in config or inspect.isclass(locate(config["_target_"], key=_join(_key_, "_target_"))):
         return False
+
     call = _call({**config, "_recursive_": False}, (), {}, _key_)
     return call.can_be_made(more=arguments) and not call.can_be_made()
 
@@ -59,14 +61,20 @@ def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str,
     """Return the call that `config` describes; nested objects are built unless `_recursive_` is false."""
     if not all(isinstance(name, str) for name in config):
         raise ConfigError(
-            f"{key} has a key that is not an argument name: {list(config)}.", hint="Use texts as keys."
+            f"{key} has a key that is not an argument name: {list(config)}.",
+            hint="Use names of arguments as keys.",
         )
     check_special_keys(key, config)
     target = locate(config["_target_"], key=_join(key, "_target_"))
+
     build = instantiate if config.get("_recursive_", True) else lambda value, _key_: value
-    own = {n: build(v, _key_=_join(key, n)) for n, v in config.items() if n not in SPECIAL_KEYS}
-    own_args = build(list(config.get("_args_") or ()), _key_=_join(key, "_args_"))
-    return _Call(config["_target_"], target, (*args, *own_args), {**own, **kwargs}, key)
+    config_kwargs = {
+        name: build(value, _key_=_join(key, name))
+        for name, value in config.items()
+        if name not in SPECIAL_KEYS
+    }
+    config_args = build(list(config.get("_args_") or ()), _key_=_join(key, "_args_"))
+    return _Call(config["_target_"], target, (*args, *config_args), {**config_kwargs, **kwargs}, key)
 
 
 def _join(key: str, name: str) -> str:
@@ -79,21 +87,27 @@ class _Call:
     def __init__(
         self, path: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str
     ) -> None:
-        self._path, self._target, self._args, self._kwargs = path, target, args, kwargs
+        self._path = path
+        self._target = target
+        self._args = args
+        self._kwargs = kwargs
         self._where = key or path
+        """The name of the call in errors: its key in the configuration, else the path of the target."""
 
     def partial(self) -> Any:
         self._check(whole=False)
         return functools.partial(self._target, *self._args, **self._kwargs)
 
     def can_be_made(self, more: int = 0) -> bool:
-        """Return whether the target can be called with these arguments and `more` positional ones."""
+        """Return whether the target can be called with these and `more` positional arguments."""
         try:
             inspect.signature(self._target).bind(*self._args, *[None] * more, **self._kwargs)
         except TypeError:
             return False
-        except ValueError:  # Functions written in C may have no signature.
+        except ValueError:
+            # A function written in C may have no signature.
             return more > 0
+
         return True
 
     def run(self) -> Any:
@@ -103,17 +117,20 @@ class _Call:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._where}: {self._path} refused its arguments: {error}",
-                hint=f"It was given {self._shown()}.",
+                hint=f"It was given {self._shown_arguments()}.",
             ) from error
 
-    def _shown(self) -> str:
-        return ", ".join(f"{name}={value!r:.80}" for name, value in self._kwargs.items()) or "no named ones"
+    def _shown_arguments(self) -> str:
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in self._kwargs.items())
+        return shown or "no named arguments"
 
     def _check(self, *, whole: bool) -> None:
         try:
             signature = inspect.signature(self._target)
         except (TypeError, ValueError):
-            return  # Callables written in C may have no signature, and check their arguments.
+            # A callable written in C may have no signature; it checks its arguments itself.
+            return
+
         parameters = signature.parameters.values()
         known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -123,10 +140,12 @@ class _Call:
                     f"{_join(self._where, name)} is given, but {self._path} takes no argument {name!r}.",
                     hint=near_matches(name, known),
                 )
+
+        bind = signature.bind if whole else signature.bind_partial
         try:
-            (signature.bind if whole else signature.bind_partial)(*self._args, **self._kwargs)
+            bind(*self._args, **self._kwargs)
         except TypeError as error:
             raise ConfigError(
-                f"{self._where}: {self._path} can't be called so: {error}.",
+                f"{self._where}: {self._path} can't be called with these arguments: {error}.",
                 hint=f"Its arguments are {', '.join(known)}.",
             ) from error

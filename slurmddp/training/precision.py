@@ -1,7 +1,7 @@
-"""Number formats of the forward pass: weights, gradients and optimizer states stay in float32. Loss scaling.
+"""Mixed precision and loss scaling; weights, gradients and optimizer states stay in float32.
 
 Automatic mixed precision as in torch.amp: within the model's forward pass, torch runs each operation in the
-format that suits the operation.
+number format that suits the operation.
 
 Loss scaling as in Micikevicius et al., "Mixed Precision Training" (2018): small gradients would vanish in
 float16, so the loss is multiplied by a scale, and the gradients are divided by it before each step.
@@ -24,7 +24,7 @@ PRECISIONS: Mapping[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The names of precisions, with the format that autocast prefers; None: no autocast."""
+"""By name of a precision, the format that autocast prefers; None: no autocast."""
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
@@ -51,6 +51,7 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
     """
     if dtype is None:
         return
+
     entered: list[torch.autocast] = []
 
     def enter(module: nn.Module, inputs: Any) -> None:
@@ -60,23 +61,25 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
 
     def leave(module: nn.Module, inputs: Any, results: Any) -> Any:
         entered.pop().__exit__(None, None, None)
-        return pytree.tree_map(lambda one: _in_float32(one, dtype), results)
+        return pytree.tree_map(lambda value: _in_float32(value, dtype), results)
 
-    # Hooks instead of another `forward`: a deep copy of the module keeps hooks, but its replaced `forward`
-    # would still run the original's weights.
-    # Uncompiled under torch.compile, which can't trace a change of autocast in a hook (2.13).
+    # Hooks, not another `forward`: a deep copy of the module would keep a replaced `forward`, which runs the
+    # weights of the original.
+    # torch.compile (2.13) can't trace a change of autocast in a hook, so the hooks are not compiled.
     model.register_forward_pre_hook(torch.compiler.disable(enter))  # type: ignore[no-untyped-call]
     model.register_forward_hook(torch.compiler.disable(leave), always_call=True)  # type: ignore[no-untyped-call]
 
 
 def _in_float32(value: Any, dtype: torch.dtype) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype == dtype else value
+    if isinstance(value, torch.Tensor) and value.dtype == dtype:
+        return value.float()
+    return value
 
 
 class LossScaler:
-    """Scales losses, and leaves out steps of optimizers whose gradients are infinite or NaN.
+    """Scaler of losses; it skips the steps of optimizers whose gradients are infinite or NaN.
 
-    Strategies give all ranks the same gradients, so all ranks leave out the same steps.
+    Strategies give all ranks the same gradients, so all ranks skip the same steps.
 
     Args:
         device: the device of the gradients.
@@ -88,7 +91,7 @@ class LossScaler:
         self._has_scaled = False
         self._optimizers: list[Optimizer] = []
         self._finite: dict[int, bool] = {}
-        """By id, for each optimizer with unscaled gradients, whether the gradients are finite."""
+        """By id of each optimizer with unscaled gradients, whether its gradients are finite."""
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the scale."""
@@ -105,29 +108,31 @@ class LossScaler:
         """Unscale the gradients before each step of `optimizer`.
 
         Raises:
-            ConfigError: it is no torch optimizer.
+            ConfigError: `optimizer` has no step hooks, because it is no torch optimizer.
         """
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise ConfigError(
                 f"A {type(optimizer).__name__} can't be used in fp16: it has no step hooks.",
                 hint='Use a subclass of torch.optim.Optimizer, or precision="bf16".',
             )
-        if not any(one is optimizer for one in self._optimizers):
+        if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Unscale the gradients, and remove them if one is not finite.
+        """Unscale the gradients, and remove all of them if any is not finite.
 
-        Without gradients, torch's optimizers change nothing. So a step that is left out still counts as a
-        step: for schedulers, which would warn, and for hooks.
+        Without gradients, torch's optimizers change nothing. So a skipped step still counts as a step for
+        hooks, and for schedulers, which would warn otherwise.
         """
-        if any(one is not None for one in (*args[1:], *kwargs.values())):  # `args` begins with the optimizer.
+        # `args` begins with the optimizer.
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise ConfigError(
                 f"{type(optimizer).__name__}.step was given a closure, which fp16 does not support: "
                 "its gradients would not be unscaled.",
                 hint='Use an optimizer without closures, or precision="bf16".',
             )
+
         if not self._unscale(optimizer):
             for parameter in _trained(optimizer):
                 parameter.grad = None
@@ -144,6 +149,7 @@ class LossScaler:
             if left & trained:
                 self._unscale(optimizer)
                 left -= trained
+
         if left:
             raise ConfigError(
                 f"{len(left)} parameters with gradients belong to no optimizer of setup_optimizer, so their "
@@ -152,7 +158,7 @@ class LossScaler:
             )
 
     def _unscale(self, optimizer: Optimizer) -> bool:
-        """Unscale the gradients of `optimizer` unless they are already; return whether they are finite."""
+        """Unscale the gradients of `optimizer` once per step; return whether they are finite."""
         if id(optimizer) in self._finite:
             return self._finite[id(optimizer)]
         if all(parameter.grad is None for parameter in _trained(optimizer)):
@@ -162,25 +168,34 @@ class LossScaler:
                 "An optimizer has gradients that d.backward did not compute.",
                 hint="In fp16, call d.backward(loss) in place of loss.backward().",
             )
+
         self._scaler.unscale_(optimizer)
-        found = self._scaler._found_inf_per_device(optimizer).values()
-        self._finite[id(optimizer)] = not any(one.item() for one in found)
+        overflows = self._scaler._found_inf_per_device(optimizer).values()
+        self._finite[id(optimizer)] = not any(overflow.item() for overflow in overflows)
         return self._finite[id(optimizer)]
 
     def _update(self) -> None:
         """Adapt the scale to the last steps.
 
-        Optimizers that have not stepped hold gradients of the old scale. These are multiplied too.
+        Optimizers that have not stepped hold gradients of the old scale, which are converted to the new one.
         """
         if not self._finite:
             return
-        waiting = [one for one in self._optimizers if id(one) not in self._finite]
-        before = self._scaler.get_scale() if waiting else 1.0  # It waits for the GPU.
-        self._scaler.update()
+
+        waiting = [optimizer for optimizer in self._optimizers if id(optimizer) not in self._finite]
         self._finite.clear()
-        factor = self._scaler.get_scale() / before if waiting else 1.0
-        if factor != 1:
-            for parameter in (one for optimizer in waiting for one in _trained(optimizer)):
+        # Without waiting optimizers, don't read the scale: a read waits for the GPU.
+        if not waiting:
+            self._scaler.update()
+            return
+
+        scale_before = self._scaler.get_scale()
+        self._scaler.update()
+        factor = self._scaler.get_scale() / scale_before
+        if factor == 1:
+            return
+        for optimizer in waiting:
+            for parameter in _trained(optimizer):
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
@@ -190,10 +205,11 @@ class LossScaler:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`; of an empty mapping, begin with the first scale."""
+        """Restore a result of `state_dict`; for an empty mapping, start with the initial scale."""
         self._scaler = torch.amp.GradScaler(self._device.type)
         if state:
             self._scaler.load_state_dict(dict(state))
+
         self._finite.clear()
         self._has_scaled = False
 

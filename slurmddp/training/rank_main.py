@@ -1,4 +1,4 @@
-"""Run one rank of a run, from its environment to its exit code; the agent calls it."""
+"""Run one rank of a run, from its environment to its exit code; the agent calls `main`."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
 
-_OF_A_SCRIPT = ("script", "args", "free_args", "resume_args", "resumable", "checkpoints")
-NOT_OPTIONS = ("_target_", *_OF_A_SCRIPT)
+_SCRIPT_KEYS = ("script", "args", "free_args", "resume_args", "resumable", "checkpoints")
+NOT_OPTIONS = ("_target_", *_SCRIPT_KEYS)
 """Keys of `program` that are not arguments of its function."""
 TIMEOUTS = ("rendezvous_timeout_s", "collective_timeout_s")
 """Keys of `policy` that are arguments of Distributon."""
 _SIGNAL_WAIT_S = 2.5
-"""Seconds to wait for the stop signal that other ranks have obeyed already."""
+"""Seconds to wait for a stop signal after which other ranks have left already."""
 _GLOO_LOST = re.compile(
     r"\[[^]\s]*/gloo/\S+:\d+\] "
     r"(Connection (closed|reset) by|Connect timeout|Timed out waiting \d+ms|(Read|Write) error|Broken pipe)"
     r"|Application timeout caused pair closure$"
 )
-"""gloo raises a plain RuntimeError, whose message starts with a line of gloo's source or ends so."""
+"""Messages of a lost connection: gloo raises a plain RuntimeError, whose type does not distinguish it."""
 
 
 def main(run_dir: str) -> int:
@@ -69,26 +69,30 @@ def main(run_dir: str) -> int:
         config = folder.config()
     except SlurmddpError as error:
         return _report(error)
+
     program = config.get("program") or {}
     log_to_stderr("slurmddp" if program.get("script") else None)
     if program.get("script"):
-        return _run_own_module(folder, program)
+        return _run_module(folder, program)
+
     with StopSignals() as signals, ExitGuard(signals, read_limits(os.environ)) as guard:
         try:
             _run(folder, config)
         except Exception as error:
             return _code_after(error, guard)
+
     return EXIT_FINISHED
 
 
-def _run_own_module(folder: RunFolder, program: dict[str, Any]) -> int:
-    """Run the main function of a module of slurmddp, such as the call of a function; return the exit code.
+def _run_module(folder: RunFolder, program: dict[str, Any]) -> int:
+    """Run `main` of a module of slurmddp, such as the call of a function; return the exit code.
 
-    It handles stop signals itself, if it uses `should_stop`.
+    The module handles stop signals itself, if it uses `should_stop`.
     """
     share_threads(detect(os.environ))
     module = importlib.import_module(program["script"].removeprefix(MODULE))
     code = module.main(arguments_of(folder, program, os.environ)) or EXIT_FINISHED
+
     if code == EXIT_FINISHED and StopController.is_leaving:
         return EXIT_STOPPED
     return int(code)
@@ -102,13 +106,20 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         ranks_per_node=config.get("ranks_per_node"),
         gpus_per_node=config.get("gpus_per_node"),
     )
-    chosen = config.get("strategy", {"name": "ddp"})
-    strategy = instantiate(chosen, _key_="strategy") if "_target_" in chosen else build(**chosen)
+
+    settings = config.get("strategy", {"name": "ddp"})
+    strategy = instantiate(settings, _key_="strategy") if "_target_" in settings else build(**settings)
+
     program = config.get("program") or {}
     if "_target_" not in program:
         raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
     target = locate(program["_target_"], key="program._target_")
-    options = {k: instantiate(v, _key_=f"program.{k}") for k, v in program.items() if k not in NOT_OPTIONS}
+    options = {
+        name: instantiate(value, _key_=f"program.{name}")
+        for name, value in program.items()
+        if name not in NOT_OPTIONS
+    }
+
     policy = config.get("policy") or {}
     timeouts = {name: policy[name] for name in TIMEOUTS if name in policy}
     with Distributon(
@@ -120,8 +131,9 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         **timeouts,
     ) as distributon:
         _launch(distributon, info, config, folder)
+        # The default trainer writes heartbeats from its start on, so the watchdog may expect them.
         if is_own_trainer(program):
-            distributon.heartbeat("loading")  # It reports its start, so the watchdog may judge it.
+            distributon.heartbeat("loading")
         target(distributon, config, folder, **options)
 
 
@@ -134,6 +146,7 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
         if checks:
             preflight.exclude_conflicting_nodes(info, folder, config, error)
         raise
+
     if checks:
         preflight.run(distributon._session.context, folder, config)
         distributon._session.startup.lap("preflight")
@@ -142,10 +155,11 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
 
 
 def _warn_of_cpus(context: RankContext, folder: RunFolder) -> None:
-    """Record for `status` that a job with GPUs computes on CPUs."""
-    run, granted = RunContext.read(os.environ, folder), context.info.gpus_on_node
-    if context.info.rank == 0 and granted and context.device.type == "cpu" and not run.is_superseded:
-        text = f"SLURM granted {granted} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
+    """Record a warning for `slurmddp status` if a job with GPUs computes on CPUs."""
+    run = RunContext.read(os.environ, folder)
+    gpus = context.info.gpus_on_node
+    if context.info.rank == 0 and gpus and context.device.type == "cpu" and not run.is_superseded:
+        text = f"SLURM granted {gpus} GPU(s) on node 0, but torch sees none: the ranks compute on CPUs."
         run.add_event("warned", about="device", text=text)
 
 
@@ -161,15 +175,18 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
             HeartbeatPage.attach(os.environ).report_error(ReportedError("", hint))
             tell(f"{HINT}{hint}")
         code = EXIT_FAILED
+
     if code != EXIT_FAILED or not is_lost_rank(error):
         return code
+
+    # The other ranks may have left because they received the stop signal before the training began. The
+    # signal to this rank may arrive a moment later.
     if not guard.begun:
-        # The other ranks got the stop signal before the training and have left. The signal for this rank may
-        # still be on its way.
         time.sleep(_SIGNAL_WAIT_S)
     if guard.signals.poll() is None:
         return code
-    tell(f"{guard.signals.received} came and other ranks have left: this rank leaves too.")
+
+    tell(f"{guard.signals.received} arrived, and other ranks have left: this rank leaves too.")
     return EXIT_STOPPED
 
 
@@ -184,16 +201,19 @@ def is_lost_rank(error: BaseException | None) -> bool:
         if type(error) is RuntimeError and _GLOO_LOST.match(str(error)):
             return True
         error = error.__cause__
+
     return False
 
 
 def _report(error: SlurmddpError) -> int:
-    """Report the error to the agent, print it with its cause before it, and return its exit code."""
+    """Report the error to the agent, print its cause and the error, and return its exit code."""
     is_lost = is_lost_rank(error)
-    # Without a refusal, the cause says more about what happened than the error that it led to.
-    says_less = error.__cause__ is not None and error.exit_code == EXIT_FAILED and not is_lost
-    text = "" if says_less else f"{type(error).__name__}: {error.message}"
+    text = f"{type(error).__name__}: {error.message}"
+    # Unless the error is a refusal, its cause explains more. The agent then takes the printed cause.
+    if error.__cause__ is not None and error.exit_code == EXIT_FAILED and not is_lost:
+        text = ""
     HeartbeatPage.attach(os.environ).report_error(ReportedError(text, error.hint, is_lost))
+
     if error.__cause__ is not None:
         tell("".join(traceback.format_exception(error.__cause__)).rstrip())
     if not (isinstance(error, StoppedAtCheckpoint) and error.is_printed):

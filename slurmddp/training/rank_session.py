@@ -1,4 +1,4 @@
-"""One rank from start to exit: joins the process group and leaves it, without a wait for lost ranks."""
+"""Run one rank from start to exit: join the process group and leave it, without waiting for lost ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from slurmddp.training.stopping.exit_guard import ExitGuard
 
 _DRAIN_S = 0.1
 """Seconds to wait after the end of a gloo group. Its threads release the last gradients a moment later and
-need the interpreter for that; a process that exits at once dies of std::terminate (torch 2.13)."""
+need the interpreter for that. A process that exits earlier dies of std::terminate (torch 2.13)."""
 
 
 class RankSession:
@@ -51,7 +51,7 @@ class RankSession:
         environ: the environment of the process.
         before_leaving: called at an orderly end, before the rank leaves its process group.
         environment: the source of the rank, as for `detect`.
-        launcher: starts the ranks if no launcher has started this process.
+        launcher: starts the ranks if no launcher started this process.
     """
 
     def __init__(
@@ -61,8 +61,11 @@ class RankSession:
         environment: str | Environment | type[Environment] | None = None,
         launcher: str | Launcher | type[Launcher] = "local",
     ) -> None:
-        self._environ, self._before_leaving = environ, before_leaving
-        self._environment, self.launcher = environment, build_launcher(launcher)
+        self._environ = environ
+        self._before_leaving = before_leaving
+        self._environment = environment
+        self.launcher = build_launcher(launcher)
+
         self.run = RunContext.read(environ)
         self.stop = StopController(ExitGuard.standing, self.run)
         self.startup = StartupTimer(environ)
@@ -71,6 +74,7 @@ class RankSession:
         self.loggers = Loggers()
         self._context: setup.RankContext | None = None
         self._pid = os.getpid()
+        """The process that has joined the process group; a forked child has another pid."""
 
     @property
     def context(self) -> setup.RankContext:
@@ -83,18 +87,25 @@ class RankSession:
         return self._context
 
     def start(self, num_devices: int | str, group: Mapping[str, Any]) -> None:
-        """Join the process group, whose settings are those of `setup.start`; see `Distributon.launch`."""
+        """Join the process group; see `Distributon.launch`.
+
+        Args:
+            num_devices: number of ranks on this machine, or "auto".
+            group: settings of the process group: keyword arguments of `setup.start`.
+        """
         if self._context is not None:
             raise SlurmddpError(
                 "launch() was called a second time.", hint="Call it once, before any setup_ method."
             )
+
         info = detect(self._environ, self._environment)
-        wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
+        devices = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if self.ranks_to_start(num_devices) > 1:
             from slurmddp.launchers.local.launch import launch_script
 
-            launch_script(wanted, self.launcher)
-        _require_devices(info, wanted)
+            launch_script(devices, self.launcher)
+        _require_devices(info, devices)
+
         self.heartbeat.enter("meeting")
         try:
             self._context = setup.start(info, **group, stopped=lambda: self.stop.requested)
@@ -102,34 +113,40 @@ class RankSession:
             if self.run.by_agent:
                 _print(error)
             raise
-        self._pid, self.milestones.rank = os.getpid(), info.rank
+
+        self._pid = os.getpid()
+        self.milestones.rank = info.rank
         StopController.is_leaving = False
         atexit.register(self._close_at_exit)
         self.heartbeat.enter("loading", watched=False)
         self.startup.lap("rendezvous")
 
     def ranks_to_start(self, num_devices: int | str) -> int:
-        """Return how many ranks `start` would have to start first; 0 if a launcher has started them.
+        """Return how many ranks `start` must start first; 0 if a launcher started them, or for one rank.
 
         Raises:
-            SlurmddpError: this process itself was started as a rank, and does not see it.
+            SlurmddpError: a launcher started this process as a rank, but the rank's variables are hidden.
         """
         info = detect(self._environ, self._environment)
-        wanted = num_devices if isinstance(num_devices, int) else _devices_of(info)
+        devices = num_devices if isinstance(num_devices, int) else _devices_of(info)
         if info.environment != "single" or distributed.is_initialized():
             return 0
-        _refuse_hidden_rank(self._environ, wanted)
-        if wanted > 1:
-            _refuse_to_multiply()
-        return wanted if wanted > 1 else 0
+
+        _refuse_hidden_rank(self._environ, devices)
+        if devices <= 1:
+            return 0
+        _refuse_to_multiply()
+        return devices
 
     def close(self) -> None:
         """Wait for saves and leave the process group, once; does nothing in a forked process."""
         atexit.unregister(self._close_at_exit)
         if self._context is None or self._is_forked:
             return
+
         if self.stop.is_answering and not StopController.is_leaving:
             self.heartbeat.finish()
+
         self.heartbeat.enter("ending")
         try:
             self._before_leaving()
@@ -139,31 +156,40 @@ class RankSession:
         self.loggers.close()
 
     def end(self, error: BaseException | None) -> None:
-        """Leave because the `with` block of the training ended, by `error` or in good order.
+        """Leave because the `with` block of the training ended, by `error` or without an error.
 
         Raises:
-            StoppedAtCheckpoint: the block ended in good order although `should_stop` had returned True.
+            StoppedAtCheckpoint: the block ended without an error although `should_stop` had returned True.
         """
         if isinstance(error, StoppedAtCheckpoint) and self._context is not None:
             self.milestones.stopped(self.stop.reason)
-        code = error.code or EXIT_FINISHED if isinstance(error, SystemExit) else EXIT_FAILED
+
+        code: Any = EXIT_FAILED
         if error is None:
             code = EXIT_FINISHED
+        elif isinstance(error, SystemExit):
+            code = error.code or EXIT_FINISHED
         stopped = self.stopped() if code == EXIT_FINISHED and StopController.is_leaving else None
+
         if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
             self.close()
-        else:  # The other ranks may be stuck in a collective that this rank will never join.
+        else:
+            # The other ranks may be stuck in a collective that this rank will never join.
             atexit.unregister(self._close_at_exit)
         if stopped is not None:
             raise stopped
 
     def stopped(self) -> StoppedAtCheckpoint:
-        """Return the error that ends a stopped training; rank 0 prints it, and each rank into its own log."""
+        """Return the error that ends a stopped training.
+
+        Rank 0 prints it; in a run with an agent each rank prints it, into its own log.
+        """
         why = f" by {self.stop.reason.text}" if self.stop.reason else ""
         error = StoppedAtCheckpoint(
             f"The training was stopped{why}.",
             hint="Run the same command again to resume from its checkpoint.",
         )
+
         if self.run.by_agent or (self._context is not None and self.context.info.rank == 0):
             _print(error)
         return error
@@ -174,7 +200,7 @@ class RankSession:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this process is a child of the rank: process group and saves belong to its parent."""
+        """Whether this process is a forked child of the rank; process group and saves belong to the rank."""
         return os.getpid() != self._pid
 
     def _leave(self, context: setup.RankContext) -> None:
@@ -196,12 +222,13 @@ def _print(error: StoppedAtCheckpoint) -> None:
 
 
 def connect_to_agent(environ: Mapping[str, str]) -> None:
-    """Print slurmddp's log records, and let the agent learn which exit code this program means at its end.
+    """Print slurmddp's log records, and report to the agent at exit which exit code this program means.
 
-    Do nothing in a process that no agent has started.
+    Do nothing in a process that no agent started.
     """
     if descriptor_from(environ) < 0:
         return
+
     if not logging.getLogger("slurmddp").handlers:
         log_to_stderr("slurmddp")
     atexit.unregister(_explain_exit)
@@ -209,9 +236,9 @@ def connect_to_agent(environ: Mapping[str, str]) -> None:
 
 
 def log_to_stderr(name: str | None) -> None:
-    """Print the log records of a logger and of those below it; None: of all loggers.
+    """Print the log records of a logger and of its children; None: of all loggers.
 
-    In a person's program only slurmddp's: a handler of the root logger would disable `logging.basicConfig`.
+    In the user's program, pass "slurmddp": a handler of the root logger would disable `logging.basicConfig`.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
@@ -222,13 +249,15 @@ def log_to_stderr(name: str | None) -> None:
 
 
 def _explain_exit(page: HeartbeatPage, pid: int) -> None:
-    """Show the agent what the end of this program means; Python alone chooses the code of a script's end.
+    """Report to the agent which exit code the end of this program means; the real code is Python's choice.
 
-    An error of slurmddp has a code of its own. A program that leaves its loop after `should_stop` has not
-    finished, although it ends with 0.
+    A SlurmddpError has an exit code of its own. A program that leaves its loop after `should_stop` has not
+    finished, although it exits with 0.
     """
-    if os.getpid() != pid:  # A child that the rank has forked ends.
+    # A forked child of the rank ends; the rank continues.
+    if os.getpid() != pid:
         return
+
     error = getattr(sys, "last_value", None)
     if isinstance(error, SlurmddpError):
         page.explain_exit(error.exit_code)
@@ -238,24 +267,26 @@ def _explain_exit(page: HeartbeatPage, pid: int) -> None:
 
 def _devices_of(info: RankInfo) -> int:
     """Return the number of ranks on this machine for `num_devices="auto"`."""
-    return info.local_world_size if info.environment != "single" else max(1, visible_gpus())
+    if info.environment != "single":
+        return info.local_world_size
+    return max(1, visible_gpus())
 
 
-def _refuse_hidden_rank(environ: Mapping[str, str], wanted: int) -> None:
-    """Raise MismatchError if a launcher started this process as a rank whose number is not to be seen."""
+def _refuse_hidden_rank(environ: Mapping[str, str], devices: int) -> None:
+    """Raise MismatchError if a launcher started this process as a rank, but its rank is unknown."""
     local_rank = environ.get("LOCAL_RANK", "")
-    is_meant = environ.get(ENVIRONMENT_VARIABLE) == "single" and wanted == 1
+    is_meant = environ.get(ENVIRONMENT_VARIABLE) == "single" and devices == 1
     if local_rank.isdecimal() and int(local_rank) > 0 and not is_meant:
         raise MismatchError(
-            f"launch() was called in a process with LOCAL_RANK={local_rank} that does not see its rank: RANK "
-            "and WORLD_SIZE are not both set, or SLURMDDP_ENVIRONMENT hides them.",
-            hint="Start all ranks with torchrun or srun, or set RANK and WORLD_SIZE as well. Without a "
-            "launcher around this process, unset LOCAL_RANK.",
+            f"launch() was called in a process with LOCAL_RANK={local_rank} whose rank is unknown: RANK and "
+            "WORLD_SIZE are not both set, or SLURMDDP_ENVIRONMENT hides them.",
+            hint="Start all ranks with torchrun or srun, or set RANK and WORLD_SIZE as well. If no launcher "
+            "started this process, unset LOCAL_RANK.",
         )
 
 
 def _refuse_to_multiply() -> None:
-    """Raise SlurmddpError if running this program's command again would not start ranks."""
+    """Raise SlurmddpError if this program's command, run again, would not start ranks."""
     if multiprocessing.parent_process() is not None:
         raise SlurmddpError(
             "launch() was called in a process that multiprocessing started.",
@@ -263,28 +294,28 @@ def _refuse_to_multiply() -> None:
         )
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         raise SlurmddpError(
-            "launch() was called in a process that launch() started, which does not see its rank.",
+            "launch() was called in a process that launch() started, and its rank is unknown.",
             hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides the launcher's variables.",
         )
 
 
-def _require_devices(info: RankInfo, wanted: int) -> None:
-    """Raise MismatchError unless as many ranks were started on this machine as the program asks for."""
-    if wanted != info.local_world_size:
+def _require_devices(info: RankInfo, devices: int) -> None:
+    """Raise MismatchError unless `devices` ranks were started on this machine."""
+    if devices != info.local_world_size:
         launcher = "slurmddp" if RUN_DIR_VARIABLE in os.environ else info.environment
         raise MismatchError(
-            f"num_devices is {wanted}, but {launcher} started {info.local_world_size} "
+            f"num_devices is {devices}, but {launcher} started {info.local_world_size} "
             f"process(es) on {socket.gethostname()}.",
-            hint=_start_command(launcher, wanted),
+            hint=_start_command(launcher, devices),
         )
 
 
-def _start_command(launcher: str, wanted: int) -> str:
+def _start_command(launcher: str, devices: int) -> str:
     auto = 'or use num_devices="auto"'
     if launcher == "slurmddp":
-        return f"Start it with `slurmddp run -n {wanted}`, {auto}."
+        return f"Start the program with `slurmddp run -n {devices}`, {auto}."
     if launcher == "slurm":
-        return f"Start it with `srun --ntasks-per-node={wanted}`, {auto}."
+        return f"Start the program with `srun --ntasks-per-node={devices}`, {auto}."
     if launcher == "torchrun":
-        return f"Start it with `torchrun --nproc-per-node={wanted}`, {auto}."
-    return f"Start {wanted} process(es) per node, {auto}."
+        return f"Start the program with `torchrun --nproc-per-node={devices}`, {auto}."
+    return f"Start {devices} process(es) per node, {auto}."

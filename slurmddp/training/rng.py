@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def derive(seed: int, *parts: int | str) -> int:
-    """Return a 63-bit seed that follows from `seed` and all `parts` (BLAKE2b, RFC 7693), on any machine."""
+    """Return a 63-bit seed: a hash (BLAKE2b, RFC 7693) of `seed` and all `parts`, equal on any machine."""
     digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -61,10 +61,14 @@ def restore_cpu(states: tuple[Any, ...]) -> None:
 
 def capture() -> dict[str, Any]:
     """Return the states of all generators that this process uses, as tensors and plain values."""
-    version, words, gauss = random.getstate()
-    as_tensor = torch.tensor(words, dtype=torch.int64, device="cpu")
-    state: dict[str, Any] = {"python": {"version": version, "words": as_tensor, "gauss": gauss}}
-    state |= {"torch": torch.get_rng_state(), "numpy": _to_tensors(np.random.get_state(legacy=False))}
+    version, integers, gauss = random.getstate()
+    tensor = torch.tensor(integers, dtype=torch.int64, device="cpu")
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": tensor, "gauss": gauss},
+        "torch": torch.get_rng_state(),
+        "numpy": _to_tensors(np.random.get_state(legacy=False)),
+    }
+
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -77,8 +81,8 @@ def restore(state: Mapping[str, Any]) -> None:
         CheckpointError: `state` is not a state of these generators.
     """
     try:
-        version, words, gauss = (state["python"][key] for key in ("version", "words", "gauss"))
-        random.setstate((version, tuple(words.tolist()), gauss))
+        python = state["python"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         torch.set_rng_state(state["torch"])
         np.random.set_state(_to_arrays(state["numpy"]))
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -86,6 +90,7 @@ def restore(state: Mapping[str, Any]) -> None:
             f"The random state in the checkpoint can't be restored: {type(error).__name__}: {error}.",
             hint="Another version of Python, NumPy or torch, or other code, wrote it.",
         ) from error
+
     if "cuda" in state:
         _restore_cuda(state["cuda"])
 
@@ -94,19 +99,22 @@ def _restore_cuda(state: torch.Tensor) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state)
     else:
-        log.warning("The checkpoint holds a CUDA random state, which is ignored: there is no GPU here.")
+        log.warning("The checkpoint holds a CUDA random state, which is ignored: this process has no GPU.")
 
 
 def _to_tensors(value: Any) -> Any:
     """Turn the arrays in NumPy's nested state into bytes, and NumPy's numbers into Python's.
 
-    Older versions of the safetensors format have no type for unsigned words.
+    Bytes, because older versions of the safetensors format have no type for unsigned integers of 32 bits.
     """
     if isinstance(value, dict):
         return {key: _to_tensors(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return {"dtype": str(value.dtype), "bytes": torch.from_numpy(value.copy().view(np.uint8))}
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+
+    return value
 
 
 def _to_arrays(value: Any) -> Any:

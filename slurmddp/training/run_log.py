@@ -27,17 +27,20 @@ from slurmddp.training.stopping.controller import StopController
 
 log = logging.getLogger(__name__)
 
-_OWN_KEYS = ("step", "attempt", "time")
+_RESERVED_NAMES = ("step", "attempt", "time")
+"""Names that no metric may have: slurmddp writes them itself in each line of `metrics.jsonl`."""
 
 
 class RunLog:
-    """The records of one attempt for its run folder and its loggers; without `active` calls do nothing."""
+    """Records of one attempt for its run folder and its loggers; unless it is `active`, calls do nothing."""
 
     def __init__(
         self, run: RunContext, *, active: bool, unit: str = "samples", loggers: Loggers | None = None
     ) -> None:
-        self._run, self._unit, self._loggers = run, unit, loggers or Loggers()
+        self._run = run
         self._active = active
+        self._unit = unit
+        self._loggers = loggers or Loggers()
 
     def event(self, event: str, **facts: Any) -> None:
         """Add an event to `attempts.jsonl`."""
@@ -45,7 +48,7 @@ class RunLog:
             self._run.add_event(event, **facts)
 
     def step(self, step: int, *, rate: float, **values: float) -> None:
-        """Log values such as loss and learning rate, and the rate (units per second)."""
+        """Log values such as loss and learning rate, and the rate in units per second."""
         self._log(step, {**values, f"{self._unit}_per_s": round(rate, 1)})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -54,27 +57,31 @@ class RunLog:
 
     def sample(self, text: str) -> None:
         """Write a text that the model generated to the run folder."""
-        if (folder := self._writable()) is not None:
+        folder = self._writable()
+        if folder is not None:
             write_atomic(folder.sample_file, text)
 
     def _writable(self) -> RunFolder | None:
         """Return the folder if this rank writes to it; raise SupersededError in a superseded attempt."""
         if not self._active:
             return None
+
         self._run.refuse_superseded()
         return self._run.folder
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a line to `metrics.jsonl`, and hand the values to the loggers."""
-        if (folder := self._writable()) is not None:
+        """Add a line to `metrics.jsonl`, and send the values to the loggers."""
+        folder = self._writable()
+        if folder is not None:
             origin = {"step": step, "attempt": self._run.attempt, "time": round(time.time(), 3)}
             append_line(folder.metrics_file, {**origin, **values})
+
         if self._active:
             self._loggers.log(values, step)
 
 
 def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, Any] | None) -> Loggers:
-    """Return the loggers of rank 0: those that the run's configuration names, and those of the program.
+    """Return the loggers of rank 0: the loggers of the run's configuration, and the loggers of the program.
 
     Args:
         given: the loggers of the program.
@@ -83,9 +90,11 @@ def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, An
     Raises:
         ConfigError: a logger is unknown, its library is missing, or it does not take its options.
     """
-    folder, settings = run.folder, {}
+    folder = run.folder
+    settings = {}
     if folder is not None and folder.config_file.is_file():
         settings = folder.config()
+
     facts = LoggedRun(
         name=Path.cwd().name if folder is None else folder.name,
         folder=Path("loggers").absolute() if folder is None else folder.loggers_dir,
@@ -110,20 +119,23 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics as plain numbers; the value of a tensor on a GPU is awaited.
 
     Raises:
-        ConfigError: a value is not one number, or a name is one that slurmddp writes itself.
+        ConfigError: a value is not a single number, or a name is `step`, `attempt` or `time`.
     """
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise ConfigError(
             f"{metrics!r:.80} is not a mapping from names to numbers.", hint='Give a dict: {"loss": 0.5}.'
         )
+
     return {name: _number(name, value) for name, value in metrics.items()}
 
 
 def _number(name: str, value: Any) -> float:
-    if name in _OWN_KEYS:
+    if name in _RESERVED_NAMES:
         raise ConfigError(
-            f"A metric is named {name!r}, as slurmddp's own value.", hint="Choose another name for it."
+            f"A metric is named {name!r}, which is the name of a value that slurmddp records itself.",
+            hint="Choose another name for the metric.",
         )
+
     if getattr(value, "ndim", None) is not None and math.prod(value.shape) == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -132,47 +144,65 @@ def _number(name: str, value: Any) -> float:
             f"The metric {name!r} is a {type(value).__name__}{shape}, not one number.",
             hint="Give an int, a float, or a tensor with one element, such as its mean().",
         )
+
     return value
 
 
 class Milestones:
-    """Records where a training resumes, takes its first step and stops.
+    """Recorder of the events of a training: from which step it resumes, its first step, its stop.
 
-    Resume and stop are recorded only after `open` has got the checkpoint folder of the run: the program may
-    keep other checkpoints.
+    Resume and stop are recorded only after `open` was called with the checkpoint folder of the run: the
+    program may load checkpoints from other folders too.
     """
 
     _counted: ClassVar[set[tuple[str, int]]] = set()
     """Run and attempt of each first step that was recorded without `open`; a program may train twice."""
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
-        self._run, self._start_up = run, start_up
+        self._run = run
+        self._start_up = start_up
         self._journal = RunLog(run, active=False)
-        self._has_step = self._has_stop = False
         self._loads = False
+        """Whether the training has loaded from the checkpoint folder of the run."""
+        self._has_step = False
+        self._has_stop = False
         self.rank = -1
-        """The rank of this process, from its launch on."""
+        """The rank of this process; -1 before its launch."""
 
     def open(self, root: Path) -> int | None:
         """Start to record if `root` is the checkpoint folder of the run; return its newest step on rank 0."""
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
-        self._journal, self._loads = RunLog(self._run, active=self.rank == 0), True
-        with suppress(OSError):  # `restore.load` tries again on all ranks, and raises.
-            return newest_step(root) if self.rank == 0 else None
+
+        self._journal = RunLog(self._run, active=self.rank == 0)
+        self._loads = True
+        if self.rank != 0:
+            return None
+        # After an OSError, `restore.load` tries again on all ranks, and raises.
+        with suppress(OSError):
+            return newest_step(root)
         return None
 
     def resumed(self, newest: int | None, used: int | None, source: str | None) -> None:
-        """Record from which step training resumes, and warn if a newer checkpoint can't be used."""
+        """Record from which step training resumes, and warn if a newer checkpoint can't be used.
+
+        Args:
+            newest: the step of the newest checkpoint, None if there is none.
+            used: the step of the checkpoint that was loaded, None if none was loaded.
+            source: where it was loaded from, "memory" or "disk".
+        """
         self._start_up.lap("checkpoint")
         if newest is not None and (used is None or used < newest):
-            after = f"; it resumes from step {used}, the newest that verifies"
+            consequence = f". The training resumes from step {used}, the newest that verifies"
             if used is None:
-                after = ", nor can any before it: it starts at step 0"
-            text = f"Checkpoint {folder_name(newest)} can't be used{after}."
-            text += " `slurmddp checkpoints RUN` lists them, the log says why."
+                consequence = ", nor can any before it. The training starts at step 0"
+            text = (
+                f"Checkpoint {folder_name(newest)} can't be used{consequence}. "
+                "`slurmddp checkpoints RUN` lists the checkpoints, the log contains the reason."
+            )
             self._journal.event("warned", about="checkpoint", text=text)
+
         if used is not None:
             self._journal.event("resumed", step=used, **{"from": source})
 
@@ -181,13 +211,14 @@ class Milestones:
         if self._has_step:
             return
         self._has_step = True
+
         self._start_up.lap("first_step")
         facts = {"step": step, "phases": self._start_up.seconds}
-        start = (str(self._run.folder and self._run.folder.path), self._run.attempt)
+        attempt = (str(self._run.folder and self._run.folder.path), self._run.attempt)
         if self._loads:
             self._journal.event("first_step", **facts)
-        elif start not in self._counted:
-            self._counted.add(start)
+        elif attempt not in self._counted:
+            self._counted.add(attempt)
             RunLog(self._run, active=self.rank == 0).event("first_step", **facts, loads=False)
 
     def stopped(self, reason: StopReason | None) -> None:
@@ -199,10 +230,12 @@ class Milestones:
 
 
 class Stopwatch:
-    """Measures the rate of work; the time between `stop` and `start` does not count."""
+    """Stopwatch for the rate of work; the time between `stop` and `start` does not count."""
 
     def __init__(self) -> None:
-        self._work, self._seconds, self._since = 0, 0.0, time.perf_counter()
+        self._work = 0
+        self._seconds = 0.0
+        self._since = time.perf_counter()
 
     def start(self) -> None:
         self._since = time.perf_counter()
@@ -215,5 +248,6 @@ class Stopwatch:
     def take_rate(self) -> float:
         """Return units per second since the last call, and start again."""
         rate = self._work / self._seconds if self._seconds else 0.0
-        self._work, self._seconds = 0, 0.0
+        self._work = 0
+        self._seconds = 0.0
         return rate

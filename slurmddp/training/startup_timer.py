@@ -9,11 +9,11 @@ from slurmddp.environments.names import IMPORTS_VARIABLE
 
 
 class StartupTimer:
-    """A stopwatch on the monotonic clock, with one or more laps per phase."""
+    """Stopwatch on the monotonic clock, with one or more laps per phase."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         now = time.monotonic()
-        self._seconds = dict(_before(environ, now))
+        self._seconds = dict(_seconds_before(environ, now))
         self._since = now
 
     def lap(self, phase: str) -> None:
@@ -28,10 +28,12 @@ class StartupTimer:
         return {phase: round(seconds, 3) for phase, seconds in self._seconds.items()}
 
 
-def _before(environ: Mapping[str, str], now: float) -> Mapping[str, float]:
-    """Return the seconds before this process: the agent's imports, and from then to `now`."""
+def _seconds_before(environ: Mapping[str, str], now: float) -> Mapping[str, float]:
+    """Return the seconds of the agent's imports, and the seconds from their end to `now`."""
     try:
-        imports, ready = map(float, environ[IMPORTS_VARIABLE].split())
+        imports_s, imported_at = map(float, environ[IMPORTS_VARIABLE].split())
     except (KeyError, ValueError):
-        return {}  # Under another launcher each rank imports torch itself, before this module.
-    return {"imports": imports, "fork": max(0.0, now - ready)}
+        # Under another launcher each rank imports torch itself, before this module.
+        return {}
+
+    return {"imports": imports_s, "fork": max(0.0, now - imported_at)}

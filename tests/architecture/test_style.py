@@ -34,6 +34,7 @@ FINISHED = [
     "runs/status",
     "sandbox",
     "strategies",
+    "training",
     "training/builtin",
     "training/checkpointing",
     "training/data",

@@ -97,7 +97,7 @@ def test_d3_a_launch_with_a_local_rank_above_zero_starts_no_ranks(
             assert d.world_size == 1, "it was asked for"
         return
     for launch in (Distributon(devices).launch, lambda: Distributon(devices).launch(lambda d: d.rank)):
-        with pytest.raises(MismatchError, match="LOCAL_RANK=1 that does not see its rank") as caught:
+        with pytest.raises(MismatchError, match="LOCAL_RANK=1 whose rank is unknown") as caught:
             launch()
         assert "torchrun or srun" in caught.value.hint
 

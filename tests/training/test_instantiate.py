@@ -103,7 +103,7 @@ def test_plain_values_stay() -> None:
         ({"_target_": "torch.nn.Linaer"}, r"torch\.nn has no 'Linaer'.*Did you mean Linear"),
         ({"_target_": "torch.pi"}, "a float that can't be called"),
         ({"_target_": "things.Thing", "sise": 3}, r"model\.sise is given.*no argument 'sise'.*mean size"),
-        ({"_target_": "things.Thing"}, r"model: things\.Thing can't be called so: missing a required"),
+        ({"_target_": "things.Thing"}, r"model: things\.Thing can't be called with these arguments: missing"),
         ({"_target_": "things.refuse", "value": 5}, r"refused its arguments: 5 is odd.*value=5"),
         ({"_target_": "things.Thing", "_partail_": True}, r"`model\._partail_` is not understood.*_partial_"),
         ({"_target_": "things.Thing", "size": 1, "parts": [{"_target_": "things.Thong"}]},
@@ -192,8 +192,14 @@ def test_functions_and_classes_of_torch_are_losses() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"_target_": "things.make_loss"}, r"loss: things\.make_loss can't be called so: missing a required"),
-        ({"_target_": "things.LossOf"}, r"loss: things\.LossOf can't be called so: missing a required"),
+        (
+            {"_target_": "things.make_loss"},
+            r"loss: things\.make_loss can't be called with these arguments: missing",
+        ),
+        (
+            {"_target_": "things.LossOf"},
+            r"loss: things\.LossOf can't be called with these arguments: missing",
+        ),
         ({"_target_": "things.weighted_loss", "wieght": 5}, r"loss\.wieght is given.*mean weight"),
         ({"_target_": "things.Thing", "size": 1}, "loss._target_ 'things.Thing' gives a Thing.*called"),
         ({"_target_": "things.plain_loss", "_partial_": False}, "loss: .*missing a required"),

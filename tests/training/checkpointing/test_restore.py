@@ -510,25 +510,27 @@ def test_check_can_save_includes_the_states_of_the_optimizer(alone, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("damaged", "found", "words"),
+    ("damaged", "step", "consequence"),
     [
         ((), 30, None),
-        ((30,), 20, "step-0000000030 can't be used; it resumes from step 20, the newest that verifies."),
-        ((30, 20, 10), None, "step-0000000030 can't be used, nor can any before it: it starts at step 0."),
+        ((30,), 20, "can't be used. The training resumes from step 20, the newest that verifies."),
+        ((30, 20, 10), None, "can't be used, nor can any before it. The training starts at step 0."),
     ],
 )
 def test_a_run_records_that_its_newest_checkpoint_is_damaged(
-    request, tmp_path, monkeypatch, damaged, found, words
+    request, tmp_path, monkeypatch, damaged, step, consequence
 ) -> None:
-    folder, model = RunFolder(tmp_path), nn.Linear(2, 2)
+    folder = RunFolder(tmp_path)
+    model = nn.Linear(2, 2)
     monkeypatch.setenv("SLURMDDP_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SLURMDDP_ATTEMPT", "0")
     alone = request.getfixturevalue("alone")
-    for step in (10, 20, 30):
+    for saved in (10, 20, 30):
         progress = {"evaluated_at": -1, "losses": []}
-        path = alone.save(step, root=folder.checkpoints_dir, progress=progress, model=model)
-        if step in damaged:
+        path = alone.save(saved, root=folder.checkpoints_dir, progress=progress, model=model)
+        if saved in damaged:
             (path / "state.json").unlink()
+
     settings = SimpleNamespace(steps=100, max_time=None, best=None, keep_last=3, on_spike="fail")
     parts = SimpleNamespace(
         settings=settings,
@@ -540,12 +542,15 @@ def test_a_run_records_that_its_newest_checkpoint_is_damaged(
     )
     training = Training(alone, parts, Callbacks({}), folder)
     training.resume()
-    assert training.step == (found or 0)
+    assert training.step == (step or 0)
+
+    warnings = []
+    if consequence:
+        text = f"Checkpoint step-0000000030 {consequence} "
+        warnings = [text + "`slurmddp checkpoints RUN` lists the checkpoints, the log contains the reason."]
     events = list(read_lines(folder.attempts_file))
-    assert [event["text"] for event in events if event["event"] == "warned"] == (
-        [f"Checkpoint {words} `slurmddp checkpoints RUN` lists them, the log says why."] if words else []
-    )
-    assert [event["step"] for event in events if event["event"] == "resumed"] == ([found] if found else [])
+    assert [event["text"] for event in events if event["event"] == "warned"] == warnings
+    assert [event["step"] for event in events if event["event"] == "resumed"] == ([step] if step else [])
 
 
 @pytest.mark.parametrize("where", ["its run", "another folder", "no attempt", "no run"])
