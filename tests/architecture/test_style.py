@@ -43,6 +43,7 @@ FINISHED = [
     "training/preflight",
     "training/process_group",
     "training/stopping",
+    "training/trainer",
     "transports",
 ]
 """Rooms, as folders of the package."""

@@ -1,4 +1,4 @@
-"""Calls the model on a batch of any shape that docs/data.md names, and takes the loss of its output."""
+"""Call the model on a batch of any form in docs/data.md, and check the loss of its output."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -
         model: the module to call.
         batch: a pair (inputs, targets), or a dict with the arguments of the model by name. Inputs that are a
             dict, a tuple or a list are the model's arguments; other inputs are its only argument.
-        bare_model: the module that `model` wraps, if it wraps one.
+        bare_model: the module inside `model`, if `model` is a wrapper.
 
     Returns:
-        The output of the model, and the targets: those of the pair, or the whole dict.
+        The output of the model, and the targets. The targets of a batch that is a dict are the whole dict.
 
     Raises:
-        ConfigError: the batch has another shape, or the model does not take these arguments.
+        ConfigError: the batch has another form, or the model does not take these arguments.
     """
     inputs, targets = _parts(batch)
     args, kwargs = _arguments(inputs)
@@ -38,6 +38,7 @@ def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -
         problem = _misfit(model if bare_model is None else bare_model, args, kwargs)
         if problem is None:
             raise
+
         raise ConfigError(
             f"The model can't be called with a batch of the data: {problem}.",
             hint="Change the arguments of the model's forward, or the batches: see docs/data.md.",
@@ -53,6 +54,7 @@ def loss_of_output(outputs: Any, targets: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.reshape(())
+
     raise ConfigError(
         f"`loss` is null, but the model's output is of type {type(outputs).__name__} and holds no loss.",
         hint="Name a loss function, such as loss._target_=torch.nn.functional.mse_loss, or let the model "
@@ -67,10 +69,14 @@ def has_ignored_targets(batch: Any) -> bool:
 
 
 def loss_of_batch(value: Any, name: str) -> torch.Tensor | tuple[torch.Tensor, Any]:
-    """Return what the loss function `name` gave for a batch: a scalar, or a pair of a scalar sum and a count.
+    """Check the loss of a batch, and return it as a scalar, or as a pair of a scalar sum and a count.
+
+    Args:
+        value: the result of the loss function.
+        name: the name of the loss function, for errors.
 
     Raises:
-        ConfigError: `value` is something else.
+        ConfigError: `value` is no loss of a batch.
     """
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     loss = value[0] if is_pair else value
@@ -84,6 +90,7 @@ def loss_of_batch(value: Any, name: str) -> torch.Tensor | tuple[torch.Tensor, A
             "but it must be a scalar.",
             hint="Return the mean over the batch: .mean(), or reduction='mean' of a loss of torch.",
         )
+
     returned = f"a pair whose first part is {kind_of(loss)}" if is_pair else f"a {type(value).__name__}"
     raise ConfigError(
         f"The loss function {name} returned {returned}, but it must return the loss of a batch.",
@@ -103,11 +110,12 @@ def _parts(batch: Any) -> tuple[Any, Any]:
         return batch, batch
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    found = f"of type {type(batch).__name__}"
+
+    form = f"of type {type(batch).__name__}"
     if isinstance(batch, (tuple, list)):
-        found = f"of {len(batch)} parts"
+        form = f"of {len(batch)} parts"
     raise ConfigError(
-        f"The data gives batches {found}; the trainer needs pairs (inputs, targets), or dicts with the "
+        f"The data gives batches {form}; the trainer needs pairs (inputs, targets), or dicts with the "
         "arguments of the model.",
         hint="Return pairs or dicts from the data set, give it a method collate(samples), or name your own "
         "training function in program._target_.",
@@ -129,10 +137,12 @@ def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):
         return None
+
     try:
         signature.bind(*args, **kwargs)
-    except TypeError as problem:
-        named = f" named {', '.join(kwargs)}" if kwargs else ""
-        given = f"{len(args) or len(kwargs)} inputs{named}"
-        return f"it was given {given}, but {type(model).__name__}.forward{signature} says: {problem}"
+    except TypeError as error:
+        names = f" named {', '.join(kwargs)}" if kwargs else ""
+        inputs = f"{len(args) or len(kwargs)} inputs{names}"
+        return f"it was given {inputs}, but {type(model).__name__}.forward{signature} does not fit: {error}"
+
     return None

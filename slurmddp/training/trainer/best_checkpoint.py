@@ -1,4 +1,4 @@
-"""Decides when an evaluation is the best one so far, so that `train.best` keeps a checkpoint of its step."""
+"""Decide when an evaluation is the best so far, so that `train.best` keeps a checkpoint of its step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BestCheckpoint:
     """The best value of the metric of `train.best` so far, equal on all ranks.
 
     Args:
-        text: the value of `train.best`; None: no checkpoint is the best one.
+        text: the value of `train.best`; None: no evaluation counts as the best.
     """
 
     def __init__(self, text: str | None) -> None:
@@ -24,18 +24,26 @@ class BestCheckpoint:
         self._value: float | None = None
 
     def resume(self, root: Path) -> None:
-        """Take the best value of the checkpoints under `root`. All ranks call it."""
-        if (by := self.by) is not None:
-            found = collectives.on_zero(lambda: best_by_metric.step_and_value(root, by))
-            self._value = None if found is None else found[1]
+        """Read the best value of the checkpoints under `root`. All ranks call it."""
+        by = self.by
+        if by is None:
+            return
+
+        best = collectives.on_zero(lambda: best_by_metric.step_and_value(root, by))
+        self._value = None if best is None else best[1]
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation is better than all before it, and remember its value."""
-        if self.by is None or not math.isfinite(value := metrics[self.by[0]]):
+        """Return whether an evaluation is better than all before it; if so, store its value."""
+        if self.by is None:
             return False
-        is_better = self._value is None or (
-            value < self._value if self.by[1] == "min" else value > self._value
-        )
-        if is_better:
-            self._value = value
-        return is_better
+        name, order = self.by
+        value = metrics[name]
+        if not math.isfinite(value):
+            return False
+
+        if self._value is not None:
+            is_better = value < self._value if order == "min" else value > self._value
+            if not is_better:
+                return False
+        self._value = value
+        return True

@@ -1,4 +1,4 @@
-"""Calls objects of the user's own at fixed moments of the training; their state is part of the checkpoints.
+"""Call the user's objects at fixed moments of the training; their states are part of the checkpoints.
 
 callbacks:
   norm: {_target_: my_project.WeightNorm}
@@ -15,7 +15,7 @@ from slurmddp.training.trainer.components import Components
 
 
 class RunningTraining(Protocol):
-    """The training that calls the callbacks, as far as they may use it."""
+    """The attributes of a training that a callback may use."""
 
     step: int
     """The number of completed steps."""
@@ -24,7 +24,7 @@ class RunningTraining(Protocol):
 
 
 class Callback(Protocol):
-    """The methods that a callback may have; none of them is needed. All ranks call each of them.
+    """The methods that a callback may have; each is optional. All ranks call each method.
 
     A method may use `bare_model`, `optimizer`, `scheduler`, `data` and `settings` of the components, and
     collectives of `distributon`, such as `all_reduce`. A callback with `state_dict` and `load_state_dict`
@@ -32,19 +32,19 @@ class Callback(Protocol):
     """
 
     def on_train_start(self, training: RunningTraining) -> None:
-        """Before the first step of this attempt, after the state is loaded."""
+        """Called before the first step of this attempt, after the state is loaded."""
 
     def on_step_end(self, training: RunningTraining) -> None:
-        """After each optimizer step. Don't read values on a GPU here: each one makes it wait."""
+        """Called after each optimizer step. Don't read values on a GPU: each read waits for the GPU."""
 
     def on_evaluation_end(self, training: RunningTraining, metrics: Mapping[str, float]) -> None:
-        """After an evaluation, with `eval_loss` and the metrics, equal on all ranks."""
+        """Called after an evaluation, with `eval_loss` and the metrics, equal on all ranks."""
 
     def on_save(self, training: RunningTraining) -> None:
-        """Before the state is copied for a checkpoint, so that changes made here are part of it."""
+        """Called before the state is copied for a checkpoint; the checkpoint contains its changes."""
 
     def on_train_end(self, training: RunningTraining) -> None:
-        """After the last step, its evaluation and its checkpoint; not at a stop that is resumed later."""
+        """Called after the last step, its evaluation and its checkpoint; not at an earlier stop."""
 
 
 _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -57,24 +57,26 @@ class Callbacks:
         named: objects with at least one method of `Callback`.
 
     Raises:
-        ConfigError: an object has none of the methods, or one that would never be called.
+        ConfigError: an object has none of the methods, or a method `on_...` that would never be called.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
-        for name, one in named.items():
-            _check(name, one)
+        for name, callback in named.items():
+            _check(name, callback)
+
         self._stateful = {
-            name: one
-            for name, one in named.items()
-            if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+            name: callback
+            for name, callback in named.items()
+            if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
         }
         self._methods = {
-            hook: [getattr(one, hook) for one in named.values() if hasattr(one, hook)] for hook in _HOOKS
+            hook: [getattr(callback, hook) for callback in named.values() if hasattr(callback, hook)]
+            for hook in _HOOKS
         }
 
     @property
     def has_state(self) -> bool:
-        """Whether checkpoints hold a state of a callback."""
+        """Whether checkpoints contain the state of a callback."""
         return bool(self._stateful)
 
     def call(self, hook: str, training: RunningTraining, *args: Any) -> None:
@@ -83,24 +85,25 @@ class Callbacks:
             method(training, *args)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: one.state_dict() for name, one in self._stateful.items()}
+        return {name: callback.state_dict() for name, callback in self._stateful.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, one in self._stateful.items():
-            one.load_state_dict(state[name])
+        for name, callback in self._stateful.items():
+            callback.load_state_dict(state[name])
 
 
 def _check(name: str, callback: Any) -> None:
     kind = type(callback).__name__
-    found = [one for one in dir(callback) if one.startswith("on_")]
-    if not found:
+    methods = [attribute for attribute in dir(callback) if attribute.startswith("on_")]
+    if not methods:
         raise ConfigError(
             f"callbacks.{name} gives a {kind}, which has no method of a callback.",
-            hint=f"Its methods are any of {', '.join(_HOOKS)}.",
+            hint=f"Give it one or more of {', '.join(_HOOKS)}.",
         )
-    for one in found:
-        if one not in _HOOKS:
+
+    for method in methods:
+        if method not in _HOOKS:
             raise ConfigError(
-                f"callbacks.{name} gives a {kind} with a method {one}, which would never be called.",
-                hint=near_matches(one, _HOOKS),
+                f"callbacks.{name} gives a {kind} with a method {method}, which would never be called.",
+                hint=near_matches(method, _HOOKS),
             )

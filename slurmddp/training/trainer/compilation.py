@@ -1,4 +1,4 @@
-"""Compile a model in place by torch.compile, and fall back to its plain form outside of training steps."""
+"""Compile a model in place by torch.compile, and run it uncompiled outside of training steps."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[object]:
-    """Return a context in which compiled models run as they are written.
+    """Return a context in which compiled models run eagerly.
 
-    An evaluation and a generation have batches of other shapes, each of which would be compiled again.
+    Evaluation and text generation have batches of other shapes; torch would compile the model for each shape.
     """
-    if not compiled or not hasattr(torch.compiler, "set_stance"):  # torch before 2.6 compiles them too.
+    # torch before 2.6 has no such context, and compiles them.
+    if not compiled or not hasattr(torch.compiler, "set_stance"):
         return nullcontext()
+
     eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return eager
 
@@ -48,10 +50,12 @@ def _missing(device: torch.device) -> str:
         from torch.utils._triton import has_triton
 
         return "" if has_triton() else "torch finds no Triton for this GPU"
+
     from torch._inductor import cpp_builder, exc
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
         return "torch finds no C++ compiler (CXX, g++ or clang++)"
+
     return ""

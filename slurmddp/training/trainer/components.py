@@ -1,4 +1,4 @@
-"""Builds the components of a training from the configuration: data, model, loss, optimizer, schedule."""
+"""Build the components of a training from the configuration: data, model, loss, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slurmddp.training.trainer.metrics import Metric
 from slurmddp.training.trainer.sparse import check_sparse
 
 Loss = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, Any]]
-"""Returns for one batch the mean over it, or a pair (sum, count)."""
+"""Returns the mean over a batch, or a pair (sum, count)."""
 
 
 def is_due(every: int, step: int) -> bool:
-    """Tell whether `step` is a multiple of `every`; False if `every` is 0."""
+    """Return whether `step` is a multiple of `every`; False if `every` is 0."""
     return every > 0 and step % every == 0
 
 
@@ -83,12 +83,14 @@ class Components:
 
     def batches(self) -> Iterator[Any]:
         """Yield batches, epoch after epoch, without an end."""
-        empty = 0
-        while empty < 2:  # A resume at the end of an epoch yields one empty epoch.
-            empty += 1
+        # A resume at the end of an epoch yields one empty epoch. A second means that the data is too small.
+        empty_epochs = 0
+        while empty_epochs < 2:
+            empty_epochs += 1
             for batch in self.loader:
-                empty = 0
+                empty_epochs = 0
                 yield batch
+
         raise ConfigError(
             f"data is a {type(self.data).__name__} whose epoch has no whole batch for this rank.",
             hint="Use a smaller train.batch_size, fewer ranks or loader workers, or more data.",
@@ -96,11 +98,17 @@ class Components:
 
 
 def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Components:
-    """Build all components from `config`, equal on all ranks except for the rank's part of the data."""
+    """Build all components from `config`. They are equal on all ranks, except for the rank's data.
+
+    Raises:
+        ConfigError: a component can't be built, or does not fit the others.
+    """
     settings = read_section(config["train"], TrainSettings, "train.")
     data = instantiate(config["data"], _key_="data")
     distributon._session.startup.lap("data")
-    batch_size, accumulate = settings.batch_size, settings.accumulate
+
+    batch_size = settings.batch_size
+    accumulate = settings.accumulate
     if settings.global_batch is not None:
         batch_size, accumulate = GlobalBatch(settings.global_batch).share(distributon.world_size, batch_size)
     readers = distributon.world_size * max(1, settings.workers)
@@ -114,12 +122,14 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         pin_memory=distributon.device.type == "cuda",
         persistent_workers=settings.workers > 0,
     )
+
     bare_model = instantiate(config["model"], _key_="model")
     if not isinstance(bare_model, nn.Module):
         raise ConfigError(
             f"model._target_ {config['model'].get('_target_')!r} gives a {type(bare_model).__name__}.",
             hint="Name a torch.nn.Module, or a function that returns one.",
         )
+
     model = distributon.setup_model(bare_model)
     if settings.ema is not None and has_shards(model):
         raise ConfigError(
@@ -129,9 +139,11 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
     ema = None if settings.ema is None else AverageOfWeights(bare_model, settings.ema)
     if settings.compile:
         compile_in_place(bare_model, distributon.device)
-    given = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
-    check_sparse(bare_model, given)
-    optimizer = distributon.setup_optimizer(given)
+
+    bare_optimizer = instantiate(config["optimizer"], bare_model.parameters(), _key_="optimizer")
+    check_sparse(bare_model, bare_optimizer)
+    optimizer = distributon.setup_optimizer(bare_optimizer)
+
     return Components(
         settings=settings,
         data=data,
@@ -141,8 +153,8 @@ def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Com
         model=model,
         loss=_checked_loss(config["loss"]),
         metrics={
-            name: _build_measure(one, f"metrics.{name}")
-            for name, one in (config.get("metrics") or {}).items()
+            name: _build_measure(metric, f"metrics.{name}")
+            for name, metric in (config.get("metrics") or {}).items()
         },
         optimizer=optimizer,
         scheduler=_build_scheduler(config.get("scheduler"), optimizer),
@@ -155,23 +167,25 @@ def _heldout(data: Any, settings: TrainSettings) -> Dataset[Any] | None:
     if settings.best is not None and not (heldout and settings.eval_batches):
         raise ConfigError(
             f"train.best={settings.best} needs evaluations, and there is no held-out data.",
-            hint="Give the data set a method heldout(), and train.eval_batches=1 or more.",
+            hint="Give the data set a method heldout(), and set train.eval_batches=1 or more.",
         )
     return heldout  # type: ignore[no-any-return]
 
 
 def build_loss(config: Mapping[str, Any] | None) -> Loss:
-    """Return the loss that `config` names; without a configuration the loss that the model's output holds."""
+    """Return the loss that `config` names; without a configuration, the loss in the model's output."""
     if config is None:
         return loss_of_output
     return _build_measure(config, "loss")
 
 
 def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
-    """Return the loss that `config` names, which refuses a result that is no loss of a batch."""
+    """Return the loss that `config` names; its calls raise ConfigError if a result is no loss of a batch."""
     measure = build_loss(config)
+    # `loss_of_output` checks the model's output itself.
     if config is None:
-        return measure  # It has checked the model's output.
+        return measure
+
     name = str(config["_target_"])
 
     def loss(outputs: Any, targets: Any) -> Any:
@@ -184,6 +198,7 @@ def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], 
     """Return the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
     if is_called_later(config, 2, _key_=key):
         config = {**config, "_partial_": True}
+
     measure = instantiate(config, _key_=key)
     if not callable(measure):
         raise ConfigError(
@@ -196,10 +211,11 @@ def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], 
 def _build_scheduler(config: Mapping[str, Any] | None, optimizer: Optimizer) -> LRScheduler | None:
     if not config:
         return None
+
     scheduler = instantiate(config, optimizer, _key_="scheduler")
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(scheduler, "step"):
         raise ConfigError(
-            f"scheduler is a {type(scheduler).__name__}, which does not follow the step alone.",
+            f"scheduler is a {type(scheduler).__name__}, but the learning rate must depend on the step only.",
             hint="Use a function of the step, such as slurmddp.training.builtin.schedules.cosine.",
         )
     return scheduler  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Checks the data set of `data._target_` and reads its optional methods; see docs/data.md."""
+"""Check the data set of `data._target_` and read its optional methods; see docs/data.md."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from slurmddp.errors import ConfigError
 
 
 def checked(data: Any, readers: int) -> Dataset[Any]:
-    """Return `data` if it fits `readers`: the number of ranks times the loader workers of each."""
+    """Return `data`; raise ConfigError if it can't be read by `readers`.
+
+    Args:
+        data: the result of `data._target_`.
+        readers: the number of ranks times the loader workers of each rank.
+    """
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         if readers > 1 and not hasattr(data, "set_share"):
             raise ConfigError(
-                f"data is a {kind}, which is iterable and does not say how {readers} readers share it.",
+                f"data is a {kind}, which is iterable and can't be divided among {readers} readers.",
                 hint="Give it a method set_share(part, parts), after which it yields that part only.",
             )
         return data
+
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise ConfigError(
             f"data is a {kind}, which has no length or can't be indexed.",
@@ -30,6 +36,7 @@ def checked(data: Any, readers: int) -> Dataset[Any]:
         raise ConfigError(
             f"data is a {kind} without a single sample.", hint="Check the folder or file that it reads."
         )
+
     return data  # type: ignore[no-any-return]
 
 
@@ -43,6 +50,7 @@ def sampler_for(data: Any) -> Sampler[int] | None:
                 hint="Only samples that have an index can be drawn by weight.",
             )
         return None
+
     if weights is None:
         return RandomSampler(data)
     return WeightedRandomSampler(_checked_weights(weights, data), len(data))
@@ -50,36 +58,43 @@ def sampler_for(data: Any) -> Sampler[int] | None:
 
 def _checked_weights(weights: Any, data: Any) -> list[float]:
     try:
-        found = torch.as_tensor(weights, dtype=torch.float64)
+        tensor = torch.as_tensor(weights, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _bad_weights(data, f"is a {type(weights).__name__} that holds no numbers") from error
-    if found.shape != (len(data),):
-        raise _bad_weights(data, f"has the shape {tuple(found.shape)} for {len(data)} samples")
-    if not torch.isfinite(found).all() or (found < 0).any() or not found.any():
+
+    if tensor.shape != (len(data),):
+        raise _bad_weights(data, f"has the shape {tuple(tensor.shape)} for {len(data)} samples")
+    if not torch.isfinite(tensor).all() or (tensor < 0).any() or not tensor.any():
         raise _bad_weights(data, "holds a number that is negative or not finite, or only zeros")
-    return found.tolist()
+
+    return tensor.tolist()
 
 
-def _bad_weights(data: Any, what: str) -> ConfigError:
+def _bad_weights(data: Any, problem: str) -> ConfigError:
     return ConfigError(
-        f"data is a {type(data).__name__} whose sample_weights {what}.",
-        hint="Give one finite number per sample, 0 or more, some above 0.",
+        f"data is a {type(data).__name__} whose sample_weights {problem}.",
+        hint="Give one finite number per sample, 0 or more, at least one above 0.",
     )
 
 
 def heldout_of(data: Any) -> Dataset[Any] | None:
-    """Return the data set to evaluate on, or None."""
-    found = data.heldout() if hasattr(data, "heldout") else None
-    if found is not None and not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+    """Return the data set to evaluate on; None if `data` has no method `heldout`, or it returns None."""
+    heldout = data.heldout() if hasattr(data, "heldout") else None
+    if heldout is not None and not (hasattr(heldout, "__len__") and hasattr(heldout, "__getitem__")):
         raise ConfigError(
-            f"{type(data).__name__}.heldout() gives a {type(found).__name__}, which has no length or can't be"
-            " indexed.",
+            f"{type(data).__name__}.heldout() gives a {type(heldout).__name__}, which has no length or can't "
+            "be indexed.",
             hint="Return map-style data: each held-out sample is read once, on any number of ranks.",
         )
-    return found
+
+    return heldout
 
 
 def collate_of(*data: Any) -> Callable[[list[Any]], Any] | None:
     """Return the method `collate` of the first data set that has it; None for torch's default."""
-    found = (getattr(one, "collate", None) for one in data)
-    return next((method for method in found if method is not None), None)
+    for data_set in data:
+        method: Callable[[list[Any]], Any] | None = getattr(data_set, "collate", None)
+        if method is not None:
+            return method
+
+    return None

@@ -21,14 +21,14 @@ def _detach_computed(model: nn.Module) -> None:
 
 
 class AverageOfWeights:
-    """The exponential moving average of a model's weights: average = decay * average + (1 - decay) * weights.
+    """Exponential moving average of a model's weights: average = decay * average + (1 - decay) * weights.
 
     The average starts at the initial weights. Buffers, such as the statistics of batch normalisation, are
     copied, not averaged.
 
     Args:
-        model: a module that was set up. Each rank averages by itself; equal weights have equal averages.
-        decay: between 0 and 1. The average reaches back about 1 / (1 - decay) steps.
+        model: a module that was set up. Each rank computes the average of its own weights.
+        decay: a number between 0 and 1. The average covers about the last 1 / (1 - decay) steps.
 
     Raises:
         ConfigError: the model can't be copied.
@@ -41,6 +41,7 @@ class AverageOfWeights:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._source = model
         _detach_computed(model)
+
         try:
             self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
         except (RuntimeError, TypeError) as error:
@@ -49,12 +50,13 @@ class AverageOfWeights:
                 f"{error}",
                 hint="Let copy.deepcopy(model) work, or leave train.ema out.",
             ) from error
+
         self.model: nn.Module = self._averaged.module
         """A copy of the model with the averaged weights, under the same names."""
         self.model.requires_grad_(False)
-        # torch would replace the average by the weights at the first update, and so after each resume.
+        # While the count is 0, as after each resume, torch's update replaces the average by the weights.
         self._averaged.n_averaged.fill_(1)
 
     def update(self) -> None:
-        """Include the weights after an optimizer step."""
+        """Add the weights after an optimizer step to the average."""
         self._averaged.update_parameters(self._source)

@@ -3,7 +3,7 @@
     program: {_target_: slurmddp.training.trainer.train}
 
 It trains any model on batches that are pairs (inputs, targets) or dicts, and resumes bit for bit after a
-stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that it uses.
+stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that the trainer uses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from slurmddp.training.trainer.evaluate import evaluate, has_samples
 from slurmddp.training.trainer.spike_guard import Spike, SpikeGuard
 from slurmddp.training.trainer.step_loss import StepLoss
 from slurmddp.training.trainer.time_budget import TimeBudget
-from slurmddp.training.trainer.utilization import Utilization, in_words
+from slurmddp.training.trainer.utilization import Utilization, utilization_text
 
 
 def token_cross_entropy(
@@ -73,6 +73,7 @@ def token_cross_entropy(
             "For other data choose another loss, such as loss._target_=torch.nn.functional.mse_loss, or "
             "loss=null for the loss that the model's output holds.",
         )
+
     classes = targets.flatten()
     total = functional.cross_entropy(
         logits.flatten(0, -2), classes, ignore_index=ignore_index, reduction="sum"
@@ -95,15 +96,18 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     callbacks = Callbacks(instantiate(config.get("callbacks") or {}, _key_="callbacks"))
     training = Training(distributon, components, callbacks, folder)
     batches = training.components.batches()
+
     training.resume()
     training.check_time()
     training.warn_of_unused_metrics()
     training.call_back("on_train_start")
+
     while not training.is_complete():
         try:
             _take_steps(distributon, training, batches)
         except Spike as spike:
             batches = training.roll_back(spike)
+
     if training.evaluation_is_due():
         training.evaluate()
     training.record_memory()
@@ -118,32 +122,40 @@ def _take_steps(distributon: Distributon, training: Training, batches: Iterator[
     while not training.is_complete():
         if distributon.should_stop():
             training.stop()
+
         if training.evaluation_is_due():
             training.evaluate()
         if training.save_is_due():
             training.save(wait=False)
         elif distributon.memory_save_is_due(settings.memory_save_every):
             training.memory_save()
+
         training.take_step(batches)
         if training.went_back():
             batches = training.components.batches()
+
         if is_due(settings.log_every, training.step) or training.step == settings.steps:
             training.log()
             training.check_time()
 
 
 class Training:
-    """One training between two steps."""
+    """State of the training between two steps, and its operations: take a step, evaluate, save, stop."""
 
     def __init__(
         self, distributon: Distributon, components: Components, callbacks: Callbacks, folder: RunFolder
     ) -> None:
-        self.distributon, self.components = distributon, components
+        self.distributon = distributon
+        self.components = components
         self._callbacks = callbacks
         self.step = 0
         self._last_step = components.settings.steps
         """The step after which the training is complete."""
+        self._is_first = True
+        """Whether this attempt has not taken a step yet."""
+
         self._evaluated_at = -1
+        """The step of the last evaluation; -1 before the first evaluation."""
         self._metrics: dict[str, float] = {}
         """Loss and metrics of the last evaluation of this attempt."""
         self._best = BestCheckpoint(components.settings.best)
@@ -151,30 +163,36 @@ class Training:
         """Whether the last evaluation is the best one, and has no checkpoint yet."""
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
+        self._unchecked: int | None = None
+        """Step of the loaded checkpoint, until the step after it is known to be finite."""
+
         self._losses: list[float] = []
         """Losses of the steps since the last log line, averaged over ranks."""
         self._norms: list[float] = []
         """Gradient norms of the same steps, before clipping."""
-        scales = distributon._scaler is not None
-        self._guard = SpikeGuard(components.settings.on_spike, components.bare_model, scales=scales)
         self._pending: list[torch.Tensor] = []
         """Loss and gradient norm of this rank's last steps, alternating, on the device.
 
-        Reading each value would make the GPU wait."""
-        self._unchecked: int | None = None
-        """Step of the loaded checkpoint, until the step after it is known to be finite."""
+        They are read together, because each read makes the GPU wait."""
+        scales = distributon._scaler is not None
+        self._guard = SpikeGuard(components.settings.on_spike, components.bare_model, scales=scales)
         self._lr = 0.0
         self._rates = configured_rates(components.optimizer)
         """Learning rate and weight decay of the configuration, by group of parameters."""
-        self._is_first = True
-        self._root, self._run_name = folder.checkpoints_dir, folder.name
-        run = RunContext.read(os.environ, folder)
-        loggers = distributon._session.loggers
-        self._journal = RunLog(run, active=distributon.is_global_zero, unit=components.unit, loggers=loggers)
+
+        self._root = folder.checkpoints_dir
+        self._run_name = folder.name
+        self._journal = RunLog(
+            RunContext.read(os.environ, folder),
+            active=distributon.is_global_zero,
+            unit=components.unit,
+            loggers=distributon._session.loggers,
+        )
         self._utilization = Utilization(distributon, components, self._journal)
         self._stopwatch = Stopwatch()
         self._budget = TimeBudget(components.settings.max_time)
         self._sampled = is_there(folder.sample_file)
+        """Whether an earlier attempt has written the sample."""
 
     @property
     def _saved_objects(self) -> dict[str, Any]:
@@ -199,20 +217,25 @@ class Training:
             )
             self._budget.resume({})
             return
-        self.step, self._evaluated_at = step, progress["evaluated_at"]
-        self._losses, self._norms = list(progress["losses"]), list(progress.get("norms", ()))
+
+        self.step = step
+        self._evaluated_at = progress["evaluated_at"]
+        self._losses = list(progress["losses"])
+        self._norms = list(progress.get("norms", ()))
         self._guard.load_state_dict(progress.get("guard", {}))
         self._budget.resume(progress)
+
         components = self.components
         saved_rates = progress.get("rates", self._rates)
         apply_changes(saved_rates, self._rates, components.optimizer, components.scheduler)
+
         self._saved = (self.step, self._evaluated_at)
         is_unchecked = self._guard.mode == "fail" and self.distributon.resumed_from == "disk"
         self._unchecked = step if is_unchecked else None
         self.distributon.print(f"resumed at step {step}")
 
     def is_complete(self) -> bool:
-        """Return whether all steps are taken, or `train.max_time` is over; equal on all ranks."""
+        """Return whether all steps were taken or `train.max_time` is over, alike on all ranks."""
         return self.step >= self._last_step
 
     def check_time(self) -> None:
@@ -224,37 +247,39 @@ class Training:
             self._warn("max_time", f"{text} of {settings.steps}.")
 
     def warn_of_unused_metrics(self) -> None:
-        """Log that the metrics of the configuration are never computed, if there is nothing to evaluate."""
+        """Warn that the metrics of the configuration are never computed, if there is no held-out data."""
         components = self.components
         if components.metrics and not has_samples(components):
             names = ", ".join(f"metrics.{name}" for name in components.metrics)
             self._warn(
                 "metrics",
                 f"{names} will not be computed: {type(components.data).__name__} has no held-out data. Give "
-                "it a method heldout(), and train.eval_batches=1 or more.",
+                "it a method heldout(), and set train.eval_batches=1 or more.",
             )
 
     def warn_of_ignored_targets(self, batch: Any) -> None:
-        """Log that batches with few targets weigh as much as others, if the first batch has padded labels.
+        """Warn that batches with few targets weigh as much as others, if the batch has padded labels.
 
         Args:
-            batch: of the first step of this attempt.
+            batch: a batch of the first step of this attempt.
         """
         components = self.components
-        means = self.distributon.world_size * components.loader.accumulate
-        if components.loss is loss_of_output and means > 1 and has_ignored_targets(batch):
+        batches_per_step = self.distributon.world_size * components.loader.accumulate
+        if components.loss is loss_of_output and batches_per_step > 1 and has_ignored_targets(batch):
             self._warn(
                 "loss",
-                "With loss=null, a step takes the mean of the means of its batches, and some targets of this "
-                "data don't count (-100): batches with few targets weigh as much as others. Name a loss that "
-                "returns a sum and a count: see docs/data.md, Batches.",
+                "With loss=null, the loss of a step is the mean of the means of its batches. Some targets of "
+                "this data don't count (-100), so a batch with few targets weighs as much as other batches. "
+                "Name a loss that returns a sum and a count: see docs/data.md, Batches.",
             )
 
     def take_step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step, on `accumulate` batches."""
-        components, accumulate = self.components, self.components.loader.accumulate
+        components = self.components
+        accumulate = components.loader.accumulate
         self._stopwatch.start()
         self._guard.begin_step()
+
         step_loss = StepLoss(self.distributon, accumulate)
         for number in range(1, accumulate + 1):
             batch = next(batches)
@@ -262,10 +287,12 @@ class Training:
                 loss = components.loss(*forward(components.model, batch, components.bare_model))
                 loss = self._guard.marked(step_loss.add(loss))
                 self.distributon.backward(loss, accumulate=accumulate)
+
         total = step_loss.finish(components.bare_model)
         self._pending += [total, self._update()]
         self.step += 1
         self._stopwatch.stop(components.units_per_step(self.distributon.world_size))
+
         if self._is_first:
             self.warn_of_ignored_targets(batch)
             self._utilization.count(batch)
@@ -278,69 +305,85 @@ class Training:
         The loaded checkpoint may be spoilt. Each attempt would then end at the same step. Training goes back
         at most once per checkpoint.
         """
-        loaded, self._unchecked = self._unchecked, None
+        loaded = self._unchecked
+        self._unchecked = None
         if loaded is None:
             return False
+
         try:
             self._collect_losses()
         except SlurmddpError as problem:
             self._go_back(loaded, problem)
             return True
+
         return False
 
     def _go_back(self, loaded: int, problem: SlurmddpError) -> None:
-        found = f"{problem.message} It is the first step after checkpoint {folder_name(loaded)}"
-        renamed = restore.quarantine(self._root, loaded)
-        if renamed is None:
-            hint = (
-                f"{problem.hint} To resume from an older one, move {self._root / folder_name(loaded)} away."
-            )
-            raise SlurmddpError(f"{found}.", hint=hint) from problem
-        bad_name, before = renamed
-        text = f"{found}, which is now {bad_name}: training goes back to step {before}."
+        """Quarantine the checkpoint of step `loaded`, and resume from the checkpoint before it.
+
+        Raises:
+            SlurmddpError: there is no checkpoint before it.
+        """
+        name = folder_name(loaded)
+        message = f"{problem.message} It is the first step after checkpoint {name}"
+        quarantined = restore.quarantine(self._root, loaded)
+        if quarantined is None:
+            hint = f"{problem.hint} To resume from an older checkpoint, move {self._root / name} away."
+            raise SlurmddpError(f"{message}.", hint=hint) from problem
+
+        new_name, step_before = quarantined
+        text = f"{message}, which is now {new_name}: training goes back to step {step_before}."
         self._warn("checkpoint", text)
         self.resume()
 
     def call_back(self, hook: str, *args: Any) -> None:
-        """Call the method `hook` of the callbacks, see `Callback`."""
+        """Call the method `hook` of the callbacks (see `Callback`)."""
         self._callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
         """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
-        optimizer, scheduler = self.components.optimizer, self.components.scheduler
-        model, scaler = self.components.bare_model, self.distributon._scaler
-        if scaler is not None:
-            scaler.unscale(model.parameters())
-        norm = gradient_norm(model.parameters(), self.components.settings.clip_norm)
+        components = self.components
+        optimizer = components.optimizer
+        model = components.bare_model
+        if self.distributon._scaler is not None:
+            self.distributon._scaler.unscale(model.parameters())
+        norm = gradient_norm(model.parameters(), components.settings.clip_norm)
+
+        # An optimizer does not change parameters without a gradient.
         if self._guard.skips(norm):
-            optimizer.zero_grad(set_to_none=True)  # An optimizer leaves parameters without a gradient alone.
+            optimizer.zero_grad(set_to_none=True)
         optimizer.step()
-        # The loss scaler of fp16 removes gradients, too, to leave out a step.
+        # The loss scaler of fp16, too, removes gradients to skip a step.
         is_taken = any(parameter.grad is not None for parameter in model.parameters())
         optimizer.zero_grad(set_to_none=True)
-        if self.components.ema is not None and is_taken:
-            self.components.ema.update()
+        if components.ema is not None and is_taken:
+            components.ema.update()
+
         self._lr = float(optimizer.param_groups[0]["lr"])
-        if scheduler is not None:
-            scheduler.step()
+        if components.scheduler is not None:
+            components.scheduler.step()
         return norm
 
     def _collect_losses(self) -> None:
-        """Read the losses of the last steps.
+        """Read losses and gradient norms of the last steps, and check them.
 
         Raises:
-            SlurmddpError: a loss or norm is not finite and its step was not skipped.
+            SlurmddpError: a loss or norm is not finite, and the update of its step was not skipped.
             Spike: `train.on_spike` is rollback, and a step is a spike.
         """
         if not self._pending:
             return
+
+        # Measure the wait too: a GPU may still compute these steps.
+        self._stopwatch.start()
         device = self.distributon.device
-        self._stopwatch.start()  # A GPU may still be at work on the steps.
         values = torch.stack([value.to(device, torch.float32) for value in self._pending])
         means = self.distributon.all_reduce(values).tolist()
         self._stopwatch.stop(0)
         self._pending.clear()
-        losses, norms = means[::2], means[1::2]
+
+        losses = means[::2]
+        norms = means[1::2]
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), self.step - len(losses) + 1):
             problem = self._guard.problem(step, loss, norm)
             if not problem:
@@ -348,56 +391,66 @@ class Training:
                 if math.isfinite(norm):
                     self._norms.append(norm)
             elif self._guard.mode == "skip" and not math.isfinite(norm):
-                self._skipped(step, self._not_finite(problem))
+                self._record_skip(step, self._not_finite(problem))
             elif self._guard.mode == "rollback":
                 raise Spike(step, problem, self._not_finite(problem).hint)
             else:
                 raise self._not_finite(problem)
 
-    def _skipped(self, step: int, problem: SlurmddpError) -> None:
-        """Count and tell that the update of a step was left out."""
-        number = self._guard.record(step, problem)
-        self._warn("spike", f"{problem.message} Its update is left out ({number}).")
+    def _record_skip(self, step: int, problem: SlurmddpError) -> None:
+        """Count a skipped update, and warn of it."""
+        count = self._guard.record(step, problem)
+        self._warn("spike", f"{problem.message} Its update is left out ({count}).")
 
     def _warn(self, about: str, text: str) -> None:
         self._journal.event("warned", about=about, text=text)
         self.distributon.print(text)
 
     def roll_back(self, spike: Spike) -> Iterator[Any]:
-        """Return to a checkpoint before a spike; return the batches after those that led to the spike.
+        """Load a checkpoint from before a spike; return the batches that follow the data of the spike.
 
-        The checkpoint is the newest one of a step that `train.save_every` names, so that a training with
-        interruptions, which save at other steps, goes back as far as one without. If the last rollback has
-        led to a spike again, it is one before the checkpoint of that rollback, if there is one. Later ones
-        are quarantined.
+        The checkpoint is the newest of a step that is a multiple of `train.save_every`. A training with
+        interruptions also saves at other steps; so it goes back as far as a training without interruptions.
+        If the last rollback led to a spike again, an older checkpoint than at that rollback is loaded, if
+        there is one. Newer checkpoints are quarantined.
         """
-        distributon, guard = self.distributon, self._guard
-        distributon.finish_saving()
-        spoilt, number = guard.spoilt(spike.step), guard.record(spike.step, spike)
-        at, data_end = guard.at, spike.step + guard.left_out
+        guard = self._guard
+        self.distributon.finish_saving()
+
+        spoilt = guard.spoilt_checkpoint(spike.step)
+        count = guard.record(spike.step, spike)
+        # `resume` replaces the state of the guard by the state in the checkpoint.
+        reaction_steps = guard.reaction_steps
+        data_end = spike.step + guard.left_out
+
         every = self.components.settings.save_every
-        go_back = partial(restore.go_back, self._root, every, checkpointer=distributon._checkpointer)
-        if (spoilt is not None and go_back(before=spoilt)) or go_back(before=spike.step):
-            self.resume()
-        else:
+        go_back = partial(restore.go_back, self._root, every, checkpointer=self.distributon._checkpointer)
+        if (spoilt is None or not go_back(before=spoilt)) and not go_back(before=spike.step):
             raise SlurmddpError(f"{spike.message} There is no checkpoint to go back to.", hint=spike.hint)
+        self.resume()
+
         left_out = data_end - self.step - guard.left_out
         batches = self.components.batches()
         for _ in range(left_out * self.components.loader.accumulate):
             next(batches)
-        guard.at, guard.back_at, guard.left_out = at, self.step, guard.left_out + left_out
+
+        guard.reaction_steps = reaction_steps
+        guard.rollback_step = self.step
+        guard.left_out += left_out
         self._warn(
             "spike",
             f"{spike.message} Training is back at step {self.step} and leaves out the data of "
-            f"{left_out} steps ({number}).",
+            f"{left_out} steps ({count}).",
         )
         return batches
 
     def _not_finite(self, problem: str) -> SlurmddpError:
+        """Return an error for a spike, with a hint how to continue."""
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
         if self._guard.mode == "fail":
             resume = f"slurmddp resume {self._run_name} train.on_spike=skip"
             hint += f"`{resume}` (or rollback) leaves out such steps. "
+
         hint += "Nothing of that step is saved"
         if self._saved is not None:
             hint += (
@@ -410,20 +463,24 @@ class Training:
         """Log the mean loss since the last line."""
         self._collect_losses()
         rate = self._stopwatch.take_rate()
-        if not self._losses:  # All steps since the last line were skipped.
+        # All steps since the last line were skipped.
+        if not self._losses:
             return
+
         loss = sum(self._losses) / len(self._losses)
         norm = sum(self._norms) / max(1, len(self._norms))
         self._losses.clear()
         self._norms.clear()
-        used = self._utilization.at(rate)
-        self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **used)
+
+        utilization = self._utilization.at(rate)
+        self._journal.step(self.step, loss=loss, lr=self._lr, grad_norm=norm, rate=rate, **utilization)
         self.distributon.print(
             f"step {self.step}: loss {loss:.4f}, lr {self._lr:.2e}, gradient norm {norm:.3g}, "
-            f"{rate:,.0f} {self.components.unit}/s{in_words(used)}"
+            f"{rate:,.0f} {self.components.unit}/s{utilization_text(utilization)}"
         )
 
     def evaluation_is_due(self) -> bool:
+        """Decide whether to evaluate now: before the first and after the last step, and at `eval_every`."""
         settings = self.components.settings
         if self._evaluated_at == self.step or not has_samples(self.components):
             return False
@@ -431,24 +488,29 @@ class Training:
 
     def evaluate(self) -> None:
         """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
-        self._collect_losses()  # A step whose loss is not finite is never evaluated.
-        found = evaluate(self.distributon, self.components)
-        if found is None:  # A further step would skip this evaluation for good.
+        # It raises if a loss is not finite, so that such a step is never evaluated.
+        self._collect_losses()
+        metrics = evaluate(self.distributon, self.components)
+        # A stop interrupted the evaluation. After a further step it would never be repeated.
+        if metrics is None:
             self.stop()
-        self._evaluated_at, self._metrics = self.step, found
-        self._is_best = self.step > 0 and self._best.improves(found)
-        self._journal.metrics(self.step, found)
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        self.distributon.print(f"step {self.step}: {shown.replace('eval_loss', 'held-out loss', 1)}")
+
+        self._evaluated_at = self.step
+        self._metrics = metrics
+        self._is_best = self.step > 0 and self._best.improves(metrics)
+
+        self._journal.metrics(self.step, metrics)
+        text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.distributon.print(f"step {self.step}: {text.replace('eval_loss', 'held-out loss', 1)}")
         self.record_memory()
-        self.call_back("on_evaluation_end", found)
+        self.call_back("on_evaluation_end", metrics)
 
     def save_is_due(self) -> bool:
-        """Return whether to save now, before the next step: an evaluation of this step comes first."""
+        """Decide whether to save before the next step. Evaluate this step first, if that is due."""
         return self._is_best or (self.step > 0 and is_due(self.components.settings.save_every, self.step))
 
     def record_memory(self) -> None:
-        """Record the peak memory of all ranks, once these ranks have taken a step."""
+        """Record the peak memory of all ranks, if this attempt has taken a step."""
         if not self._is_first:
             self._utilization.record_memory(self.step)
 
@@ -491,27 +553,33 @@ class Training:
     def stop(self) -> NoReturn:
         """Save and leave; raises StoppedAtCheckpoint on all ranks."""
         reason = self.distributon.stop_reason or "a request"
-        if not self._is_first:  # Otherwise this attempt has nothing to save.
+        # Before its first step this attempt has nothing to save.
+        if not self._is_first:
             self.save()
+
         raise StoppedAtCheckpoint(
             f"Stopped at step {self.step} of {self.components.settings.steps} by {reason}.",
-            hint="The next start resumes from there.",
+            hint="The next start resumes from this step.",
         )
 
     def write_sample(self) -> None:
-        """Let the model generate `train.sample_chars` characters, if model and data can do so."""
+        """Let the model generate `train.sample_chars` characters, if model and data have the methods."""
         model: Any = self.components.evaluated_model
-        data, count = self.components.data, self.components.settings.sample_chars
-        can = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
+        data = self.components.data
+        count = self.components.settings.sample_chars
+        can_generate = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
         self.distributon.heartbeat("ending")
+
         # The ranks gather a sharded model together.
         takes_part = self.distributon.is_global_zero or has_shards(model)
-        is_written = self._is_first and self._sampled  # Of an attempt that ended after its last step.
-        if can and count and takes_part and not is_written:
+        # An earlier attempt has written the sample, and ended after its last step.
+        is_written = self._is_first and self._sampled
+        if can_generate and count and takes_part and not is_written:
             model.eval()
             prompt = data.encode("def ")[None].to(self.distributon.device)
             generator = torch.Generator().manual_seed(0)
             with uncompiled(self.components.settings.compile):
                 text = data.decode(model.generate(prompt, count, generator=generator)[0])
             self._journal.sample(text)
+
         self.distributon.barrier()

@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.training.trainer.batch import kind_of
 
 Metric = Callable[[Any, Any], Any]
-"""Returns for one batch the mean over its samples, or a pair (sum, count)."""
+"""Returns the mean over the samples of a batch, or a pair (sum, count)."""
 Sums = dict[str, tuple[float, float]]
 """The sum and the count of each metric."""
 
@@ -43,25 +43,40 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor, *, ignore_index: int 
             hint="It needs outputs (..., classes) and targets (...) of class numbers, int64. For other data "
             "name a function of your own in metrics.NAME._target_.",
         )
+
     counted = targets != ignore_index
     right = (outputs.argmax(dim=-1) == targets) & counted
     return int(right.sum()), int(counted.sum())
 
 
 def add(sums: Sums, name: str, value: Any, samples: int) -> None:
-    """Add the value of a metric for one batch of `samples` samples to `sums`; raises ConfigError."""
-    total, count = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
+    """Add the value of a metric for a batch to the sums.
+
+    Args:
+        sums: the sums of all metrics; they are changed.
+        name: the name of the metric.
+        value: the mean over the samples of the batch, or a pair (sum, count).
+        samples: the number of samples in the batch.
+
+    Raises:
+        ConfigError: `value` is neither a number nor a pair of numbers.
+    """
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     try:
-        number, weight = float(total), float(samples if count is None else count)
+        if is_pair:
+            total = float(value[0])
+            count = float(value[1])
+        else:
+            total = float(value) * samples
+            count = float(samples)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"The metric {name} gives a value that is {kind_of(value)}.",
             hint="Return one number, the mean over the samples of the batch, or a pair (sum, count).",
         ) from error
-    if count is None:
-        number *= weight
-    before = sums.get(name, (0.0, 0.0))
-    sums[name] = before[0] + number, before[1] + weight
+
+    total_before, count_before = sums.get(name, (0.0, 0.0))
+    sums[name] = (total_before + total, count_before + count)
 
 
 def means(parts: Iterable[Sums]) -> dict[str, float]:
@@ -70,4 +85,5 @@ def means(parts: Iterable[Sums]) -> dict[str, float]:
     for part in parts:
         for name, (total, count) in part.items():
             add(totals, name, (total, count), 0)
+
     return {name: total / count if count else math.nan for name, (total, count) in totals.items()}

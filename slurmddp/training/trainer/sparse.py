@@ -1,4 +1,4 @@
-"""Refuses optimizers that can't train the sparse gradients of an embedding, before the first step."""
+"""Refuse optimizers that can't train the sparse gradients of an embedding, before the first step."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ from slurmddp.errors import ConfigError
 
 
 def check_sparse(model: nn.Module, optimizer: Optimizer) -> None:
-    """Let an optimizer of the same class and settings take a step on a small sparse gradient.
+    """Test by a step on a small sparse gradient whether an optimizer can train the model's embeddings.
 
     Args:
         model: its embeddings with `sparse=True` have sparse gradients.
-        optimizer: takes no step itself.
+        optimizer: the optimizer to check. It takes no step; another of the same class and settings does.
 
     Raises:
         ConfigError: the optimizer refuses sparse gradients, or keeps a sparse state, which no checkpoint
             stores.
     """
-    sparse = {
+    sparse_parameters = {
         id(module.weight)
         for module in model.modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
     }
-    for group in optimizer.param_groups if sparse else ():
-        if any(id(parameter) in sparse for parameter in group["params"]):
-            problem = _problem(optimizer, group)
-            if problem:
-                raise ConfigError(
-                    f"{type(optimizer).__name__} can't train the sparse gradients of an embedding of "
-                    f"{type(model).__name__}: {problem}.",
-                    hint="Choose torch.optim.SGD with momentum=0, torch.optim.Adagrad or "
-                    "torch.optim.SparseAdam, without weight decay, or build the embedding with sparse=False.",
-                )
+    if not sparse_parameters:
+        return
+
+    for group in optimizer.param_groups:
+        if not any(id(parameter) in sparse_parameters for parameter in group["params"]):
+            continue
+        problem = _problem(optimizer, group)
+        if problem:
+            raise ConfigError(
+                f"{type(optimizer).__name__} can't train the sparse gradients of an embedding of "
+                f"{type(model).__name__}: {problem}.",
+                hint="Choose torch.optim.SGD with momentum=0, torch.optim.Adagrad or "
+                "torch.optim.SparseAdam, without weight decay, or build the embedding with sparse=False.",
+            )
 
 
 def _problem(optimizer: Optimizer, group: dict[str, Any]) -> str:
@@ -44,15 +48,19 @@ def _problem(optimizer: Optimizer, group: dict[str, Any]) -> str:
     parameter = nn.Parameter(torch.zeros(2, 1))
     row = torch.zeros(1, dtype=torch.long)
     nn.functional.embedding(row, parameter, sparse=True).sum().backward()  # type: ignore[no-untyped-call]
-    kind: Any = type(optimizer)
+
+    optimizer_class: Any = type(optimizer)
     try:
-        twin = kind([{**group, "params": [parameter]}])
-    except (TypeError, ValueError):  # Its class needs arguments that are no settings of a group.
+        twin = optimizer_class([{**group, "params": [parameter]}])
+    except (TypeError, ValueError):
+        # The class needs arguments that are no settings of a group, so that it can't be tested.
         return ""
+
     try:
         twin.step()
     except RuntimeError as error:
         return str(error)
+
     if any(isinstance(value, torch.Tensor) and value.is_sparse for value in twin.state[parameter].values()):
         return "it keeps a sparse state, such as a momentum, which no checkpoint can store"
     return ""

@@ -18,19 +18,20 @@ from torch import nn
 from slurmddp.errors import SlurmddpError
 
 WINDOW = 128
-"""Steps before a loss with which it is compared."""
-_FEWEST = 16
-"""Losses of the window before which only values that are not finite count as a spike."""
+"""A loss is compared with the losses of so many steps before it."""
+_MIN_LOSSES = 16
+"""With fewer losses in the window, only a value that is not finite counts as a spike."""
 _DEVIATIONS = 8.0
 """Deviations above the median at which a loss is a spike: normally distributed noise never reaches 8."""
-_TO_DEVIATION = 1.4826
-"""The standard deviation of normally distributed values over their median absolute deviation (MAD)."""
-MOST, PERIOD = 10, 1000
-"""Skips or rollbacks within so many steps; one more ends the attempt."""
+_MAD_TO_DEVIATION = 1.4826
+"""The ratio of standard deviation to median absolute deviation (MAD) of normally distributed values."""
+PERIOD = 1000
+MAX_REACTIONS = 10
+"""How many skips or rollbacks are allowed within `PERIOD` steps; one more ends the attempt."""
 
 
 class Spike(SlurmddpError):
-    """A step to which the training reacts by going back; raised on all ranks alike."""
+    """A spike that the training answers by a rollback; raised on all ranks alike."""
 
     def __init__(self, step: int, problem: str, hint: str) -> None:
         super().__init__(problem, hint=hint)
@@ -38,69 +39,79 @@ class Spike(SlurmddpError):
 
 
 class SpikeGuard:
-    """The reaction to spikes; its decisions are equal on all ranks.
+    """Decider on reactions to spikes; its decisions are equal on all ranks.
 
     Args:
         mode: `train.on_spike`.
         model: the module whose buffers a skipped step restores.
-        scales: whether a loss scaler leaves out steps with infinite gradients by itself.
+        scales: whether a loss scaler skips steps with infinite gradients by itself.
     """
 
     def __init__(
         self, mode: Literal["fail", "skip", "rollback"], model: nn.Module, *, scales: bool = False
     ) -> None:
         self.mode = mode
-        self._model, self._scales = model, scales
+        self._model = model
+        self._scales = scales
         self._buffers: list[torch.Tensor] = []
         """The buffers before the running step."""
+
         self.recent: deque[float] = deque(maxlen=WINDOW)
         """The last losses, averaged over ranks, without spikes."""
-        self.at: list[int] = []
+        self.reaction_steps: list[int] = []
         """The steps of the last skips or rollbacks."""
-        self.back_at: int | None = None
-        """The step of the checkpoint of the last rollback."""
+        self.rollback_step: int | None = None
+        """The step of the checkpoint that the last rollback loaded."""
         self.left_out = 0
-        """Steps whose data rollbacks have left out: the data are so many steps ahead."""
+        """How many steps' data the rollbacks have left out; the data are so many steps ahead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        own = {"at": self.at, "back_at": self.back_at, "left_out": self.left_out}
-        return {"recent": list(self.recent), **own}
+        return {
+            "recent": list(self.recent),
+            "at": self.reaction_steps,
+            "back_at": self.rollback_step,
+            "left_out": self.left_out,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`; an empty dict starts again."""
+        """Restore a result of `state_dict`; an empty dict resets the guard."""
         self.recent = deque(state.get("recent", ()), maxlen=WINDOW)
-        self.at, self.left_out = list(state.get("at", ())), state.get("left_out", 0)
-        self.back_at = state.get("back_at")
+        self.reaction_steps = list(state.get("at", ()))
+        self.rollback_step = state.get("back_at")
+        self.left_out = state.get("left_out", 0)
 
     # The step.
 
     def begin_step(self) -> None:
-        """Keep the buffers of the model, if the step may be skipped."""
+        """Copy the buffers of the model, if the step may be skipped."""
         if self.mode == "skip":
             self._buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
 
     def marked(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss; if it is not finite, its gradient is NaN.
+        """Return the loss; if it is not finite, its gradient becomes NaN.
 
-        So the averaged gradient norm shows on all ranks that a rank's loss is not finite, without a further
-        message. A finite loss keeps its bits, and so do its gradients.
+        Then the averaged gradient norm is NaN on all ranks. So all ranks learn that a rank's loss is not
+        finite, without a further message. A finite loss and its gradients keep their bits.
         """
         if self.mode != "skip":
             return loss
+
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def skips(self, norm: torch.Tensor) -> bool:
-        """Return whether to leave out the update of a step, and restore the buffers then.
+        """Decide whether to skip the update of a step; if so, restore the buffers.
 
         Args:
-            norm: of the gradients, averaged over the ranks. It is read, so a GPU is awaited.
+            norm: the norm of the gradients, averaged over the ranks. Reading it waits for a GPU.
         """
         if self.mode != "skip" or math.isfinite(float(norm)):
             return False
+
         with torch.no_grad():
             for buffer, before in zip(self._model.buffers(), self._buffers, strict=True):
                 buffer.copy_(before)
+
         return True
 
     # Between steps.
@@ -118,43 +129,51 @@ class SpikeGuard:
             return f"The gradient norm of step {step} is {norm}."
         if self.mode != "rollback":
             return ""
+
         limit = spike_limit(list(self.recent))
         if loss > limit:
             return f"The loss of step {step} is {loss:.4g}, a spike above {limit:.4g}."
+
         self.recent.append(loss)
         return ""
 
-    def spoilt(self, step: int) -> int | None:
-        """Return the step of the checkpoint that led to a spike at `step` again, or None.
+    def spoilt_checkpoint(self, step: int) -> int | None:
+        """Return the step of the last rollback's checkpoint if it led to a spike at `step` again, else None.
 
-        Training from it, with other data, has not passed the last spike. So the checkpoint holds the cause,
-        for example an optimizer state that is not finite.
+        Training from it, with other data, has not passed the step of the last spike. So the checkpoint
+        contains the cause, for example an optimizer state that is not finite.
         """
-        return self.back_at if self.at and step <= self.at[-1] else None
+        if self.reaction_steps and step <= self.reaction_steps[-1]:
+            return self.rollback_step
+        return None
 
     def record(self, step: int, problem: SlurmddpError) -> str:
-        """Count a skip or rollback at `step`; return its number in words.
+        """Count a skip or rollback at `step`; return a text such as "skip 1 of at most 10 within 1000 steps".
 
         Raises:
-            SlurmddpError: there were too many.
+            SlurmddpError: there were too many skips or rollbacks.
         """
-        self.at = [one for one in self.at if one > step - PERIOD] + [step]
-        if len(self.at) <= MOST:
-            return f"{self.mode} {len(self.at)} of at most {MOST} within {PERIOD} steps"
+        recent = [reaction for reaction in self.reaction_steps if reaction > step - PERIOD]
+        self.reaction_steps = [*recent, step]
+        count = len(self.reaction_steps)
+        if count <= MAX_REACTIONS:
+            return f"{self.mode} {count} of at most {MAX_REACTIONS} within {PERIOD} steps"
+
         raise SlurmddpError(
-            f"{problem.message} This would be {self.mode} {len(self.at)} within {PERIOD} steps.",
+            f"{problem.message} This would be {self.mode} {count} within {PERIOD} steps.",
             hint=problem.hint,
         ) from problem
 
 
 def spike_limit(losses: list[float]) -> float:
-    """Return the loss above which the next one is a spike: median + 8 * max(1.4826 * MAD, |median| / 10).
+    """Return the limit for the next loss: median + 8 * max(1.4826 * MAD, |median| / 10). Above it is a spike.
 
     Args:
-        losses: of the last steps. With few of them the limit is infinite.
+        losses: the losses of the last steps. If they are few, the limit is infinite.
     """
-    if len(losses) < _FEWEST:
+    if len(losses) < _MIN_LOSSES:
         return math.inf
+
     median = statistics.median(losses)
-    deviation = _TO_DEVIATION * statistics.median(abs(loss - median) for loss in losses)
+    deviation = _MAD_TO_DEVIATION * statistics.median(abs(loss - median) for loss in losses)
     return median + _DEVIATIONS * max(deviation, abs(median) / 10)

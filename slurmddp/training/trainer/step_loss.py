@@ -1,7 +1,8 @@
 """The loss of a step: the mean over the samples, or the tokens, of its batches on all ranks.
 
-A mean of means is the mean of all only if each of them counts equally many. A loss that counts tokens
-without their padding returns its sum and its count instead, and the step divides sums by counts.
+The mean of the batches' means equals the mean over all samples only if all batches count equally many. A loss
+that counts tokens without their padding returns its sum and its count instead; the step divides the sum of
+all sums by the sum of all counts.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from slurmddp.training.distributon import Distributon
 class StepLoss:
     """The loss of one step on this rank.
 
-    The count of a step is not known before its last batch. So each batch divides its sum by the mean count of
-    the first batches of all ranks, and `finish` corrects the gradients by a factor near 1.
+    The count of a step is not known before its last batch. So `add` divides each sum by the mean count of the
+    first batches of all ranks, and `finish` corrects the gradients by a factor near 1.
 
     Args:
-        distributon: launched.
-        accumulate: batches of the step on each rank.
+        distributon: the launched Distributon of the training.
+        accumulate: the number of batches of the step on each rank.
     """
 
     def __init__(self, distributon: Distributon, accumulate: int) -> None:
-        self._distributon, self._accumulate = distributon, accumulate
-        # Ranks that step on gradients of their own don't wait for each other in each step.
+        self._distributon = distributon
+        self._accumulate = accumulate
+        # Ranks whose gradients are not averaged don't wait for each other in each step.
         self._is_shared = getattr(distributon._strategy, "averages_gradients", True)
         self._value = torch.zeros((), device=distributon.device)
-        """The sum of the losses; a mean is divided by the number of batches."""
+        """The sum of the batches' sums; if they return means, the sum of the means over `accumulate`."""
         self._count: torch.Tensor | None = None
-        """What the batches have counted so far; None: they return means."""
+        """The sum of the batches' counts so far; None if they return means."""
         self._divisor = torch.ones(())
+        """The number by which the sum of each batch is divided before its backward pass."""
 
     def add(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> torch.Tensor:
         """Add the loss of a batch; return the scalar for its backward pass, one of `accumulate` passes.
@@ -45,14 +48,17 @@ class StepLoss:
         if isinstance(loss, torch.Tensor):
             self._value += loss.detach() / self._accumulate
             return loss
+
         total, count = loss
         count = torch.as_tensor(count, dtype=torch.float32, device=total.device)
 
         if self._count is None:
             self._divisor = self._mean(count)
-            if self._accumulate > 1:  # The first batches may count nothing, and others something.
+            # The first batches may count nothing although later batches count something.
+            if self._accumulate > 1:
                 self._divisor = self._divisor.clamp(min=1)
             self._count = torch.zeros_like(count)
+
         self._count += count
         self._value += total.detach()
         return total / self._divisor
@@ -66,6 +72,7 @@ class StepLoss:
             return self._value
         if self._accumulate == 1:
             return self._value / self._divisor
+
         mean = self._mean(self._count)
         _scale_gradients(model, self._divisor * self._accumulate / mean)
         return self._value / mean
@@ -73,11 +80,15 @@ class StepLoss:
     def _mean(self, count: torch.Tensor) -> torch.Tensor:
         if self._is_shared:
             return self._distributon.all_reduce(count)
-        return torch.where(count == 0, 1, count)  # A rank without a token takes a step without a gradient.
+        # A rank without a token divides by 1, and takes a step with a gradient of 0.
+        return torch.where(count == 0, 1, count)
 
 
 def _scale_gradients(model: nn.Module, factor: torch.Tensor) -> None:
     for parameter in model.parameters():
         gradient = parameter.grad
-        if gradient is not None:
-            (gradient._values() if gradient.is_sparse else local(gradient)).mul_(factor)
+        if gradient is None:
+            continue
+
+        values = gradient._values() if gradient.is_sparse else local(gradient)
+        values.mul_(factor)

@@ -34,18 +34,20 @@ Source: NVIDIA's data sheets of these GPUs. H100 without "PCIe" is the SXM versi
 
 
 class Utilization:
-    """Records how well the devices of a training are used.
+    """Recorder of how well a training uses its devices.
 
     Args:
-        distributon: launched.
-        components: of the training.
-        journal: writes on rank 0.
+        distributon: the launched Distributon of the training.
+        components: the components of the training.
+        journal: the run log; it is active on rank 0.
     """
 
     def __init__(self, distributon: Distributon, components: Components, journal: RunLog) -> None:
-        self._distributon, self._components, self._journal = distributon, components, journal
+        self._distributon = distributon
+        self._components = components
+        self._journal = journal
         self._flops: int | None = None
-        """Operations for one batch of a rank, on rank 0; None if they are not counted."""
+        """Operations for a batch of a rank, on rank 0; None if they are not counted."""
         self._recorded_bytes = 0
         """The largest peak memory of a rank that was recorded."""
 
@@ -53,6 +55,7 @@ class Utilization:
         """Count the operations for a batch on rank 0, if `train.flops` is true."""
         if not (self._components.settings.flops and self._distributon.is_global_zero):
             return
+
         try:
             self._flops = count_flops(self._components.bare_model, self._components.loss, batch)
         except Exception as error:
@@ -72,58 +75,76 @@ class Utilization:
         """
         if not self._flops:
             return {}
-        components, distributon = self._components, self._distributon
-        per_step = self._flops * components.loader.accumulate
-        flops = per_step * rate / components.units_per_step(distributon.world_size)
-        peak = peak_flops_of(distributon.device, components.settings.precision)
-        return {"tflops": flops / 1e12} | ({} if peak is None else {"mfu": flops / peak})
+
+        components = self._components
+        device = self._distributon.device
+        flops_per_step = self._flops * components.loader.accumulate
+        steps_per_s = rate / components.units_per_step(self._distributon.world_size)
+        flops_per_s = flops_per_step * steps_per_s
+
+        utilization = {"tflops": flops_per_s / 1e12}
+        peak = peak_flops_of(device, components.settings.precision)
+        if peak is not None:
+            utilization["mfu"] = flops_per_s / peak
+        return utilization
 
     def record_memory(self, step: int) -> None:
         """Record the peak memory of all ranks if it has grown by over 1 %. All ranks call it."""
         device = self._distributon.device
-        found = self._distributon.all_gather(peak_memory(device))
-        if max(found) > 1.01 * self._recorded_bytes:
-            self._recorded_bytes = max(found)
-            self._journal.event("memory", step=step, device=device.type, peak_bytes=found)
+        peak_bytes = self._distributon.all_gather(peak_memory(device))
+        if max(peak_bytes) > 1.01 * self._recorded_bytes:
+            self._recorded_bytes = max(peak_bytes)
+            self._journal.event("memory", step=step, device=device.type, peak_bytes=peak_bytes)
 
 
-def in_words(used: Mapping[str, float]) -> str:
-    """Return a result of `Utilization.at` for a log line; empty if nothing is known."""
-    text = f", {used['tflops']:.3g} TFLOP/s per rank" if "tflops" in used else ""
-    return text + (f", MFU {used['mfu']:.0%}" if "mfu" in used else "")
+def utilization_text(utilization: Mapping[str, float]) -> str:
+    """Return the end of a log line for a result of `Utilization.at`; empty if nothing is known."""
+    text = ""
+    if "tflops" in utilization:
+        text += f", {utilization['tflops']:.3g} TFLOP/s per rank"
+    if "mfu" in utilization:
+        text += f", MFU {utilization['mfu']:.0%}"
+    return text
 
 
 def peak_flops(name: str, precision: str, *, tf32: bool) -> float | None:
     """Return the largest operations per second of a GPU, or None if they are not known.
 
     Args:
-        name: as torch.cuda.get_device_name says it.
+        name: the result of torch.cuda.get_device_name.
         precision: `train.precision`.
         tf32: whether float32 matrices are multiplied in TF32.
     """
-    known = f" {name.replace('-', ' ')} "
-    model = next((model for model in PEAKS if f" {model} " in known), None)
-    return PEAKS[model].get("tf32" if tf32 and precision == "32" else precision) if model else None
+    if tf32 and precision == "32":
+        precision = "tf32"
+
+    words_of_name = f" {name.replace('-', ' ')} "
+    for model, peaks in PEAKS.items():
+        if f" {model} " in words_of_name:
+            return peaks.get(precision)
+
+    return None
 
 
 def peak_flops_of(device: torch.device, precision: str) -> float | None:
     """Return the largest operations per second of this rank's device, or None if they are not known."""
     if device.type != "cuda":
         return None
+
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return peak_flops(torch.cuda.get_device_name(device), precision, tf32=tf32)
 
 
 def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
-    """Return the floating point operations of forward and backward pass for one batch.
+    """Return the floating point operations of the forward and backward pass for a batch.
 
     The passes run on tensors without data. So they cost no device time, and change neither the model nor its
     buffers nor random states. Attention counts as if no entry were masked.
 
     Args:
         model: the bare module; a copy of its structure runs.
-        loss: of (outputs, targets); a scalar, or a pair whose first value is one.
-        batch: one batch, as the data gives it.
+        loss: a function of (outputs, targets) that returns a scalar, or a pair whose first value is a scalar.
+        batch: a batch as the data gives it.
 
     Raises:
         Exception: the model can't run without data, for example because it branches on a value.
@@ -133,22 +154,26 @@ def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    randomness = rng.capture()
+    random_states = rng.capture()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            memo = {id(one): fake.from_tensor(one) for one in [*model.parameters(), *model.buffers()]}
+            tensors = [*model.parameters(), *model.buffers()]
+            memo = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
             shadow = copy.deepcopy(model, memo)
             batch = pytree.tree_map_only(torch.Tensor, fake.from_tensor, batch)
             # The formulas for fused attention miss the kernels of CPUs (torch 2.13).
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-                found = loss(*forward(shadow, batch))
-                scalar = found if isinstance(found, torch.Tensor) else found[0]
+                result = loss(*forward(shadow, batch))
+                scalar = result if isinstance(result, torch.Tensor) else result[0]
                 scalar.backward()
     finally:
-        rng.restore(randomness)
+        rng.restore(random_states)
+
     return int(counter.get_total_flops())
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that this rank has held at once: of its GPU, or of the host's memory on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory_bytes()
+    """Return the peak memory of this rank in bytes: on its GPU; if it computes on a CPU, on the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_memory_bytes()

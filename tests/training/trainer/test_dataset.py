@@ -82,7 +82,7 @@ def error_of(tmp_path: Path, config: dict[str, Any], ranks: int) -> str:
             "Unshared",
             {},
             {"workers": 2},
-            "data is a Unshared, which is iterable and does not say how 2 readers",
+            "data is a Unshared, which is iterable and can't be divided among 2 readers",
         ),
         ("Unshared", {"count": 1}, {}, "data is a Unshared whose epoch has no whole batch for this rank"),
         ("HeldoutStream", {}, {}, "heldout() gives a Unshared, which has no length or can't be indexed"),
@@ -98,7 +98,7 @@ def test_unusable_data_is_refused(
 
 
 def test_readers_that_do_not_share_are_refused_on_several_ranks(tmp_path: Path) -> None:
-    assert "does not say how 2 readers share it" in error_of(tmp_path, make_config("Unshared"), 2)
+    assert "can't be divided among 2 readers" in error_of(tmp_path, make_config("Unshared"), 2)
 
 
 def test_the_state_of_another_number_of_loader_workers_is_refused_before_anything_changes(

@@ -11,7 +11,7 @@ from torch import nn
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.report.goodput import measure
-from slurmddp.training.trainer.spike_guard import MOST, PERIOD, SpikeGuard, spike_limit
+from slurmddp.training.trainer.spike_guard import MAX_REACTIONS, PERIOD, SpikeGuard, spike_limit
 from support.distributed import trainer_jobs
 from support.distributed.exact_cases import Case, config_of
 from support.distributed.ranks import run_ranks
@@ -41,11 +41,13 @@ def test_a_spike_is_told_and_does_not_enter_the_window() -> None:
     assert guard.problem(21, 1.79, 1.0) == ""
     assert "The loss of step 22 is 5, a spike above 1.8" in guard.problem(22, 5.0, 1.0)
     assert guard.problem(22, 1.0, math.inf) == "The gradient norm of step 22 is inf."
-    guard.at, guard.back_at, guard.left_out = [22], 20, 2
+    guard.reaction_steps = [22]
+    guard.rollback_step = 20
+    guard.left_out = 2
     again = SpikeGuard("rollback", nn.Linear(1, 1))
     again.load_state_dict(guard.state_dict())
     assert list(again.recent) == [1.0] * 20 + [1.79]
-    assert (again.spoilt(22), again.spoilt(23), again.left_out) == (20, None, 2)
+    assert (again.spoilt_checkpoint(22), again.spoilt_checkpoint(23), again.left_out) == (20, None, 2)
 
 
 @pytest.mark.parametrize("mode", ["fail", "skip"])
@@ -57,11 +59,11 @@ def test_a_finite_spike_counts_for_rollback_only(mode: str) -> None:
 
 def test_the_number_of_skips_within_a_period_is_limited() -> None:
     guard, problem = SpikeGuard("skip", nn.Linear(1, 1)), SlurmddpError("The loss of step 1 is nan.")
-    assert guard.record(1, problem) == f"skip 1 of at most {MOST} within {PERIOD} steps"
-    for step in range(PERIOD + 1, PERIOD + MOST + 1):
+    assert guard.record(1, problem) == f"skip 1 of at most {MAX_REACTIONS} within {PERIOD} steps"
+    for step in range(PERIOD + 1, PERIOD + MAX_REACTIONS + 1):
         guard.record(step, problem)
     with pytest.raises(SlurmddpError, match="This would be skip 11 within 1000 steps"):
-        guard.record(PERIOD + MOST + 1, problem)
+        guard.record(PERIOD + MAX_REACTIONS + 1, problem)
 
 
 def test_a_loss_that_is_not_finite_shows_in_the_gradient_norm() -> None:

@@ -16,7 +16,7 @@ from slurmddp.runs.status.peak_memory import newest_peak_memory
 from slurmddp.training.builtin.gpt import GPT
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer import utilization
-from slurmddp.training.trainer.utilization import Utilization, count_flops, in_words, peak_flops
+from slurmddp.training.trainer.utilization import Utilization, count_flops, peak_flops, utilization_text
 from support.distributed import trainer_jobs
 from support.distributed.exact_cases import Case, config_of
 from support.distributed.ranks import run_ranks
@@ -99,7 +99,7 @@ def test_the_rate_gives_flops_and_mfu(alone: Distributon, monkeypatch: pytest.Mo
     assert used.at(32.0) == {"tflops": pytest.approx(flops / 1e12)}, "the peak of a CPU is not known"
     monkeypatch.setattr(utilization, "peak_flops_of", lambda device, precision: 4 * flops)
     assert used.at(32.0)["mfu"] == pytest.approx(0.25)
-    assert in_words({"tflops": 123.4, "mfu": 0.395}) == ", 123 TFLOP/s per rank, MFU 40%"
+    assert utilization_text({"tflops": 123.4, "mfu": 0.395}) == ", 123 TFLOP/s per rank, MFU 40%"
     assert events == []
 
 
