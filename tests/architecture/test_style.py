@@ -16,6 +16,7 @@ from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
 FINISHED = [
     "batch",
+    "checkpoint/files",
     "checkpoint/memory",
     "checkpoint/state",
     "collectives",
@@ -49,6 +50,7 @@ FINISHED = [
 """Rooms, as folders of the package."""
 WITH_REASONS = {
     "batch",
+    "checkpoint/files",
     "checkpoint/memory",
     "launchers/agent",
     "launchers/agent/startup",

@@ -153,7 +153,7 @@ def test_too_little_space_is_an_error_before_the_first_byte(tmp_path, monkeypatc
     monkeypatch.setattr(space, "free_bytes", lambda folder: 5_000_000)
     with pytest.raises(CheckpointError) as caught:
         save(tmp_path, 1, {"w": torch.zeros(2_000_000)})
-    assert "it needs 8.0 MB and 1.0 MB to spare, and 5.0 MB are free" in caught.value.message
+    assert "it needs 8.0 MB and 1.0 MB to spare, but only 5.0 MB are free" in caught.value.message
     assert "train.keep_last" in caught.value.hint
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -197,7 +197,7 @@ def test_no_reservation_exceeds_the_free_space(tmp_path, monkeypatch):
     monkeypatch.setattr(space, "_fallocate", lambda descriptor, size: asked.append(size) or 0)
     monkeypatch.setattr(space, "free_bytes", lambda folder: 50_000_000)
     with (tmp_path / "file").open("xb") as stream:
-        with pytest.raises(space.NoRoomError, match=r"needs 60\.0 MB .*, and 50\.0 MB are free"):
+        with pytest.raises(space.NoRoomError, match=r"needs 60\.0 MB .*, but only 50\.0 MB are free"):
             space.reserve(stream.fileno(), 60_000_000, tmp_path)
         assert asked == []
         space.reserve(stream.fileno(), 40_000_000, tmp_path)
@@ -220,7 +220,7 @@ def test_a_check_finds_errors_of_this_save_and_of_larger_ones(tmp_path, monkeypa
     monkeypatch.setattr(space, "free_bytes", lambda folder: 10_000_000)
     checkpoint.check_can_write(tmp_path, state, keep_last=3)
     assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
-    with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, and 10\.0 MB are free"):
+    with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, but only 10\.0 MB are free"):
         checkpoint.check_can_write(tmp_path, state, growth=8_000_000, keep_last=3)
     with pytest.raises(CheckpointError, match=r"value at w is a builtins\.set"):
         checkpoint.check_can_write(tmp_path, {"w": {1}}, keep_last=3)
@@ -339,7 +339,7 @@ def test_the_error_of_an_invisible_checkpoint_names_the_host(tmp_path, waits):
     assert "all nodes share" in caught.value.hint
     assert waits == list(visibility.WAITS_S)
     save(tmp_path / "here", 5, {"other": 1})
-    with pytest.raises(CheckpointError, match="is an older one of that step on"):
+    with pytest.raises(CheckpointError, match="is an older checkpoint of the same step on"):
         visibility.wait_until_visible(tmp_path / "here" / there.name, visibility.fingerprint(there))
 
 

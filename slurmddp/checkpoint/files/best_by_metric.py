@@ -1,4 +1,4 @@
-"""Ranks checkpoints by a metric that was given to the save."""
+"""Rank checkpoints by a metric that was given to the save."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ Best = Sequence[str]
 def step_and_value(root: Path, best: Best) -> tuple[int, float] | None:
     """Return step and metric of the best checkpoint under `root`, or None; its files are not verified."""
     for folder in ranked(root, best):
-        with suppress(CheckpointError, OSError):  # Retention may have deleted it.
+        # Another process may have deleted the checkpoint since it was ranked.
+        with suppress(CheckpointError, OSError):
             return step_of(folder) or 0, load_manifest(folder).meta["metrics"][best[0]]
+
     return None
 
 
 def check_best(best: Any) -> None:
-    """Raise ConfigError unless `best` is a name and a mode."""
+    """Raise ConfigError unless `best` is the name of a metric and "min" or "max"."""
     is_pair = isinstance(best, (tuple, list)) and len(best) == 2 and isinstance(best[0], str)
     if not is_pair or best[1] not in BEST_MODES:
         raise ConfigError(
@@ -35,23 +37,29 @@ def check_best(best: Any) -> None:
 
 
 def check_choice(step: Any, best: Any) -> None:
-    """Raise ConfigError if both a step and a metric choose a checkpoint, or one is not as it should be."""
+    """Raise ConfigError if `step` or `best` can't choose a checkpoint, or both are given."""
     if step is not None and not isinstance(step, int):
         raise ConfigError(f"load() was given step={step!r}.", hint="Give a number of steps.")
-    if best is not None:
-        check_best(best)
-        if step is not None:
-            raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`.")
+    if best is None:
+        return
+
+    check_best(best)
+    if step is not None:
+        raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`, not both.")
 
 
 def ranked(root: Path, best: Best) -> list[Path]:
     """Return the checkpoints that have the metric, the best first; of equal values the newest first."""
     name, mode = best
     sign = 1 if mode == "min" else -1
-    found = []
+    measured = []
     for folder in checkpoint_folders(root):
-        with suppress(CheckpointError, OSError):  # A damaged manifest has no metrics.
+        # The manifest may be damaged, or deleted meanwhile.
+        with suppress(CheckpointError, OSError):
             metrics = load_manifest(folder).meta.get("metrics", {})
             if name in metrics:
-                found.append((sign * metrics[name], folder))
-    return [folder for _, folder in sorted(found, key=lambda one: one[0])]
+                measured.append((sign * metrics[name], folder))
+
+    # The sort is stable, and the newest folder comes first.
+    measured.sort(key=lambda pair: pair[0])
+    return [folder for _, folder in measured]

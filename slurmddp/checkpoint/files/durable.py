@@ -1,4 +1,4 @@
-"""Durable files: written, hashed on the way, and flushed to the disk."""
+"""Write durable files: hash their bytes during the write, and flush them to the disk."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from slurmddp.errors import CheckpointError
 from slurmddp.host.atomic_file import replacing
 
 CHUNK_BYTES = 4 << 20
+"""Bytes of a piece that is read, written or hashed at once."""
 
 ALGORITHM = "xxh3_128"
-"""Name of the digest in manifests. The digest finds damage, not forgery: a person who can change the files
-can also change the manifest. So it was chosen for speed (`benchmarks/checkpoint_hash.py`)."""
+"""Name of the digest in manifests. The digest detects damage, not forgery: whoever can change the files can
+also change the manifest. So it was chosen for speed (`benchmarks/checkpoint_hash.py`)."""
 
 Digest = xxhash.xxh3_128
 
 _BLOCK_BYTES = 4096
-"""Alignment of direct writes, in the file and in memory: no disk needs more, and pages are no smaller."""
+"""Alignment of direct writes, in the file and in memory: no disk needs more, and no page is smaller."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """File systems that get direct writes (O_DIRECT). Some network file systems are slow at them."""
-_REST_PER_TIME, _REST_PER_CPU_TIME = 1.0, 2.5
-"""After each piece a background write sleeps for the smaller of two times: the first factor times the seconds
-of the piece, the second factor times its processor seconds. The sleep spreads the cost to the training. The
-second bound keeps writes to slow disks as fast as `torch.save`: there the processors idle anyway."""
-_RAMP_BYTES, _RAMP_END = 64 << 20, 2.0
-"""Sleeps grow linearly with the bytes written, by their first length for each _RAMP_BYTES, up to the factor
-_RAMP_END. So a small state is durable almost as soon as by `torch.save` and a flush."""
+_SLEEP_PER_TIME = 1.0
+_SLEEP_PER_CPU_TIME = 2.5
+"""After each piece a background write sleeps for the smaller of two times: _SLEEP_PER_TIME times the seconds
+of the piece, and _SLEEP_PER_CPU_TIME times its processor seconds. The sleep spreads the cost to the training.
+The second bound keeps writes to slow disks as fast as `torch.save`: the processors idle there anyway."""
+_RAMP_BYTES = 64 << 20
+_MAX_RAMP = 2.0
+"""Sleeps grow linearly with the bytes written, by their first duration for each _RAMP_BYTES, up to the factor
+_MAX_RAMP. So a small state is durable almost as soon as with `torch.save` and a flush."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and digest of one file, as the manifest lists them."""
+    """Size in bytes and digest of a file, as the manifest lists them."""
 
     size: int
     digest: str
@@ -65,7 +68,9 @@ def write_hashed(
         NoRoomError: disk or quota have fewer than `expected` bytes left; nothing was written.
         OSError: the write or the flush failed.
     """
-    digest, size, unhashed = Digest(), 0, []
+    digest = Digest()
+    size = 0
+    unhashed = []
     with path.open("xb", buffering=1 << 20) as stream:
         space.reserve(stream.fileno(), expected, path.parent)
         for chunk in _chunks(parts):
@@ -76,15 +81,19 @@ def write_hashed(
                 unhashed.append(chunk)
             else:
                 digest.update(chunk)
+
         stream.flush()
         if not in_memory:
             os.fsync(stream.fileno())
             return FileRecord(size, digest.hexdigest())
+
+        # The flush waits for the disk and the digest needs the processor, so they run at the same time.
         with ThreadPoolExecutor(1) as thread:
-            flushed = thread.submit(os.fsync, stream.fileno())
+            flush = thread.submit(os.fsync, stream.fileno())
             for chunk in unhashed:
                 digest.update(chunk)
-            flushed.result()
+            flush.result()
+
     return FileRecord(size, digest.hexdigest())
 
 
@@ -93,7 +102,7 @@ def copy_hashed(
 ) -> FileRecord:
     """Copy a part of a memory file to a new file, flush it to the disk, and return its size and digest.
 
-    On file systems with good direct writes the disk reads the bytes from the memory; elsewhere the kernel
+    On file systems with fast direct writes the disk reads the bytes from the memory. On others the kernel
     copies from file to file. Each piece is hashed during its write.
 
     Args:
@@ -101,82 +110,106 @@ def copy_hashed(
         source: descriptor of the memory file.
         start: where the part begins in the memory file, in bytes.
         part: a map of these bytes.
-        is_urgent: asked after each piece; while it returns False, a sleep follows the piece.
+        is_urgent: called after each piece. If it returns False, a sleep follows the piece.
     """
     with path.open("xb", buffering=0) as stream, ThreadPoolExecutor(1) as thread:
         space.reserve(stream.fileno(), len(part), path.parent)
         target = _CopyTarget(path, stream.fileno(), source, start)
-        digest, throttle = Digest(), _Throttle(is_urgent)
+        digest = Digest()
+        throttle = _Throttle(is_urgent)
+
         for chunk in _chunks([part]):
-            written = thread.submit(target.write, chunk)
+            write = thread.submit(target.write, chunk)
             digest.update(chunk)
-            written.result()
-            throttle.rest(len(chunk))
+            write.result()
+            throttle.sleep_after(len(chunk))
+
         os.fsync(stream.fileno())
+
     return FileRecord(len(part), digest.hexdigest())
 
 
 class _Throttle:
-    """Sleeps between the pieces of a background write; a process has at most one such write at a time."""
+    """Sleeper between the pieces of a background write; a process has at most one such write at a time."""
 
     def __init__(self, is_urgent: Callable[[], bool]) -> None:
-        self._is_urgent, self._done = is_urgent, 0
-        self._began, self._worked = time.monotonic(), time.process_time()
+        self._is_urgent = is_urgent
+        self._done = 0
+        """The number of bytes written."""
+        self._began = time.monotonic()
+        """When the current piece began."""
+        self._cpu_began = time.process_time()
+        """The processor seconds of this process when the current piece began."""
 
-    def rest(self, count: int) -> None:
+    def sleep_after(self, count: int) -> None:
         """Sleep in proportion to the time of the last `count` bytes, unless the write is urgent."""
         self._done += count
         if not self._is_urgent():
-            took, worked = time.monotonic() - self._began, time.process_time() - self._worked
-            ramp = min(1.0 + self._done / _RAMP_BYTES, _RAMP_END)
-            time.sleep(ramp * min(_REST_PER_TIME * took, _REST_PER_CPU_TIME * worked))
-        self._began, self._worked = time.monotonic(), time.process_time()
+            took_s = time.monotonic() - self._began
+            cpu_s = time.process_time() - self._cpu_began
+            ramp = min(1.0 + self._done / _RAMP_BYTES, _MAX_RAMP)
+            time.sleep(ramp * min(_SLEEP_PER_TIME * took_s, _SLEEP_PER_CPU_TIME * cpu_s))
+
+        self._began = time.monotonic()
+        self._cpu_began = time.process_time()
 
 
 class _CopyTarget:
     """A new file that receives, piece by piece, the bytes of the file `source` from `start` on."""
 
     def __init__(self, path: Path, descriptor: int, source: int, start: int) -> None:
-        self._descriptor, self._source, self._start = descriptor, source, start
+        self._descriptor = descriptor
+        self._source = source
+        self._start = start
         self._done = 0
+        """The number of bytes written."""
         self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        # A direct write of bytes that are not aligned in memory fails.
         self._direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
         if self._direct:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, self._flags | os.O_DIRECT)
 
     def write(self, chunk: memoryview) -> None:
-        """Write the next bytes and let the disk begin with them."""
+        """Write the next bytes, and let the disk start to store them."""
         written = self._write_direct(chunk) if self._direct else 0
         while written < len(chunk):
             sent = _send(self._descriptor, self._source, self._start + self._done + written, chunk[written:])
             space.write_back(self._descriptor, self._done + written, sent)
             written += sent
+
         self._done += written
 
     def _write_direct(self, chunk: memoryview) -> int:
         """Write whole blocks past the kernel's cache; return the number of bytes written."""
-        written, whole = 0, len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
+        written = 0
+        whole = len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
             while written < whole and written % _BLOCK_BYTES == 0:
                 written += os.write(self._descriptor, chunk[written:whole])
         except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: this file system refuses direct writes.
+            # EINVAL: this file system refuses direct writes.
+            if error.errno != errno.EINVAL:
                 raise
+
+        # The rest is no whole block, or was refused: it and all later pieces go through the cache.
         if written < len(chunk):
             self._direct = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
+
         return written
 
 
 def _takes_direct(path: Path) -> bool:
-    """Tell whether `path` is on a local file system with good direct writes."""
+    """Return whether `path` is on a local file system with fast direct writes."""
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        # A folder's name may hold any bytes; the kernel escapes only blanks and line ends.
+        # The name of a mounted folder may hold any bytes; the kernel escapes only blanks and line ends.
         mounts = _MOUNTS.read_text(encoding="latin-1").split("\n")
     except OSError:
         return False
+
+    # The device is the third field; the file system follows a field "-", because some fields are optional.
     lines = (line.split(" ") for line in mounts if line)
     return any(fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in lines)
 
@@ -189,13 +222,15 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
         sent = os.write(target, chunk)
+
+    # At the end of the source, sendfile copies 0 bytes without an error. The caller would try forever.
     if sent == 0:
         raise OSError(errno.EIO, "The memory file of the state has become shorter")
     return sent
 
 
 class HashedReader:
-    """Reads a file once, from front to back, and keeps size and digest of the bytes read."""
+    """Reader of a file in a single pass; it computes size and digest of the bytes that were read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -203,14 +238,16 @@ class HashedReader:
         self._size = 0
 
     def readinto(self, buffer: memoryview) -> None:
-        """Fill `buffer`; raises CheckpointError if the file ends too early."""
+        """Fill `buffer`; raise CheckpointError if the file ends before."""
         for chunk in _chunks([buffer]):
             filled = 0
+            # A read may return fewer bytes than requested.
             while filled < len(chunk):
                 count = self._stream.readinto(chunk[filled:])  # type: ignore[attr-defined]
                 if not count:
                     raise CheckpointError("The file ends too early.")
                 filled += count
+
             self._digest.update(chunk)
             self._size += filled
 
@@ -221,12 +258,13 @@ class HashedReader:
             self._size += len(data)
 
     def record(self) -> FileRecord:
+        """Return size and digest of the bytes that were read."""
         return FileRecord(self._size, self._digest.hexdigest())
 
 
 @contextmanager
 def open_hashed(path: Path) -> Iterator[HashedReader]:
-    """Open `path` for a single hashed pass."""
+    """Open a file to read it in a single hashed pass."""
     with path.open("rb", buffering=0) as stream:
         yield HashedReader(stream)
 
@@ -239,14 +277,14 @@ def record_of(path: Path) -> FileRecord:
 
 
 def write_small(path: Path, text: str) -> None:
-    """Replace `path` durably by a file with `text`; after a power cut it holds the old or the new text."""
+    """Replace a file durably; after a power cut it contains either the old text or `text`, both whole."""
     with replacing(path) as stream:
         stream.write(text.encode())
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder, so that its renames and new names are durable."""
+    """Flush a folder, so that renames and new names in it are durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Copies a model's weights out of a checkpoint into a plain safetensors file, byte by byte, without torch."""
+"""Copy a model's weights from a checkpoint into a plain safetensors file, byte by byte, without torch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from slurmddp.host.atomic_file import replacing
 
 _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
           "uint64": "U64", "complex64": "C64"}  # fmt: skip
-"""Names in safetensors of types that checkpoints store as bytes, because older versions lack them."""
+"""Safetensors' names of types that checkpoints store as bytes, because older versions lack these types."""
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
            "I16": 2, "U16": 2}  # fmt: skip
+"""Bytes of a number of each type; types that are missing have 1."""
 AVERAGED = "ema"
 """The name of the model with averaged weights, which `train.ema` saves beside "model"."""
 _COMPILED = "_orig_mod."
 """The prefix of torch.compile in tensor names; `Distributon.save` removes the prefix of DDP."""
 
 Entry = dict[str, Any]
+"""Type, shape and position of a tensor in a safetensors header."""
 
 
 def export_weights(folder: Path, output: Path, *, model: str | None, force: bool) -> tuple[str, list[str]]:
-    """Write the weights of a checkpoint to `output`; return the name of the saved object and of its tensors.
+    """Write the weights of a checkpoint to `output`; return the names of the saved object and of its tensors.
 
     Args:
         folder: the checkpoint.
         output: the safetensors file to write.
-        model: name of the saved object; None: "ema" if its tensors have the names of "model", else "model",
+        model: name of the saved object. None: "ema" if its tensors have the names of "model", else "model",
             else the only model.
         force: whether to replace an existing file.
 
@@ -46,35 +48,42 @@ def export_weights(folder: Path, output: Path, *, model: str | None, force: bool
         raise ConfigError(
             f"{output} exists already.", hint="Give another --output, or --force to replace a file."
         )
+
     manifest = verify(folder)
     require_state(manifest)
     content = json.loads((folder / TREE_FILE).read_text(encoding="utf-8"))
-    model, wanted = _names_of(folder, content["state"], model)
+    model, stored_names = _names_of(folder, content["state"], model)
+
     with ExitStack() as stack:
-        # The files of the ranks in the order of their rows.
-        names = [
-            TENSORS_FILE,
-            *sorted(name for name in manifest.files if name not in (TENSORS_FILE, TREE_FILE)),
-        ]
-        sources = [_Source(stack.enter_context((folder / name).open("rb"))) for name in names]
-        chosen = {name: _tensor(name, stored, sources) for name, stored in wanted.items()}
-        _write(output, chosen)
-    return model, list(wanted)
+        # The names of shard files sort by rank, which is the order of the rows.
+        shard_files = sorted(name for name in manifest.files if name not in (TENSORS_FILE, TREE_FILE))
+        files = [TENSORS_FILE, *shard_files]
+        sources = [_Source(stack.enter_context((folder / name).open("rb"))) for name in files]
+        tensors = {name: _tensor(name, stored, sources) for name, stored in stored_names.items()}
+        _write(output, tensors)
+
+    return model, list(stored_names)
 
 
 def _names_of(folder: Path, tree: Any, model: str | None) -> tuple[str, dict[str, str]]:
-    """Return the object's name, and map its tensors' names in its state_dict to those in the files."""
+    """Return the object's name, and by each tensor's name in its state_dict the name in the files."""
     objects = {str(name): value for name, value in _pairs(dict(_pairs(tree)).get("objects"))}
-    models = {name: found for name, value in objects.items() if (found := _tensors_in(value))}
+    tensors = {name: _tensors_in(value) for name, value in objects.items()}
+    models = {name: names for name, names in tensors.items() if names}
+
     if model is None and AVERAGED in models and models[AVERAGED].keys() == models.get("model", {}).keys():
         model = AVERAGED
     if model is None:
-        model = "model" if "model" in models or len(models) != 1 else next(iter(models))
+        model = "model"
+        if model not in models and len(models) == 1:
+            model = next(iter(models))
+
     if model not in models:
         raise ConfigError(
             f"The checkpoint {folder.name} holds no model named {model!r}.",
-            hint=f"Choose one with --object. {near_matches(model, models)}".strip(),
+            hint=f"Choose a model with --object. {near_matches(model, models)}".strip(),
         )
+
     return model, {name.replace(_COMPILED, ""): stored for name, stored in models[model].items()}
 
 
@@ -86,7 +95,8 @@ def _pairs(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _tensors_in(value: Any) -> dict[str, str]:
-    """Map keys to tensor names for a module's state_dict (ordered and flat); empty for other objects."""
+    """Return the names of the tensors of a module's state_dict, by key; empty for other objects."""
+    # The state_dict of a module is an ordered mapping without nested mappings.
     if not isinstance(value, dict) or "ordered" not in value:
         return {}
     return {
@@ -101,14 +111,17 @@ class _Source:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
+        # A safetensors file begins with the length of its header, which is JSON; the tensors follow.
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
-        self.odd: dict[str, Entry] = json.loads(header.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
+        metadata = header.pop("__metadata__", {})
+        self.stored_as_bytes: dict[str, Entry] = json.loads(metadata.get("slurmddp_dtypes", "{}"))
+        """By name, the real type and shape of each tensor that is stored as bytes."""
         self.entries: dict[str, Entry] = header
         self.data_start = 8 + length
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a tensor."""
+        """Yield the bytes of a tensor, a piece at a time."""
         start, stop = self.entries[name]["data_offsets"]
         self.stream.seek(self.data_start + start)
         left = stop - start
@@ -122,18 +135,24 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor to write; the rows of a sharded one are in several files, in this order."""
+    """A tensor to write."""
 
     stored: str
+    """Its name in the files of the checkpoint."""
     sources: Sequence[_Source]
+    """The files with its bytes; a sharded tensor has rows in several files, in this order."""
     dtype: str
     shape: list[int]
     size: int
 
 
 def _tensor(name: str, stored: str, sources: Sequence[_Source]) -> _Tensor:
+    """Return a tensor; `name` is its name in the model, `stored` its name in the files."""
     holders = [source for source in sources if stored in source.entries]
-    entries = [_plain_entry(name, source.entries[stored], source.odd.get(stored)) for source in holders]
+    entries = [
+        _plain_entry(name, source.entries[stored], source.stored_as_bytes.get(stored)) for source in holders
+    ]
+
     shape = list(entries[0]["shape"])
     if len(entries) > 1:
         shape[0] = sum(entry["shape"][0] for entry in entries)
@@ -141,19 +160,28 @@ def _tensor(name: str, stored: str, sources: Sequence[_Source]) -> _Tensor:
     return _Tensor(stored, holders, entries[0]["dtype"], shape, size)
 
 
-def _plain_entry(name: str, entry: Entry, odd: Entry | None) -> Entry:
-    if odd is None:
+def _plain_entry(name: str, entry: Entry, real: Entry | None) -> Entry:
+    """Return the entry of a tensor with safetensors' name of its type.
+
+    Args:
+        name: the tensor's name, for errors.
+        entry: the entry in the header of the checkpoint's file.
+        real: the real type and shape of a tensor that is stored as bytes; None for other tensors.
+    """
+    if real is None:
         return entry
-    if odd["dtype"] not in _NAMES:
+
+    if real["dtype"] not in _NAMES:
         raise CheckpointError(
-            f"{name} is of type {odd['dtype']}, which safetensors has no name for. Nothing was written.",
-            hint="Read it in Python with slurmddp.checkpoint.read.",
+            f"{name} is of type {real['dtype']}, for which safetensors has no name. Nothing was written.",
+            hint="Read the tensor in Python with slurmddp.checkpoint.read.",
         )
-    return {**entry, "dtype": _NAMES[odd["dtype"]], "shape": odd["shape"]}
+    return {**entry, "dtype": _NAMES[real["dtype"]], "shape": real["shape"]}
 
 
-def _write(output: Path, chosen: Mapping[str, _Tensor]) -> None:
-    ordered = sorted(chosen.items(), key=lambda item: -_WIDTHS.get(item[1].dtype, 1))
+def _write(output: Path, tensors: Mapping[str, _Tensor]) -> None:
+    # The widest types come first, so that each tensor is aligned to its type.
+    ordered = sorted(tensors.items(), key=lambda item: -_WIDTHS.get(item[1].dtype, 1))
     head, total = _head(ordered)
     try:
         space.require(output.parent, len(head) + total)
@@ -173,17 +201,19 @@ def _write(output: Path, chosen: Mapping[str, _Tensor]) -> None:
 def _head(ordered: list[tuple[str, _Tensor]]) -> tuple[bytes, int]:
     """Return the header of the new file, with its length in front, and the number of data bytes.
 
-    It names neither run nor step, so that equal weights are equal files.
+    The header contains neither run nor step, so that equal weights are equal files.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for name, tensor in ordered:
         header[name] = {
             "dtype": tensor.dtype,
             "shape": tensor.shape,
-            "data_offsets": [at, at + tensor.size],
+            "data_offsets": [offset, offset + tensor.size],
         }
-        at += tensor.size
+        offset += tensor.size
+
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The data begin at a multiple of 8 bytes, the width of the widest type.
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, at
+    return len(text).to_bytes(8, "little") + text, offset

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a folder, good and bad, without a change to any of them."""
+"""List the checkpoints of a folder, usable or not, without a change to any of them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from slurmddp.settings.spec import parse_best
 
 OTHER_VERSION = "other version"
 RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
-"""States of renamed checkpoints, which no load uses, and the prefixes of their names."""
+"""By state of renamed checkpoints, the prefix of their names; no load uses them."""
 
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """One checkpoint of a run."""
+    """A checkpoint of a run, with its state."""
 
     step: int
     state: str
-    """complete (names and sizes fit), verified (every byte fits), damaged, other version (another slurmddp
-    wrote it), quarantined (found damaged), or abandoned (of steps that the training has left). The last two
-    are never loaded."""
+    """complete (names and sizes match the manifest), verified (all bytes match), damaged, other version
+    (another slurmddp wrote it), quarantined (a load found it damaged), or abandoned (the training went back
+    to an earlier step). The last two are never loaded."""
     bytes: int
     saved: float | None
     """When its last file was written, in seconds since the epoch."""
@@ -47,27 +47,33 @@ class ListedCheckpoint:
     """Whether a load tries it first."""
     path: Path
     problem: str | None = None
-    """Why it can't be loaded."""
+    """Why it can't be loaded; None if it can be."""
     world_size: int | None = None
-    """Number of ranks that have saved it."""
+    """Number of ranks of the training that saved it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The metrics that were given to the save."""
     best: bool = False
-    """Whether it is the best one by `train.best` of the run."""
+    """Whether it is the best checkpoint by `train.best` of the run."""
 
 
 def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
-    """Return the checkpoints under `root`, newest first, then the renamed; `hashed` reads every byte."""
-    pointed = _pointed(root)
-    checkpoints = [_row(folder, hashed, pointed) for folder in checkpoint_folders(root)]
+    """Return the checkpoints under `root`, newest first, then the renamed checkpoints.
+
+    Args:
+        root: the folder of all checkpoints.
+        hashed: whether to read every byte and compare it with the manifest.
+    """
+    latest = _name_in_pointer(root)
+    checkpoints = [_listed(folder, hashed, latest) for folder in checkpoint_folders(root)]
+
     by = best_of_run(root)
     if by is not None:
-        loadable = {row.path for row in checkpoints if row.state in ("complete", "verified")}
-        first = next((folder for folder in ranked(root, by) if folder in loadable), None)
-        checkpoints = [replace(row, best=row.path == first) for row in checkpoints]
+        loadable = {checkpoint.path for checkpoint in checkpoints if _is_loadable(checkpoint)}
+        best = next((folder for folder in ranked(root, by) if folder in loadable), None)
+        checkpoints = [replace(checkpoint, best=checkpoint.path == best) for checkpoint in checkpoints]
 
-    # Retention may have deleted a folder meanwhile.
-    present = [row for row in checkpoints if row.path.is_dir()]
+    # A training that runs may have deleted a folder meanwhile.
+    present = [checkpoint for checkpoint in checkpoints if checkpoint.path.is_dir()]
     return present + [
         ListedCheckpoint(step, state, *_size_and_time(path), False, path)
         for state, prefix in RENAMED.items()
@@ -75,63 +81,88 @@ def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoi
     ]
 
 
+def _is_loadable(checkpoint: ListedCheckpoint) -> bool:
+    return checkpoint.state in ("complete", "verified")
+
+
 def best_of_run(root: Path) -> Best | None:
-    """Return `train.best` of the run to which the checkpoints folder `root` belongs; None without it."""
+    """Return `train.best` of the run to which the checkpoints in `root` belong; None if there is none."""
+    # `root` may belong to no run, or its configuration may be unreadable.
     with suppress(SlurmddpError, OSError, ValueError):
         train = RunFolder(root.parent).config().get("train")
-        text = train.get("best") if isinstance(train, dict) else None
-        return None if text is None else parse_best(str(text))
+        if isinstance(train, dict) and train.get("best") is not None:
+            return parse_best(str(train["best"]))
+
     return None
 
 
 def best_whole(root: Path, best: Best) -> Path | None:
-    """Return the best checkpoint that verifies, or None; changes nothing."""
-    return next((one for one in ranked(root, best) if _row(one, True, "").state == "verified"), None)
+    """Return the best checkpoint that verifies, or None; change nothing."""
+    for folder in ranked(root, best):
+        if _listed(folder, True, "").state == "verified":
+            return folder
+
+    return None
 
 
 def newest_whole(root: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None; changes nothing.
+    """Return the newest checkpoint that verifies, or None; change nothing.
 
     Raises:
         OtherVersionError: a newer checkpoint is whole, but only another slurmddp can read it.
     """
     for folder in checkpoint_folders(root):
-        row = _row(folder, True, "")
-        if row.state == "verified":
+        checkpoint = _listed(folder, True, "")
+        if checkpoint.state == "verified":
             return folder
-        if row.state == OTHER_VERSION:
-            raise OtherVersionError(f"Checkpoint {folder} is not usable: {row.problem}")
+        if checkpoint.state == OTHER_VERSION:
+            raise OtherVersionError(f"Checkpoint {folder} is not usable: {checkpoint.problem}")
+
     return None
 
 
-def _row(folder: Path, hashed: bool, pointed: str) -> ListedCheckpoint:
-    manifest, problem, state = None, None, "damaged"
+def _listed(folder: Path, hashed: bool, latest: str) -> ListedCheckpoint:
+    """Return a checkpoint with its state; `latest` is the name of the newest checkpoint."""
+    manifest = None
+    problem = None
+    state = "damaged"
     try:
-        manifest = verify(folder) if hashed else _sizes_fit(folder)
+        manifest = verify(folder) if hashed else _check_sizes(folder)
         state = "verified" if hashed else "complete"
     except OtherVersionError as error:
-        problem, state = str(error), OTHER_VERSION
+        state = OTHER_VERSION
+        problem = str(error)
     except CheckpointError as error:
         problem = error.message
     except OSError as error:
         problem = f"It can't be read: {error.strerror or error}."
-    world_size = manifest.meta.get("world_size") if manifest else None
-    is_latest = folder.name == pointed
-    facts = _size_and_time(folder)
-    metrics = manifest.meta.get("metrics", {}) if manifest else {}
+
+    meta = manifest.meta if manifest else {}
+    size, saved = _size_and_time(folder)
     return ListedCheckpoint(
-        step_of(folder) or 0, state, *facts, is_latest, folder, problem, world_size, metrics
+        step=step_of(folder) or 0,
+        state=state,
+        bytes=size,
+        saved=saved,
+        latest=folder.name == latest,
+        path=folder,
+        problem=problem,
+        world_size=meta.get("world_size"),
+        metrics=meta.get("metrics", {}),
     )
 
 
-def _sizes_fit(folder: Path) -> Manifest:
+def _check_sizes(folder: Path) -> Manifest:
+    """Return the manifest; raise CheckpointError if it is damaged, or a file has another size."""
     manifest = load_manifest(folder)
     for name, expected in manifest.files.items():
         check_size(folder / name, expected)
+
     return manifest
 
 
-def _pointed(root: Path) -> str:
+def _name_in_pointer(root: Path) -> str:
+    """Return the name of the newest checkpoint from the file `latest`; empty if it can't be read."""
     try:
         return read_regular(root / POINTER_FILE).decode("utf-8", errors="replace").strip()
     except OSError:
@@ -141,10 +172,13 @@ def _pointed(root: Path) -> str:
 def _size_and_time(folder: Path) -> tuple[int, float | None]:
     """Return the bytes of a checkpoint, and when its last file was written, in seconds since the epoch.
 
-    0 and None if the folder is empty or unreadable.
+    If the folder is empty or unreadable, return 0 and None.
     """
     try:
         stats = [path.stat() for path in folder.iterdir()]
     except OSError:
         stats = []
-    return sum(one.st_size for one in stats), max((one.st_mtime for one in stats), default=None)
+
+    size = sum(stat.st_size for stat in stats)
+    saved = max((stat.st_mtime for stat in stats), default=None)
+    return size, saved

@@ -1,6 +1,6 @@
-"""The parts of a checkpoint that several processes write: each writes its own files, one publishes them all.
+"""The parts of a checkpoint that several processes write: each writes its files, one publishes all files.
 
-The parts lie in a hidden folder beside the checkpoints. A writer flushes its files and then leaves a small
+The parts are in a hidden folder beside the checkpoints. A writer flushes its files, and then writes a small
 file with their records. The publisher waits for the records of all files. So no process sends tensors.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_small
 from slurmddp.checkpoint.files.manifest import PARTS, check_size, shard_file
-from slurmddp.checkpoint.files.publish import Fill, explained
+from slurmddp.checkpoint.files.publish import Fill, checkpoint_error
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.errors import CheckpointError, SlurmddpError
 from slurmddp.runs.folder.owner import refuse_foreign
@@ -28,42 +28,45 @@ from slurmddp.runs.folder.run_context import RunContext
 PATIENCE_S = 120.0
 """Seconds without a new byte in any part before the publisher gives up: twice the time for which NFS may show
 an old size of a file."""
-_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
+_POLL_S = 0.05
+_MAX_POLL_S = 1.0
+"""The first and the longest pause between two looks at the parts, in seconds."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of file systems without hard links, or without hard links between folders."""
 
-_Found = dict[str, tuple[Path, FileRecord]]
+_Completed = dict[str, tuple[Path, FileRecord]]
 """Path and record of each file that a writer has completed, by name."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one save; all writers make it from the same values."""
+    """The parts of one save; all writers build it from the same values."""
 
     root: Path
     """The folder of all checkpoints."""
     name: str
     """Name of the checkpoint's folder."""
     stamp: int
-    """Tells saves of one name apart: nanoseconds since the epoch."""
+    """Nanoseconds since the epoch; they distinguish saves of the same name."""
     ranks: int
     """Number of ranks that have shards."""
 
     @property
     def folder(self) -> Path:
+        """The hidden folder of the parts."""
         return self.root / f"{PARTS}{self.name}-{self.stamp}"
 
     @property
     def files(self) -> frozenset[str]:
-        """Names of the files of all parts: one for each rank."""
+        """Names of the files of all parts: a file for each rank."""
         return frozenset(map(shard_file, range(self.ranks)))
 
     def write(self, part: int, fill: Fill) -> None:
-        """Write one part and its records, durably; an error is left for the publisher, too.
+        """Write one part and its records durably; report an error to the publisher too.
 
         Args:
             part: the first rank whose shards are in the part.
-            fill: as for `publish`.
+            fill: writes the files of the part, as for `publish`.
 
         Raises:
             CheckpointError: the part was not written.
@@ -76,7 +79,7 @@ class Parts:
             rows = json.dumps({"files": {name: asdict(record) for name, record in records.items()}})
             retried(partial(write_small, self._records(part), rows), f"Writing a part of {self.name}")
         except OSError as error:
-            problem = explained(error, f"A part of {self.name} could not be written to {self.root}")
+            problem = checkpoint_error(error, f"A part of {self.name} could not be written to {self.root}")
             self.fail(part, problem)
             raise problem from error
         except Exception as error:
@@ -85,71 +88,93 @@ class Parts:
 
     def _write_once(self, part: int, fill: Fill) -> Mapping[str, FileRecord]:
         folder = self._part(part)
+        # A failed try may have left files.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+
         records = fill(folder)
         sync_folder(folder)
         return records
 
     def fail(self, part: int, error: Exception) -> None:
-        """Tell the publisher, if possible, that a part is not going to be written."""
+        """Report to the publisher that a part will not be written."""
         text = error.message if isinstance(error, SlurmddpError) else f"{type(error).__name__}: {error}"
+        # If the disk fails here too, the publisher gives up after PATIENCE_S.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_small(self._records(part), json.dumps({"error": text}))
 
     def collect(self, names: Collection[str], target: Path) -> dict[str, FileRecord]:
-        """Wait for files of other writers, take them into the folder `target`, and return their records.
+        """Wait for files of other writers, move or link them into `target`, and return their records.
 
-        The parts stay complete if the file system has hard links, so that the call can be repeated.
+        If the file system has hard links, the parts stay complete, so that the call can be repeated.
 
         Raises:
-            CheckpointError: a writer has failed, or no byte of any part has come for PATIENCE_S seconds.
+            CheckpointError: a writer has failed, or no part has grown for PATIENCE_S seconds.
         """
-        found: _Found = {}
-        size, until, pause_s = -1, 0.0, _POLL_S
-        while missing := set(names) - self._read_records(found).keys():
-            before, size = size, self._size()
-            if size != before:
-                until = time.monotonic() + PATIENCE_S
-            elif time.monotonic() > until:
-                raise CheckpointError(
-                    f"{min(missing)} of {self.name} did not come: its writer has ended, or its node is lost.",
-                    hint="See the logs of the other nodes (node-N.log). All nodes have to share the folder.",
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+        completed = self._wait_for(set(names))
         for name in names:
-            source, record = found[name]
-            with source.open("rb"):  # Network file systems ask for the size again when a file is opened.
+            source, record = completed[name]
+            # A network file system may show an old size. It requests the size again when a file is opened.
+            with source.open("rb"):
                 check_size(source, record)
             _take(source, target / name)
-        return {name: found[name][1] for name in names}
 
-    def _read_records(self, found: _Found) -> _Found:
-        """Add to `found` the files that writers have completed since the last call, and return it."""
-        done = {path.parent.name for path, _ in found.values()}
+        return {name: completed[name][1] for name in names}
+
+    def _wait_for(self, names: set[str]) -> _Completed:
+        """Return the completed files once they include `names`; raise CheckpointError if no part grows."""
+        completed: _Completed = {}
+        size = -1
+        give_up_at = 0.0
+        pause_s = _POLL_S
+        while True:
+            self._read_records(completed)
+            missing = names - completed.keys()
+            if not missing:
+                return completed
+
+            size_before = size
+            size = self._size()
+            if size != size_before:
+                give_up_at = time.monotonic() + PATIENCE_S
+            elif time.monotonic() > give_up_at:
+                raise CheckpointError(
+                    f"{min(missing)} of {self.name} did not arrive: its writer has ended, or its node is "
+                    "lost.",
+                    hint="See the logs of the other nodes (node-N.log). All nodes must share the folder.",
+                )
+
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_POLL_S)
+
+    def _read_records(self, completed: _Completed) -> None:
+        """Add to `completed` the files that writers have completed since the last call."""
+        known = {path.parent.name for path, _ in completed.values()}
         for path in self.folder.glob("[!.]*.json"):
-            if path.stem in done:
+            if path.stem in known:
                 continue
+
             rows = json.loads(path.read_text(encoding="utf-8"))
             if "error" in rows:
-                path.unlink()  # A later try of the same save begins without it.
+                # A retry of the same save must not find this error again.
+                path.unlink()
                 raise CheckpointError(f"Another node did not write its part of {self.name}: {rows['error']}")
             for name, row in rows["files"].items():
-                found[name] = path.with_suffix("") / name, FileRecord(**row)
-        return found
+                completed[name] = (path.with_suffix("") / name, FileRecord(**row))
 
     def _size(self) -> int:
-        """Return the number of bytes in all parts; a part may be removed meanwhile, to be written again."""
+        """Return the number of bytes in all parts."""
         total = 0
         for path in self.folder.rglob("*"):
+            # A writer may delete its part meanwhile to write it again.
             with suppress(FileNotFoundError):
                 total += path.stat().st_size
+
         return total
 
     def sweep(self) -> None:
-        """Delete these parts and the ones of earlier saves, which no process publishes any more."""
+        """Delete these parts, and parts of earlier saves, which no process publishes any more."""
         for folder in self.root.glob(f"{PARTS}*"):
             stamp = folder.name.rpartition("-")[2]
             if stamp.isdecimal() and int(stamp) <= self.stamp:
@@ -163,6 +188,7 @@ class Parts:
 
 
 def _take(source: Path, target: Path) -> None:
+    """Link a file into the checkpoint's folder, or move it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError as error:

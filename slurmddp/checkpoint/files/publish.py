@@ -1,6 +1,6 @@
-"""Publishes a checkpoint: its files become visible all at once, so that readers always find a whole one.
+"""Publish a checkpoint: its files become visible all at once, so that readers always see a whole checkpoint.
 
-Ranks publish, and so does the writer process, which runs without torch.
+Ranks publish, and the writer process too, which runs without torch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from slurmddp.runs.folder.run_context import RunContext
 log = logging.getLogger(__name__)
 
 Fill = Callable[[Path], Mapping[str, FileRecord]]
-"""Writes and flushes the files of a checkpoint into an empty folder; returns their records by name."""
+"""Writes the files of a checkpoint into an empty folder, flushes them, and returns their records by name."""
 
 
 def publish(
@@ -69,14 +69,14 @@ def publish(
 
     Args:
         root: the folder of all checkpoints.
-        step: the number of the step, 0 or more.
+        step: the number of completed steps, 0 or more.
         fill: writes the files into an empty folder. After a transient error of the file system it is called
             again with another folder.
         meta: facts for the manifest, as JSON values.
         keep_last: number of checkpoints to keep; two always stay.
         keep_best: name of a metric in `meta["metrics"]`, and "min" or "max": the best checkpoint stays too.
-        needed: number of bytes that `fill` writes, checked against the free space first; 0: unknown.
-        made_by: software versions for the manifest; None: the versions in this process.
+        needed: number of bytes that `fill` writes. They must fit into the free space. 0: unknown.
+        made_by: software versions for the manifest. None: the versions in this process.
         durable: called when the checkpoint is durable, before older checkpoints are deleted.
 
     Returns:
@@ -90,39 +90,59 @@ def publish(
     root = root.absolute()
     target = root / folder_name(step)
     refuse_foreign(root)
-    once = partial(_publish_once, target, fill, meta, needed, versions() if made_by is None else made_by)
+
+    if made_by is None:
+        made_by = versions()
+    publish_once = partial(_publish_once, target, fill, meta, needed, made_by)
     try:
-        retried(once, f"Writing the checkpoint of step {step}")
+        retried(publish_once, f"Writing the checkpoint of step {step}")
     except OSError as error:
-        RunContext.read(os.environ).refuse_superseded()  # A later attempt deletes unfinished folders.
-        raise explained(error, f"The checkpoint of step {step} could not be written to {root}") from error
-    _follow_up(target, partial(prune, root, keep_last, target, keep_best), durable)
+        # A later attempt deletes the unfinished folders of this attempt. That may be the cause of the error.
+        RunContext.read(os.environ).refuse_superseded()
+        text = f"The checkpoint of step {step} could not be written to {root}"
+        raise checkpoint_error(error, text) from error
+
+    _update_pointer(target)
+    durable()
+    try:
+        prune(root, keep_last, target, keep_best)
+    except OSError as error:
+        log.warning("Checkpoint %s is written, but older ones could not be deleted: %s", target, error)
     return target
 
 
 def _publish_once(
     target: Path, fill: Fill, meta: Mapping[str, Any], needed: int, made_by: Mapping[str, str]
 ) -> None:
-    """Write all files again and move them in: after a failed fsync the kernel may have dropped pages."""
+    """Write all files into a new folder, and give the folder its name.
+
+    A retry writes all files again, because the kernel may have dropped pages after a failed fsync.
+    """
     with fresh_folder(target.parent, target.name, needed) as temporary:
         step = int(target.name.removeprefix("step-"))
         complete(temporary, Manifest(step, _filled(temporary, fill), meta, made_by))
-        # No lock spans the hosts. A later race would still publish a whole checkpoint of this training.
+
+        # No lock spans the hosts: an attempt that starts after this check does not stop the rename. The
+        # checkpoint is then still a whole checkpoint of this training.
         RunContext.read(os.environ).refuse_superseded()
         _move_in(temporary, target)
+
     trust(target)
 
 
 def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
-    """Call `fill` and return its records; raises CheckpointError for a file without a record."""
+    """Call `fill` and return its records; raise CheckpointError unless they match the files in the folder."""
     records = fill(folder)
-    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    for name in sorted(written ^ records.keys()):
-        found = "A checkpoint's folder holds" if name in written else "There is no file"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+    for name in sorted(names ^ records.keys()):
+        text = f"There is no file {name}, which is among the records."
+        if name in names:
+            text = f"A checkpoint's folder holds {name}, which is not among the records."
         raise CheckpointError(
-            f"{found} {name}, which is {'not ' if name in written else ''}among the records.",
-            hint="Return `checkpoint.files.durable.record_of(path)` for each file that was written.",
+            text, hint="Return `checkpoint.files.durable.record_of(path)` for each file that was written."
         )
+
     return records
 
 
@@ -130,11 +150,14 @@ def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
 def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
     """Check the free space and yield a new hidden folder, locked; delete the folder at the end."""
     root.mkdir(parents=True, exist_ok=True)
-    RunContext.read(os.environ).refuse_superseded()  # A later attempt may be writing the leftovers.
+    # What looks like a leftover may be a checkpoint that a later attempt is writing.
+    RunContext.read(os.environ).refuse_superseded()
     clear_leftovers(root)
     space.require(root, needed)
+
     temporary = root / f"{WRITING}{name}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)  # This process left it, or one with the same number.
+    # This process, or another process with the same pid, may have left a folder of that name.
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         with locked(temporary):
@@ -147,28 +170,31 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and torch in this process."""
     torch = sys.modules.get("torch")
     made_by = {"python": platform.python_version()}
-    return made_by if torch is None else {**made_by, "torch": str(torch.__version__)}
+    if torch is not None:
+        made_by["torch"] = str(torch.__version__)
+    return made_by
 
 
 def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
-    """Raise the error that `publish` raises for these arguments."""
+    """Raise the error that `publish` raises if these arguments are wrong."""
     if step < 0:
         raise CheckpointError(f"A checkpoint can't be of step {step}.", hint="Steps count from 0.")
     if not isinstance(keep_last, int) or keep_last < 1:
         raise ConfigError(f"keep_last is {keep_last!r}.", hint="Keep at least 1 checkpoint (2 always stay).")
+
     try:
         text = json.dumps(dict(meta), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The facts given with the checkpoint are not JSON: {error}.") from error
     if json.loads(text) != meta:
         raise CheckpointError(
-            "The facts given with the checkpoint would change on the way through JSON.",
+            "The facts given with the checkpoint would change when they are stored as JSON.",
             hint="Use string keys and lists instead of tuples.",
         )
 
 
 def complete(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest as the last file, and flush the folder."""
+    """Write the manifest, the last file of a checkpoint, and flush the folder."""
     write_hashed(folder / MANIFEST_FILE, [memoryview(manifest.to_json().encode())])
     sync_folder(folder)
 
@@ -179,45 +205,45 @@ def _move_in(temporary: Path, target: Path) -> None:
     A checkpoint of another program stays under another name.
     """
     root = target.parent
-    aside = root / f"{REPLACED}{target.name}"
+    replaced = root / f"{REPLACED}{target.name}"
     if is_there(target) and not are_of_one_program(temporary, target):
         set_aside(target, ABANDONED)
+
     if is_there(target):
-        if _same(temporary, target):
-            sync_folder(root)  # An earlier try may have failed at this flush.
+        if _is_same(temporary, target):
+            # An earlier try may have renamed the folder and then failed at this flush.
+            sync_folder(root)
             return
+
         # After a kill between these two renames, `restore_replaced` restores the old folder.
-        target.rename(aside)
+        target.rename(replaced)
         sync_folder(root)
+
     try:
         temporary.rename(target)
     except OSError:
         restore_replaced(root)
         raise
     sync_folder(root)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _follow_up(target: Path, tidy: Callable[[], object], durable: Callable[[], object]) -> None:
-    """Move the pointer and prune; errors are only logged, because the checkpoint is durable already."""
+def _update_pointer(target: Path) -> None:
+    """Write the name of the newest checkpoint; an error is only logged, because the checkpoint is durable."""
     RunContext.read(os.environ).refuse_superseded()
+    pointer = target.parent / POINTER_FILE
     try:
-        pointer = target.parent / POINTER_FILE
-        retried(partial(write_small, pointer, target.name + "\n"), f"Moving {pointer}")
+        retried(partial(write_small, pointer, target.name + "\n"), f"Updating {pointer}")
     except OSError as error:
-        log.warning("Checkpoint %s is written, but %s was not moved there: %s", target, POINTER_FILE, error)
-    durable()
-    try:
-        tidy()
-    except OSError as error:
-        log.warning("Checkpoint %s is written, but the folder could not be tidied: %s", target, error)
+        log.warning("Checkpoint %s is written, but %s could not be updated: %s", target, pointer, error)
 
 
-def _same(new: Path, old: Path) -> bool:
+def _is_same(new: Path, old: Path) -> bool:
     return still_good(old) and load_manifest(old).files == load_manifest(new).files
 
 
-def explained(error: OSError, what: str) -> CheckpointError:
+def checkpoint_error(error: OSError, what: str) -> CheckpointError:
+    """Return an error for a failed write, with a hint for its cause; `what` is its subject and verb."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free space, raise the quota, lower train.keep_last, or choose another runs_dir."

@@ -1,4 +1,4 @@
-"""Deletes superseded checkpoints and leftovers of killed writers; renames unusable checkpoints."""
+"""Delete superseded checkpoints and leftovers of killed writers; rename unusable checkpoints."""
 
 from __future__ import annotations
 
@@ -30,71 +30,79 @@ from slurmddp.host.file_lock import try_lock
 from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder.late_files import is_there
 
-NEVER_BELOW = 2
+MIN_KEPT = 2
 """Number of verified checkpoints that always stay."""
 
-_TEMPORARY = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
+_TEMPORARY_POINTER = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
+"""Names of the file that replaces the pointer while it is written."""
 
 log = logging.getLogger(__name__)
 
 _Signature = tuple[tuple[str, int, int], ...]
+"""Name, size in bytes and modification time in nanoseconds of each file."""
 _known_good: dict[Path, _Signature] = {}
+"""The signatures of the checkpoints that this process has written or verified."""
 
 
 def trust(folder: Path) -> None:
-    """Remember a checkpoint that this process has written or verified, so that it is not hashed again."""
+    """Record that this process has written or verified a checkpoint, so that it is not hashed again."""
     _known_good[folder] = _signature(folder)
 
 
 def still_good(folder: Path) -> bool:
-    """Tell whether a checkpoint verifies; files that are unchanged since `trust` are not hashed again."""
+    """Return whether a checkpoint verifies; files that are unchanged since `trust` are not hashed again."""
     try:
+        # Verification reads every byte of a checkpoint, and runs at each save.
         if _known_good.get(folder) == _signature(folder):
             return True
         verify(folder)
         trust(folder)
     except (CheckpointError, OSError):
         return False
+
     return True
 
 
 def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
-    """Keep `newest` and the verified checkpoints before it, `keep_last` in all; delete older ones.
+    """Keep `newest` and the verified checkpoints before it, `keep_last` in total; delete older checkpoints.
 
-    At least two verified checkpoints stay. Checkpoints of later steps than `newest` stay too, and so do
-    the best verified one by `keep_best` and the checkpoints of other programs.
+    At least two verified checkpoints stay. Three kinds of checkpoints stay too: of later steps than `newest`,
+    of other programs, and the best verified checkpoint by `keep_best`.
     """
-    keep = max(keep_last, NEVER_BELOW)
+    keep = max(keep_last, MIN_KEPT)
     newest_step = step_of(newest) or 0
-    is_own = partial(are_of_one_program, newest)
+    is_of_program = partial(are_of_one_program, newest)
     by_metric = [] if keep_best is None else ranked(root, keep_best)
-    best = next((folder for folder in by_metric if is_own(folder) and still_good(folder)), None)
+    best = next((folder for folder in by_metric if is_of_program(folder) and still_good(folder)), None)
+
     kept = 0
     for folder in checkpoint_folders(root):
-        if (step_of(folder) or 0) > newest_step or not is_own(folder):
+        if (step_of(folder) or 0) > newest_step or not is_of_program(folder):
             continue
-        if kept >= keep:
-            if folder != best:
-                _delete(folder)
-        elif folder == newest or still_good(folder):
-            kept += 1
+
+        # A damaged checkpoint does not count, so that `keep` usable checkpoints stay.
+        if kept < keep:
+            if folder == newest or still_good(folder):
+                kept += 1
+        elif folder != best:
+            _delete(folder)
 
 
 def clear_leftovers(root: Path) -> None:
     """Delete leftovers of killed writers; folders that a live writer has locked stay."""
+    # After a kill between two renames, the replaced folder is the only checkpoint of its step.
     restore_replaced(root)
     for path in root.iterdir():
-        is_temporary = path.name.startswith((WRITING, DELETING, REPLACED)) or _TEMPORARY.fullmatch(path.name)
-        if is_temporary and not _is_locked(path):
+        is_folder = path.name.startswith((WRITING, DELETING, REPLACED))
+        if (is_folder or _TEMPORARY_POINTER.fullmatch(path.name)) and not _is_locked(path):
             _remove(path)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`, so that other writers of this host do not delete it as a leftover.
-
-    The writer of a killed rank may still write when the next rank begins to save.
-    """
+    """Lock `folder`, so that other writers of this host do not delete it as a leftover."""
+    # The writer of a killed rank may still write when the next rank begins to save. The kernel releases the
+    # lock at the end of the process, even after SIGKILL.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try_lock(descriptor)
@@ -104,6 +112,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _is_locked(path: Path) -> bool:
+    """Return whether a live writer of this host has locked the folder or may be writing the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -112,7 +121,11 @@ def _is_locked(path: Path) -> bool:
         is_free = try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return _may_be_written(path) if is_free is None else not is_free
+
+    # The file system has no locks.
+    if is_free is None:
+        return _may_be_written(path)
+    return not is_free
 
 
 def _may_be_written(path: Path) -> bool:
@@ -120,7 +133,9 @@ def _may_be_written(path: Path) -> bool:
     if path.name.startswith(WRITING):
         pid = path.name.rpartition("-")[2]
         return pid.isdigit() and process.exists(int(pid))
-    return bool(_TEMPORARY.fullmatch(path.name))  # A leftover of a few bytes does no harm.
+
+    # The name of a temporary pointer contains no pid. Keep it: a leftover of a few bytes does no harm.
+    return bool(_TEMPORARY_POINTER.fullmatch(path.name))
 
 
 def restore_replaced(root: Path) -> None:
@@ -142,16 +157,18 @@ def set_aside(folder: Path, prefix: str) -> Path | None:
 
 
 def _delete(folder: Path) -> None:
-    """Rename, then delete, so that a half-deleted folder never has the name of a checkpoint."""
-    doomed = folder.with_name(DELETING + folder.name)
+    """Delete a superseded checkpoint; an error is only logged."""
+    # Rename before, so that a half-deleted folder never has the name of a checkpoint.
+    renamed = folder.with_name(DELETING + folder.name)
     try:
-        _remove(doomed)
-        folder.rename(doomed)
+        _remove(renamed)
+        folder.rename(renamed)
     except OSError as error:
         log.warning("Could not delete the superseded checkpoint %s: %s", folder, error)
         return
+
     _known_good.pop(folder, None)
-    _remove(doomed)
+    _remove(renamed)
 
 
 def _remove(path: Path) -> None:

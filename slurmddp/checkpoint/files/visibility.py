@@ -1,4 +1,4 @@
-"""Waits until the file system of this host shows the checkpoint that rank 0 has chosen."""
+"""Wait until the file system of this host shows the checkpoint that rank 0 has chosen."""
 
 from __future__ import annotations
 
@@ -14,38 +14,48 @@ from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.late_files import is_there
 
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds before each retry: a minute in all, the longest time for which NFS caches a folder by default."""
+"""Seconds before each retry: a minute in total, the longest time for which NFS caches a folder by default."""
 
 log = logging.getLogger(__name__)
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the manifest, which differs between any two checkpoints; raises OSError."""
+    """Return the SHA-256 of a checkpoint's manifest, which differs between any two checkpoints.
+
+    Raises:
+        OSError: the manifest can't be read.
+    """
     return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
 
 
 def wait_until_visible(folder: Path, expected: str) -> None:
-    """Wait until `folder` has the fingerprint `expected`; raises CheckpointError after about a minute."""
-    waits_s = iter(WAITS_S)
-    while problem := _problem(folder, expected):
-        wait_s = next(waits_s, None)
-        if wait_s is None:
-            raise CheckpointError(
-                f"Rank 0 resumes from {folder}, which {problem} on {socket.gethostname()}, "
-                f"also after {sum(WAITS_S):.0f} s.",
-                hint="Put the run folder on a filesystem that all nodes share.",
-            )
-        log.info("%s %s on %s; trying again in %g s.", folder, problem, socket.gethostname(), wait_s)
+    """Wait until `folder` has the fingerprint `expected`; raise CheckpointError after about a minute."""
+    host = socket.gethostname()
+    for wait_s in WAITS_S:
+        problem = _problem(folder, expected)
+        if not problem:
+            return
+        log.info("%s %s on %s; trying again in %g s.", folder, problem, host, wait_s)
         time.sleep(wait_s)
+
+    problem = _problem(folder, expected)
+    if problem:
+        raise CheckpointError(
+            f"Rank 0 resumes from {folder}, which {problem} on {host}, even after {sum(WAITS_S):.0f} s.",
+            hint="Put the run folder on a file system that all nodes share.",
+        )
 
 
 def _problem(folder: Path, expected: str) -> str:
-    """Return "" if the checkpoint is visible, else the reason why not."""
+    """Return why the checkpoint is not visible on this host; empty if it is visible."""
     try:
-        # The folder of all checkpoints may be as new as the checkpoint.
+        # The folder of all checkpoints may be as new as the checkpoint, so wait for both.
         if not (is_there(folder.parent) and is_there(folder)):
             return "does not exist"
-        return "" if fingerprint(folder) == expected else "is an older one of that step"
+        # This host may still cache a checkpoint of the same step that rank 0 has replaced.
+        if fingerprint(folder) != expected:
+            return "is an older checkpoint of the same step"
+        return ""
     except FileNotFoundError:
         return "does not exist"
     except OSError as error:

@@ -30,8 +30,15 @@ from slurmddp.checkpoint.files.manifest import (
     verify,
 )
 from slurmddp.checkpoint.files.parts import Parts
-from slurmddp.checkpoint.files.publish import Fill, complete, explained, fresh_folder, publish, versions
-from slurmddp.checkpoint.files.retention import NEVER_BELOW
+from slurmddp.checkpoint.files.publish import (
+    Fill,
+    checkpoint_error,
+    complete,
+    fresh_folder,
+    publish,
+    versions,
+)
+from slurmddp.checkpoint.files.retention import MIN_KEPT
 from slurmddp.checkpoint.files.retry import retried
 from slurmddp.checkpoint.state.safetensors_stream import encode, encoded_size, is_in_memory
 from slurmddp.checkpoint.state.state_tree import flatten
@@ -131,12 +138,12 @@ def check_can_write(
         retried(partial(_write_and_delete, root, fill, needed, growth), "The test save")
         free = space.free_bytes(root)
     except OSError as error:
-        raise explained(error, f"A test save to {root} failed") from error
+        raise checkpoint_error(error, f"A test save to {root} failed") from error
     if parts is not None:
         shutil.rmtree(parts.folder, ignore_errors=True)
 
     # During a write, all kept checkpoints still exist.
-    wanted = (max(keep_last, NEVER_BELOW) + 1) * (needed + growth)
+    wanted = (max(keep_last, MIN_KEPT) + 1) * (needed + growth)
     if free < wanted:
         log.warning(
             "%s has %s free; keeping %d checkpoints of %s takes up to %s.",

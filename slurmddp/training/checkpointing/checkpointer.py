@@ -24,7 +24,7 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files.best_by_metric import ranked
 from slurmddp.checkpoint.files.manifest import folder_name
 from slurmddp.checkpoint.files.parts import Parts
-from slurmddp.checkpoint.files.retention import NEVER_BELOW
+from slurmddp.checkpoint.files.retention import MIN_KEPT
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.safetensors_stream import encoded_size
 from slurmddp.checkpoint.state.shards import has_shards, with_whole_tensors
@@ -160,7 +160,7 @@ class Checkpointer:
             log.warning(
                 "keep_best is %r, and no checkpoint has this metric so far (metrics of this save: %s). "
                 "Only the last %d checkpoints stay. Give it as save(..., metrics={%r: value}).",
-                name, given, max(keep.keep_last, NEVER_BELOW), name,
+                name, given, max(keep.keep_last, MIN_KEPT), name,
             )  # fmt: skip
         self.known_metrics.add(name)
 

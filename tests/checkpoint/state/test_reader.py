@@ -93,7 +93,7 @@ def rewrite_manifest(path, **changes):
     [
         ({"format": 3, "digest": "blake9"}, "has format 3; this slurmddp reads format 2"),
         ({"format": 1, "digest": None}, "has format 1; this slurmddp reads format 2"),
-        ({"digest": "blake9"}, "its files are hashed by 'blake9'; this slurmddp knows xxh3_128"),
+        ({"digest": "blake9"}, "its files are hashed by 'blake9'; this slurmddp supports xxh3_128"),
         ({"digest": ["x"]}, "hashed by \\['x'\\]"),
     ],
     ids=["later", "earlier", "unknown digest", "strange digest"],
