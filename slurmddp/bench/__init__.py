@@ -1,4 +1,4 @@
-"""Benchmarks: their settings, their result files, the comparison of two results, and the page. Free of torch.
+"""Benchmarks: settings, result files, the comparison of two results, and the page. No module imports torch.
 
-The ranks measure in `slurmddp.bench.ranks`.
+`slurmddp.bench.ranks` holds the code that measures on the ranks.
 """

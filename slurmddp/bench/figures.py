@@ -25,41 +25,54 @@ _PARTS = {
 
 
 def pictures(result: Result) -> dict[str, dict[str, str]]:
-    """Return the pictures of a result by title; raises SlurmddpError without matplotlib."""
+    """Return the pictures of a result by title.
+
+    Raises:
+        SlurmddpError: matplotlib is not installed.
+    """
     tables = result.tables
     drawn = {}
-    if rows := tables.get("all_reduce"):
-        drawn["Bus bandwidth by size"] = picture("bandwidth", partial(_bandwidth, rows))
-    if curves := result.model.get("curves"):
+
+    all_reduce = tables.get("all_reduce")
+    if all_reduce:
+        drawn["Bus bandwidth by size"] = picture("bandwidth", partial(_bandwidth, all_reduce))
+
+    curves = result.model.get("curves")
+    if curves:
         title = "Time that the cost model predicts, by number of nodes"
         height = 1.0 + 2.4 * len({row["bytes"] for row in curves})
         drawn[title] = picture("curves", partial(_curves, curves), narrow=(4.6, height))
-    if rows := [row for row in tables.get("strategies", ()) if "mean_s" in row]:
-        height = 1.5 + 0.42 * len(rows)
+
+    measured = [row for row in tables.get("strategies", ()) if "mean_s" in row]
+    if measured:
+        height = 1.5 + 0.42 * len(measured)
         drawn["Parts of a step"] = picture(
-            "parts", partial(_step_parts, rows), wide=(9.2, height), narrow=(4.6, height)
+            "parts", partial(_step_parts, measured), wide=(9.2, height), narrow=(4.6, height)
         )
-    if rows := tables.get("scaling"):
-        drawn["Scaling efficiency"] = picture("scaling", partial(_scaling, rows))
+
+    scaling = tables.get("scaling")
+    if scaling:
+        drawn["Scaling efficiency"] = picture("scaling", partial(_scaling, scaling))
+
     return drawn
 
 
 def _add_legend(figure: Figure, size: Size, axes: Axes) -> None:
-    """Add a legend above all panels; panels have the same lines."""
+    """Add one legend above all panels, which have the same lines."""
     handles, labels = axes.get_legend_handles_labels()
     columns = 4 if is_wide(size) else 2
     add_legend(figure, handles=handles, labels=labels, loc="outside upper center", ncols=columns)
 
 
 def _line(algorithm: str) -> dict[str, Any]:
-    """Return the look of an algorithm's line, the same in all pictures; torch is the peer of all others."""
+    """Return the style of an algorithm's line, the same in all pictures; torch's line is dashed."""
     if algorithm not in _ALGORITHMS:
         return {"color": COLOURS["ink"], "linewidth": 1.8, "linestyle": (0, (4, 2))}
     return {"color": LINES[_ALGORITHMS.index(algorithm)], "linewidth": 1.8}
 
 
 def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -> None:
-    """Write the ticks of a logarithmic axis as "10 ms" in place of a power of ten."""
+    """Make the y axis logarithmic, with ticks such as "10 ms" instead of powers of ten."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: scaled(value, units) + per)
     axes.minorticks_off()
@@ -68,10 +81,13 @@ def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -
 def _bandwidth(rows: Sequence[Row], size: Size) -> Figure:
     figure, (axes,) = new_figure(size)
     sizes = sorted({row["bytes"] for row in rows})
+
     for name in dict.fromkeys(row["algorithm"] for row in rows):
-        own = [row for row in rows if row["algorithm"] == name]
-        xs, ys = [row["bytes"] for row in own], [row["bus_bytes_per_s"] for row in own]
+        rows_of_algorithm = [row for row in rows if row["algorithm"] == name]
+        xs = [row["bytes"] for row in rows_of_algorithm]
+        ys = [row["bus_bytes_per_s"] for row in rows_of_algorithm]
         axes.plot(xs, ys, label=name, marker="o", markersize=4, **_line(name))
+
     axes.set_xscale("log")
     axes.set_xticks(sizes, list(map(size_label, sizes)))
     _show_units(axes, BYTES, "/s")
@@ -87,15 +103,18 @@ def _curves(curves: Sequence[Row], size: Size) -> Figure:
         rows = [row for row in curves if row["bytes"] == count]
         drawn: list[list[float]] = []
         for row in rows:
+            # Algorithms with equal work, such as sharded server and ring, share a curve.
             if row["seconds"] in drawn:
-                continue  # The sharded server has the work of the ring.
+                continue
             drawn.append(row["seconds"])
-            same = [other["algorithm"] for other in rows if other["seconds"] == row["seconds"]]
-            axes.plot(row["ranks"], row["seconds"], label=", ".join(same), **_line(row["algorithm"]))
+            algorithms = [other["algorithm"] for other in rows if other["seconds"] == row["seconds"]]
+            axes.plot(row["ranks"], row["seconds"], label=", ".join(algorithms), **_line(row["algorithm"]))
+
         axes.set_xscale("log", base=2)
         axes.set_xticks([2, 16, 128, 1024], ["2", "16", "128", "1024"])
         _show_units(axes, SECONDS)
         label_axes(axes, "nodes", "", size_label(count))
+
     _add_legend(figure, size, panels[0])
     return figure
 
@@ -105,16 +124,18 @@ def _step_parts(rows: Sequence[Row], size: Size) -> Figure:
     names = [row["strategy"] for row in rows]
     left = [0.0] * len(rows)
     for part, (label, colour) in _PARTS.items():
-        # Noise can make a part of a busy machine slightly negative.
+        # On a busy machine noise can make a part slightly negative.
         widths = [max(0.0, 1e3 * row[part]) for row in rows]
         axes.barh(names, widths, left=left, color=colour, label=label, height=0.62, zorder=2)
-        left = [at + width for at, width in zip(left, widths, strict=True)]
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+
     for name, row, end in zip(names, rows, left, strict=True):
         label = scaled(row["mean_s"], SECONDS)
         axes.annotate(
             label, (end, name), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
             color=COLOURS["muted"],
         )  # fmt: skip
+
     axes.margins(x=0.08)
     axes.set_xlim(left=0)
     axes.invert_yaxis()
@@ -128,12 +149,14 @@ def _scaling(rows: Sequence[Row], size: Size) -> Figure:
     figure, (axes,) = new_figure(size)
     ticks = sorted({row["ranks"] for row in rows})
     for kind, colour in zip(dict.fromkeys(row["scaling"] for row in rows), LINES, strict=False):
-        own = [row for row in rows if row["scaling"] == kind]
-        xs, ys = [row["ranks"] for row in own], [100 * row["efficiency"] for row in own]
+        rows_of_kind = [row for row in rows if row["scaling"] == kind]
+        xs = [row["ranks"] for row in rows_of_kind]
+        ys = [100 * row["efficiency"] for row in rows_of_kind]
         axes.plot(xs, ys, color=colour, label=f"{kind} scaling", marker="o", linewidth=1.8)
+
     axes.axhline(100, color=COLOURS["muted"], linewidth=0.9, linestyle=(0, (3, 3)))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(one) for one in ticks])
+    axes.set_xticks(ticks, [str(ranks) for ranks in ticks])
     axes.set_ylim(bottom=0)
     label_axes(axes, "ranks", "efficiency in %")
     _add_legend(figure, size, axes)

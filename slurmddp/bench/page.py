@@ -1,4 +1,4 @@
-"""A benchmark as text for a terminal, and as one HTML page that needs no network and no other file."""
+"""Show a benchmark as text in a terminal, and as an HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TITLES = {
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value of a table as text; the end of the column's name tells its unit."""
+    """Return a value of a table as text; the end of the column's name determines its unit."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "bytes":
@@ -65,6 +65,7 @@ def as_table(rows: Sequence[Row]) -> Table:
 def _column(name: str, values: Sequence[Any]) -> Column:
     if name == "note":
         return Column(_label(name), values, kind="prose")
+
     is_text = any(isinstance(value, str) for value in values)
     return Column(_label(name), values, partial(cell, name), "text" if is_text else "number")
 
@@ -76,55 +77,68 @@ def show(result: Result, stream: TextIO) -> None:
         if rows:
             print(f"\n{_TITLES.get(name, name)}", file=stream)
             show_rows(rows, stream)
-    for line in [*notes(result)]:
-        print(f"\n{line}", file=stream)
+
+    for note in notes(result):
+        print(f"\n{note}", file=stream)
 
 
 def show_rows(rows: Sequence[Row], stream: TextIO) -> None:
-    """Print one table."""
-    columns = as_table(rows)
-    headers = [column.label for column in columns.columns]
-    cells = [[cell.text for cell in row] for row in columns.rows]
-    numbers = frozenset(column.label for column in columns.columns if column.kind == "number")
+    """Print a table of a result."""
+    shown = as_table(rows)
+    headers = [column.label for column in shown.columns]
+    cells = [[cell.text for cell in row] for row in shown.rows]
+    numbers = frozenset(column.label for column in shown.columns if column.kind == "number")
     print_table(headers, cells, stream, right=numbers, whole=True)
 
 
 def headline(result: Result) -> str:
-    """Return what was measured, where and with which versions, in one line."""
-    place = result.topology
-    ranks, nodes = counted(place["ranks"], "rank"), counted(place["nodes"], "node")
+    """Return a line with the benchmark, its ranks and devices, the software versions, and the time."""
+    topology = result.topology
+    ranks = counted(topology["ranks"], "rank")
+    nodes = counted(topology["nodes"], "node")
+    place = f"{ranks} on {nodes}, {topology['device']}, {topology['backend']}"
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    where = f"{ranks} on {nodes}, {place['device']}, {place['backend']}"
-    return f"{result.settings['bench']}: {where}. {versions}. {result.started}"
+    return f"{result.settings['bench']}: {place}. {versions}. {result.started}"
 
 
 def notes(result: Result) -> list[str]:
     """Return the sentences below the tables: the cost model, unequal weights, slow nodes and links."""
-    told = list(map(_model_line, [result.model] if result.model else []))
+    sentences = []
+    if result.model:
+        sentences.append(_model_note(result.model))
+
     for row in result.tables.get("strategies", ()):
         if row.get("note"):
-            told.append(f"{row['strategy']} was not measured: {row['note']}")
+            sentences.append(f"{row['strategy']} was not measured: {row['note']}")
         elif not row["equals_one_process"]:
-            told.append(
-                f"{row['strategy']} ends with other weights than one process: its steps do other work."
+            sentences.append(
+                f"{row['strategy']} ends with other weights than the training in one process, so the times "
+                "of its steps are not those of the same work."
             )
+
     if result.settings["bench"] == "cluster":
-        told += slow_parts(result) or ["No node and no link is slower than the others by a factor of 2."]
-    return told
+        slow = slow_parts(result)
+        sentences += slow or ["No node and no link is slower than the others by a factor of 2."]
+
+    return sentences
 
 
-def _model_line(model: Mapping[str, Any]) -> str:
-    held = ", ".join(map(size_label, model["held_out"]))
+def _model_note(model: Mapping[str, Any]) -> str:
+    held_out = ", ".join(map(size_label, model["held_out"]))
     return (
         f"Cost model: {model['alpha_s'] * 1e6:.3g} us per message, {model['beta_s'] * 1e9:.3g} ns per byte "
-        f"sent, {model['gamma_s'] * 1e9:.3g} ns per byte added. It predicts the sizes that the fit has not "
-        f"seen ({held}) with a median error of {model['median_error']:.0%}, and a largest one of "
-        f"{model['largest_error']:.0%}."
+        f"sent, {model['gamma_s'] * 1e9:.3g} ns per byte added. The model predicts the sizes that were left "
+        f"out of the fit ({held_out}) with a median error of {model['median_error']:.0%} and a largest error "
+        f"of {model['largest_error']:.0%}."
     )
 
 
 def write_bench_page(result: Result, path: Path) -> None:
-    """Write the page of a result; raises SlurmddpError without matplotlib."""
+    """Write the page of a result.
+
+    Raises:
+        SlurmddpError: matplotlib is not installed.
+    """
     write_page(
         path,
         "bench.html.j2",

@@ -1,4 +1,4 @@
-"""The result file of a benchmark, and the comparison of two results that were measured alike."""
+"""The result file of a benchmark, and the comparison of two results with equal settings and topology."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("node",),
     "links": ("from", "to"),
 }
-"""The columns that tell the rows of a table apart."""
-_PLACE = ("hosts",)
-"""Topology that may differ between comparable results."""
+"""By table, the columns that identify a row."""
+_MAY_DIFFER = ("hosts",)
+"""Facts of the topology that may differ between comparable results."""
 _LATENCY_FACTOR = 5
 """A link with so many times the shortest latency is slow."""
 _CLOCK_S = 0.1
-"""Seconds by which clocks may differ: logs of two nodes are then still in order."""
+"""Seconds by which clocks may differ: the lines of two nodes' logs are then still in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The measured tables of one benchmark with all that they depend on."""
+    """The measured tables of a benchmark, with the settings, topology and versions behind them."""
 
     settings: Mapping[str, Any]
     """The fields of `Settings`."""
@@ -42,7 +42,7 @@ class Result:
     versions: Mapping[str, str]
     tables: Mapping[str, Sequence[Row]]
     model: Mapping[str, Any] = field(default_factory=dict)
-    """The fitted cost model; empty without one."""
+    """The fitted cost model; empty if none was fitted."""
     started: str = ""
     """Date and time of the measurement in UTC."""
     format: int = FORMAT
@@ -53,20 +53,21 @@ class Result:
 
 
 def read(path: Path) -> Result:
-    """Read a result file, or the one in a run folder.
+    """Read a result from its file, or from the run folder that contains the file.
 
     Raises:
         ConfigError: there is no such file, or it is not a result of a benchmark.
     """
     file = path / FILE_NAME if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
             raise ConfigError(
-                f"{file} has format {found['format']}; this slurmddp reads format {FORMAT}.",
+                f"{file} has format {content['format']}; this slurmddp reads format {FORMAT}.",
                 hint="Measure again.",
             )
-        return Result(**found)
+
+        return Result(**content)
     except OSError as error:
         raise ConfigError(
             f"{file} can't be read: {plain(error)}.",
@@ -79,64 +80,77 @@ def read(path: Path) -> Result:
         ) from error
 
 
-def unlike(one: Result, other: Result) -> dict[str, tuple[Any, Any]]:
-    """Return each setting, and each fact of the topology but host names, that differs, with both values."""
+def differences(first: Result, second: Result) -> dict[str, tuple[Any, Any]]:
+    """Return each setting and each fact of the topology that differs, except host names, with both values."""
+    facts = {**first.settings, **first.topology}
+    other_facts = {**second.settings, **second.topology}
     return {
-        name: (before.get(name), after.get(name))
-        for before, after in ((one.settings, other.settings), (one.topology, other.topology))
-        for name in {**before, **after}
-        if name not in _PLACE and before.get(name) != after.get(name)
+        name: (facts.get(name), other_facts.get(name))
+        for name in {**facts, **other_facts}
+        if name not in _MAY_DIFFER and facts.get(name) != other_facts.get(name)
     }
 
 
-def compare(one: Result, other: Result) -> dict[str, list[dict[str, Any]]]:
-    """Return each row of the first result with its time, the time in the second result, and their ratio.
+def compare(first: Result, second: Result) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that both results have: the time in each of them, and the ratio of the times.
 
     Raises:
         MismatchError: the results were not measured with equal settings on equal topologies.
     """
-    if different := unlike(one, other):
-        told = "; ".join(f"{name}: {before} and {after}" for name, (before, after) in different.items())
+    different = differences(first, second)
+    if different:
+        text = "; ".join(f"{name}: {value} and {other}" for name, (value, other) in different.items())
         raise MismatchError(
-            f"The two results can't be compared, because they differ in {told}.",
+            f"The two results can't be compared, because they differ in {text}.",
             hint="Measure again with equal settings and equally many ranks and nodes.",
         )
-    found: dict[str, list[dict[str, Any]]] = {}
-    for table, keys in KEYS.items():
-        after = {tuple(row.get(key) for key in keys): row for row in other.tables.get(table, ())}
-        for row in one.tables.get(table, ()):
-            key = tuple(row.get(name) for name in keys)
-            before_s, after_s = row.get("median_s"), after.get(key, {}).get("median_s")
-            if before_s and after_s:
-                times = {"first_s": before_s, "second_s": after_s, "ratio": after_s / before_s}
-                found.setdefault(table, []).append({**dict(zip(keys, key, strict=True)), **times})
-    return found
+
+    compared: dict[str, list[dict[str, Any]]] = {}
+    for table, columns in KEYS.items():
+        second_rows = {_key(row, columns): row for row in second.tables.get(table, ())}
+        for row in first.tables.get(table, ()):
+            key = _key(row, columns)
+            first_s = row.get("median_s")
+            second_s = second_rows.get(key, {}).get("median_s")
+            if first_s and second_s:
+                times = {"first_s": first_s, "second_s": second_s, "ratio": second_s / first_s}
+                compared.setdefault(table, []).append({**dict(zip(columns, key, strict=True)), **times})
+
+    return compared
+
+
+def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in columns)
 
 
 def slow_parts(result: Result, factor: float = 2.0) -> list[str]:
     """Return a sentence for each slow node or link of `bench cluster`.
 
-    A disk or link is slow if it has less than 1/`factor` of the best bandwidth, or a link five times the
-    shortest latency. The shortest exchange of a link counts, because busy processors delay the others. A node
-    is named in place of its links if most of them are slow.
+    A disk is slow if it has less than 1/`factor` of the best bandwidth. A link is slow if it has less than
+    1/`factor` of the best bandwidth, or over five times the shortest latency. The latency of a link is its
+    shortest exchange, because busy processors delay other exchanges. If most links of a node are slow, the
+    sentence names the node instead of its links.
 
     Args:
-        result: of `bench cluster`.
-        factor: how many times worse than the best is slow.
+        result: a result of `bench cluster`.
+        factor: a bandwidth that is so many times below the best is slow.
     """
-    nodes, links = result.tables.get("nodes", ()), result.tables.get("links", ())
-    fastest = max((row["disk_bytes_per_s"] for row in nodes), default=0)
-    told = [
-        f"{row['node']} writes to the run folder at {row['disk_bytes_per_s'] / fastest:.0%} of the "
+    nodes = result.tables.get("nodes", ())
+    links = result.tables.get("links", ())
+
+    best_disk = max((row["disk_bytes_per_s"] for row in nodes), default=0)
+    sentences = [
+        f"{row['node']} writes to the run folder at {row['disk_bytes_per_s'] / best_disk:.0%} of the "
         "best node's bandwidth."
         for row in nodes
-        if row["disk_bytes_per_s"] * factor < fastest
+        if row["disk_bytes_per_s"] * factor < best_disk
     ]
-    told += [
+    sentences += [
         f"The clock of {row['node']} differs by {row['clock_offset_s']:+.3f} s from the first node's clock."
         for row in nodes
         if abs(row["clock_offset_s"]) > _CLOCK_S
     ]
+
     best = max((row["bytes_per_s"] for row in links), default=0)
     shortest = min((row["shortest_s"] for row in links), default=0)
     slow = [
@@ -144,22 +158,25 @@ def slow_parts(result: Result, factor: float = 2.0) -> list[str]:
         for row in links
         if row["bytes_per_s"] * factor < best or row["shortest_s"] > _LATENCY_FACTOR * shortest
     ]
-    return told + _name_links(slow, links, best)
+    return sentences + _slow_links(slow, links, best)
 
 
-def _name_links(slow: Sequence[Row], links: Sequence[Row], best: float) -> list[str]:
-    """Name nodes most of whose links are slow, and then the other slow links."""
+def _slow_links(slow: Sequence[Row], links: Sequence[Row], best: float) -> list[str]:
+    """Return sentences about the nodes whose links are mostly slow, and then about the other slow links."""
     names = dict.fromkeys(name for row in slow for name in (row["from"], row["to"]))
 
     def share(name: str) -> float:
-        own = [row for row in links if name in (row["from"], row["to"])]
-        return sum(row in slow for row in own) / len(own) if len(own) > 1 else 0.0
+        """Return the share of a node's links that are slow; 0 if it has a single link."""
+        links_of_node = [row for row in links if name in (row["from"], row["to"])]
+        if len(links_of_node) < 2:
+            return 0.0
+        return sum(row in slow for row in links_of_node) / len(links_of_node)
 
-    bad = [name for name in names if share(name) > 0.5]
-    told = [f"{name} is slow: {share(name):.0%} of its links are." for name in bad]
-    return told + [
+    slow_nodes = [name for name in names if share(name) > 0.5]
+    sentences = [f"{name} is slow: {share(name):.0%} of its links are slow." for name in slow_nodes]
+    return sentences + [
         f"The link from {row['from']} to {row['to']} has {row['bytes_per_s'] / best:.0%} of the best "
         f"bandwidth, and a latency of {row['shortest_s'] * 1e6:.0f} us."
         for row in slow
-        if row["from"] not in bad and row["to"] not in bad
+        if row["from"] not in slow_nodes and row["to"] not in slow_nodes
     ]

@@ -1,4 +1,4 @@
-"""The settings of one benchmark, which travel to the ranks as JSON."""
+"""The settings of a benchmark, which the ranks receive as JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ BENCHES: Mapping[str, str] = {
     "strategies": "a training step of every strategy beside torch's DDP, FSDP and DataParallel",
     "scaling": "a training step on growing numbers of ranks, at a fixed batch per rank and in total",
 }
-_OF_STEPS = ("strategies", "scaling")
+_SHARE_A_BATCH = ("strategies", "scaling")
 """The benchmarks that share a batch among the ranks."""
 SIZES = "1kB,4kB,16kB,64kB,256kB,1MB,4MB,16MB,64MB"
+"""The default sizes of reduced tensors."""
 _UNITS = {"B": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 
 
@@ -48,11 +49,13 @@ class Settings:
             raise ConfigError(
                 f"There is no benchmark {self.bench!r}.", hint=near_matches(self.bench, BENCHES)
             )
+
         for name in ("repetitions", "width", "layers", "batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} is {getattr(self, name)}.", hint="Give a number above 0.")
         if self.warmup < 0:
             raise ConfigError(f"--warmup is {self.warmup}.", hint="Give 0 or more.")
+
         if not self.sizes or any(size < 4 or size % 4 for size in self.sizes):
             raise ConfigError(
                 f"--sizes are {list(self.sizes)} bytes.",
@@ -60,13 +63,14 @@ class Settings:
             )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise ConfigError if so many ranks can't run the benchmark."""
+        """Raise ConfigError if `ranks` ranks can't run the benchmark."""
         if ranks < 2:
             raise ConfigError(
-                f"The benchmark {self.bench!r} compares ranks, and there is one.",
-                hint="Start more: slurmddp bench ... -n 2, or nodes=2.",
+                f"The benchmark {self.bench!r} compares ranks, and there is a single rank.",
+                hint="Start more ranks: slurmddp bench ... -n 2, or nodes=2.",
             )
-        if self.bench in _OF_STEPS and self.batch % ranks:
+
+        if self.bench in _SHARE_A_BATCH and self.batch % ranks:
             raise ConfigError(
                 f"A batch of {self.batch} samples can't be shared by {ranks} ranks.",
                 hint="Give a multiple of the number of ranks as --batch.",
@@ -79,24 +83,26 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """Return the settings in a line of JSON."""
-        found = json.loads(text)
-        return cls(**{**found, "sizes": tuple(found["sizes"])})
+        fields = json.loads(text)
+        fields["sizes"] = tuple(fields["sizes"])
+        return cls(**fields)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the bytes of sizes such as "1kB,64MB", in rising order; raises ConfigError for a wrong size."""
-    found = set()
-    for one in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(B|kB|MB|GB)\s*", one)
+    """Return the bytes of sizes such as "1kB,64MB", in rising order; raise ConfigError for a wrong size."""
+    sizes = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(B|kB|MB|GB)\s*", part)
         if not match:
             raise ConfigError(
-                f"{one.strip()!r} is not a size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
+                f"{part.strip()!r} is not a size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
             )
-        found.add(int(match[1]) * _UNITS[match[2]])
-    return tuple(sorted(found))
+        sizes.add(int(match[1]) * _UNITS[match[2]])
+
+    return tuple(sorted(sizes))
 
 
 def size_label(size: int) -> str:
-    """Return a size in bytes as it is typed: "64kB"."""
+    """Return a size in bytes in the form of `parse_sizes`: "64kB"."""
     unit = max((name for name in _UNITS if size % _UNITS[name] == 0), key=lambda name: _UNITS[name])
     return f"{size // _UNITS[unit]}{unit}"

@@ -16,6 +16,8 @@ from style import PRIVATE_WORDS, SOURCES, Style, rooms, statements, style_of
 
 FINISHED = [
     "batch",
+    "bench",
+    "bench/ranks",
     "checkpoint/files",
     "checkpoint/memory",
     "checkpoint/state",

@@ -21,7 +21,7 @@ from support.runs.train_runs import only_run
         (["show"], EXIT_USAGE, "needs 1 name(s) or file(s), and got 0"),
         (["compare", "a"], EXIT_USAGE, "needs 2 name(s) or file(s), and got 1"),
         (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7' is not a size"),
-        (["collectives", "-n", "1"], EXIT_CONFIG, "compares ranks, and there is one"),
+        (["collectives", "-n", "1"], EXIT_CONFIG, "compares ranks, and there is a single rank"),
         (["scaling", "-n", "2", "--batch", "7"], EXIT_CONFIG, "7 samples can't be shared by 2 ranks"),
     ],
 )

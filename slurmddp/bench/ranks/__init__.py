@@ -1,1 +1,1 @@
-"""The rank side of `slurmddp bench`: measure, and let rank 0 write the result into the run folder."""
+"""The ranks' part of `slurmddp bench`: they measure, and rank 0 writes the result into the run folder."""

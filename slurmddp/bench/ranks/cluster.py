@@ -21,15 +21,17 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight.pairs import rounds
 
 _DISK_BYTES = 64 << 20
+"""Size of the file by which the bandwidth of a disk is measured."""
 _LINK_BYTES = 4_000_000
-"""Message by which bandwidth is measured: far above the size at which latency counts."""
+"""Size of the message by which bandwidth is measured: its time depends little on the latency."""
 _SMALL_BYTES = 8
+"""Size of the message by which latency is measured."""
 
 
 def measure_cluster(d: Distributon, settings: Settings) -> dict[str, Any]:
     """Return the tables `nodes`, `links` and `all_reduce`."""
     links = measure_links(d, settings)
-    nodes = d.all_gather(_node(d, _clock_offsets(d, settings)))
+    nodes = d.all_gather(_measure_node(d, _clock_offset(d, settings)))
     return {
         "nodes": [row for row in nodes if row],
         "links": links,
@@ -37,11 +39,15 @@ def measure_cluster(d: Distributon, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _node(d: Distributon, offset_s: float) -> dict[str, Any]:
-    """Return the row of this rank's node; empty but on its first rank. All nodes write at the same time."""
+def _measure_node(d: Distributon, offset_s: float) -> dict[str, Any]:
+    """Return the row of this rank's node; empty except on its first rank.
+
+    All nodes write to the disk at the same time, as they do in a training.
+    """
     d.barrier()
     if d.local_rank != 0:
         return {}
+
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "node": _name(d),
@@ -55,7 +61,7 @@ def _node(d: Distributon, offset_s: float) -> dict[str, Any]:
 
 
 def _name(d: Distributon) -> str:
-    """Return the host's name, with the node's number where several nodes are emulated on one host."""
+    """Return host name and node number: several nodes may be emulated on one host."""
     return f"{socket.gethostname()}:{d.node_rank}"
 
 
@@ -71,7 +77,7 @@ def disk_bandwidth(folder: Path, size: int) -> float:
         return size / (time.perf_counter() - began)
 
 
-def _clock_offsets(d: Distributon, settings: Settings) -> float:
+def _clock_offset(d: Distributon, settings: Settings) -> float:
     """Return the seconds by which this node's clock is ahead of the first node's clock.
 
     Source:
@@ -87,6 +93,7 @@ def _clock_offsets(d: Distributon, settings: Settings) -> float:
                 distributed.recv(_time(0.0, d.device), peer)
                 distributed.send(_time(time.time(), d.device), peer)
         d.barrier()
+
     return offset
 
 
@@ -95,19 +102,25 @@ def _time(value: float, device: torch.device) -> torch.Tensor:
 
 
 def _offset(peer: int, device: torch.device, exchanges: int) -> float:
-    found = []
+    """Return the seconds by which the clock of this rank is ahead of the clock of `peer`."""
+    durations_and_offsets = []
     for _ in range(exchanges):
-        asked, theirs = time.time(), _time(0.0, device)
-        distributed.send(_time(asked, device), peer)
-        distributed.recv(theirs, peer)
-        answer = float(theirs.item())
-        answered = time.time()
-        found.append((answered - asked, (asked + answered) / 2 - answer))
-    return min(found)[1]
+        sent_at = time.time()
+        peer_time = _time(0.0, device)
+        distributed.send(_time(sent_at, device), peer)
+        distributed.recv(peer_time, peer)
+        # Reading the value waits for a GPU, so the time of receipt is taken afterwards.
+        peer_at = float(peer_time.item())
+        received_at = time.time()
+
+        offset = (sent_at + received_at) / 2 - peer_at
+        durations_and_offsets.append((received_at - sent_at, offset))
+
+    return min(durations_and_offsets)[1]
 
 
 def measure_links(d: Distributon, settings: Settings) -> list[dict[str, Any]]:
-    """Return latency and bandwidth between pairs of nodes; pairs without a common node work at once."""
+    """Return latency and bandwidth of all pairs of nodes; disjoint pairs are measured at the same time."""
     names = d.all_gather(_name(d))
     rows = []
     for pairs in rounds(d.nodes):
@@ -115,28 +128,34 @@ def measure_links(d: Distributon, settings: Settings) -> list[dict[str, Any]]:
         d.barrier()
         if pair is None or d.local_rank != 0:
             continue
+
         peer = (sum(pair) - d.node_rank) * d.local_world_size
-        latency = _halves(peer, d, settings, _SMALL_BYTES)
-        transfer = _halves(peer, d, settings, _LINK_BYTES)
+        latencies = _one_way_times(peer, d, settings, _SMALL_BYTES)
+        transfers = _one_way_times(peer, d, settings, _LINK_BYTES)
         if d.node_rank == pair[0]:
-            ends: dict[str, Any] = {"from": names[d.rank], "to": names[peer]}
-            bandwidth = _LINK_BYTES / spread(transfer)["median_s"]
-            rows.append({**ends, **spread(latency), "shortest_s": min(latency), "bytes_per_s": bandwidth})
+            row: dict[str, Any] = {"from": names[d.rank], "to": names[peer]}
+            row |= spread(latencies)
+            row["shortest_s"] = min(latencies)
+            row["bytes_per_s"] = _LINK_BYTES / spread(transfers)["median_s"]
+            rows.append(row)
+
     d.barrier()
-    return [row for one in d.all_gather(rows) for row in one]
+    return [row for rows_of_rank in d.all_gather(rows) for row in rows_of_rank]
 
 
-def _halves(peer: int, d: Distributon, settings: Settings, size: int) -> list[float]:
-    """Return half of the time of each exchange there and back."""
+def _one_way_times(peer: int, d: Distributon, settings: Settings, size: int) -> list[float]:
+    """Send a message of `size` bytes to `peer` and back, repeatedly; return half of each duration."""
     data = torch.zeros(size, dtype=torch.uint8, device=d.device)
-    there: list[Callable[[], object]] = [
+    actions: list[Callable[[], object]] = [
         lambda: distributed.send(data, peer),
         lambda: distributed.recv(data, peer),
     ]
+    # The lower rank sends first.
     if d.rank > peer:
-        there.reverse()
+        actions.reverse()
+
     times = [
-        seconds(lambda: [action() for action in there], d.device) / 2
+        seconds(lambda: [action() for action in actions], d.device) / 2
         for _ in range(settings.warmup + settings.repetitions)
     ]
     return times[settings.warmup :]

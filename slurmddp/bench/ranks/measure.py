@@ -1,4 +1,4 @@
-"""Measure one benchmark on all ranks, and write its result with versions and topology."""
+"""Run a benchmark on all ranks, and write its result with versions and topology."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEASURES: Mapping[str, Measure] = {
     "strategies": measure_strategies,
     "scaling": measure_scaling,
 }
-"""Each returns the tables of a result, and its cost model under the name `model`."""
+"""By benchmark, the function that returns the tables of its result, and the cost model under `model`."""
 
 
 def run(d: Distributon, settings: Settings) -> None:
@@ -42,14 +42,14 @@ def run(d: Distributon, settings: Settings) -> None:
 
 
 def measure(d: Distributon, settings: Settings) -> Result:
-    """Return the result of one benchmark. All ranks call it.
+    """Return the result of a benchmark. All ranks call it.
 
     Args:
-        d: launched.
+        d: a launched Distributon.
         settings: equal on all ranks.
 
     Raises:
-        ConfigError: there is one rank, or the batch can't be shared by the ranks.
+        ConfigError: there is a single rank, or the batch can't be shared by the ranks.
     """
     settings.check_ranks(d.world_size)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -71,16 +71,16 @@ def measure(d: Distributon, settings: Settings) -> Result:
 
 
 def _topology(d: Distributon) -> dict[str, Any]:
-    """Return the places of all ranks."""
+    """Return nodes, hosts, cores and devices of all ranks."""
     gpu = torch.cuda.get_device_name(d.device) if d.device.type == "cuda" else ""
-    found = d.all_gather([d.node_rank, socket.gethostname(), usable_cpus(), gpu])
+    places = d.all_gather([d.node_rank, socket.gethostname(), usable_cpus(), gpu])
     return {
         "ranks": d.world_size,
         "nodes": d.nodes,
-        "hosts": [host for _, host, *_ in found],
-        "node_of_rank": [node for node, *_ in found],
-        "cores_of_rank": [cores for *_, cores, _ in found],
-        "gpus": [gpu for *_, gpu in found],
+        "hosts": [host for _, host, *_ in places],
+        "node_of_rank": [node for node, *_ in places],
+        "cores_of_rank": [cores for *_, cores, _ in places],
+        "gpus": [gpu for *_, gpu in places],
         "device": d.device.type,
         "backend": distributed.get_backend(),
         "threads": torch.get_num_threads(),

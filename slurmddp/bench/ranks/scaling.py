@@ -11,44 +11,66 @@ from slurmddp.bench.ranks.timing import of_slowest_rank, spread
 from slurmddp.bench.settings import Settings
 from slurmddp.training.distributon import Distributon
 
-WEAK, STRONG = "weak", "strong"
+WEAK = "weak"
+STRONG = "strong"
 
 
 def numbers(world_size: int) -> list[int]:
-    """Return 1, 2, 4, ... and the number of all ranks."""
+    """Return the numbers of ranks to measure: 1, 2, 4, ... and all ranks."""
     powers = [1 << power for power in range(world_size.bit_length()) if 1 << power < world_size]
     return [*powers, world_size]
 
 
 def efficiency(kind: str, alone_s: float, ranks: int, seconds: float) -> float:
-    """Return the share of ideal scaling: t1/tN for a fixed batch per rank, t1/(N tN) for a fixed batch."""
-    return alone_s / seconds / (ranks if kind == STRONG else 1)
+    """Return the share of ideal scaling: weak t1 / tN, strong t1 / (N tN), with the time tN on N ranks.
+
+    Args:
+        kind: `WEAK`: the batch per rank is fixed; `STRONG`: the batch of all ranks is fixed.
+        alone_s: the seconds of a step on one rank.
+        ranks: the number of ranks.
+        seconds: the seconds of a step on `ranks` ranks.
+    """
+    speedup = alone_s / seconds
+    return speedup / ranks if kind == STRONG else speedup
 
 
 def measure_scaling(d: Distributon, settings: Settings) -> dict[str, Any]:
-    """Return the table `scaling`: weak with batch/ranks samples per rank, strong with the batch shared."""
-    part = settings.batch // d.world_size
+    """Return the table `scaling`.
+
+    With weak scaling each rank has as many samples as on all ranks; with strong scaling the ranks share the
+    whole batch.
+    """
+    samples_per_rank = settings.batch // d.world_size
     rows: list[dict[str, Any]] = []
     for kind in (WEAK, STRONG):
+        alone_s = 0.0
         for ranks in numbers(d.world_size):
-            batch = part * ranks if kind == WEAK else settings.batch // ranks * ranks
-            took = spread(_step_times(d, settings, ranks, batch))
-            first = next((row["median_s"] for row in rows if row["scaling"] == kind), took["median_s"])
-            reached = efficiency(kind, first, ranks, took["median_s"])
-            rows.append({"scaling": kind, "ranks": ranks, "batch": batch, **took, "efficiency": reached})
+            batch = samples_per_rank * ranks
+            if kind == STRONG:
+                batch = settings.batch // ranks * ranks
+
+            times = spread(_step_times(d, settings, ranks, batch))
+            if ranks == 1:
+                alone_s = times["median_s"]
+            share = efficiency(kind, alone_s, ranks, times["median_s"])
+            rows.append({"scaling": kind, "ranks": ranks, "batch": batch, **times, "efficiency": share})
+
     return {"scaling": rows}
 
 
 def _step_times(d: Distributon, settings: Settings, ranks: int, batch: int) -> list[float]:
-    """Return the step times of the slowest of the first `ranks` ranks; the others wait."""
-    count, own = settings.warmup + settings.repetitions, batch // ranks
+    """Return the step times of the slowest of the first `ranks` ranks; the other ranks wait."""
+    count = settings.warmup + settings.repetitions
+    samples = batch // ranks
     group = distributed.new_group(list(range(ranks)))
-    whole = [0.0] * count
+
+    times = [0.0] * count
     if d.rank < ranks:
         model = steps.wrap_ddp(steps.build_model(settings, d.device), d.device, group)
-        share = slice(d.rank * own, (d.rank + 1) * own)
+        share = slice(d.rank * samples, (d.rank + 1) * samples)
         batches = steps.build_batches(settings, batch)
         optimizer = steps.build_optimizer(model)
-        whole = steps.train(model, optimizer, batches, share, count, d.device).whole
+        times = steps.train(model, optimizer, batches, share, count, d.device).whole
+
     d.barrier()
-    return of_slowest_rank(whole, d.device)[settings.warmup :]
+    return of_slowest_rank(times, d.device)[settings.warmup :]

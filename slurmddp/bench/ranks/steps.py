@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from slurmddp.bench.ranks.timing import seconds
 from slurmddp.bench.settings import Settings
 
 _BATCHES = 4
-"""Different batches, which steps use in turn."""
-_LEARNING_RATE, _MOMENTUM = 0.05, 0.9
+"""The number of different batches, which the steps use in turn."""
+_LEARNING_RATE = 0.05
+_MOMENTUM = 0.9
 
 
 def build_model(settings: Settings, device: torch.device) -> nn.Module:
@@ -26,6 +28,7 @@ def build_model(settings: Settings, device: torch.device) -> nn.Module:
         layers: list[nn.Module] = []
         for _ in range(settings.layers):
             layers += [nn.Linear(settings.width, settings.width), nn.Tanh()]
+
         return nn.Sequential(*layers, nn.Linear(settings.width, 1)).to(device)
 
 
@@ -60,11 +63,12 @@ class StepTimes:
 
     data: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
-    """Forward and backward pass, with the communication in them."""
+    """Forward and backward pass, including their communication."""
     optimizer: list[float] = field(default_factory=list)
 
     @property
     def whole(self) -> list[float]:
+        """Seconds of each whole step."""
         return [sum(parts) for parts in zip(self.data, self.gradients, self.optimizer, strict=True)]
 
 
@@ -80,23 +84,24 @@ def train(
     """Take steps on this rank's share of each batch and time them.
 
     Args:
-        model: as it is called in training.
-        optimizer: of the model.
-        batches: of all ranks together.
+        model: the module to call in training.
+        optimizer: the optimizer of the model.
+        batches: the batches of all ranks together.
         share: the samples of this rank.
         steps: number of steps.
-        device: of the model.
+        device: the device of the model.
         before: called before each step, outside of the measured time.
     """
-    times, stream = StepTimes(), itertools.cycle(batches)
-    held: list[torch.Tensor] = []
+    times = StepTimes()
+    stream = itertools.cycle(batches)
+    batch: list[torch.Tensor] = []
 
     def fetch() -> None:
-        held[:] = [one[share].to(device, copy=True) for one in next(stream)]
+        batch[:] = [tensor[share].to(device, copy=True) for tensor in next(stream)]
 
     def gradients() -> None:
         optimizer.zero_grad()
-        inputs, targets = held
+        inputs, targets = batch
         nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
 
     for _ in range(steps):
@@ -104,15 +109,16 @@ def train(
         times.data.append(seconds(fetch, device))
         times.gradients.append(seconds(gradients, device))
         times.optimizer.append(seconds(optimizer.step, device))
+
     return times
 
 
 def reset_peak(device: torch.device) -> None:
-    """Set the peak of `peak_memory` to the present memory; a kernel without such a reset keeps the peak."""
+    """Set the peak of `peak_memory` to the present memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+
+    # 5 resets the peak of a process (proc(5)). On a kernel that refuses it, the peak stays.
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return

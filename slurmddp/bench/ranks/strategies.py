@@ -1,4 +1,4 @@
-"""Train one model under every strategy and under torch's own wrappers: equal weights first, then times."""
+"""Train a model under every strategy and under torch's wrappers; compare final weights and times of steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from slurmddp.training.distributon import Distributon
 from slurmddp.training.trainer.utilization import peak_memory
 
 TOLERANCE = 1e-4
-"""Largest difference of a final weight from the training in one process; rounding stays far below."""
+"""Largest allowed difference of a final weight from the training in one process; rounding is far below."""
 
 Built = tuple[nn.Module, Optimizer, Callable[[], object]]
 """The model to call, the optimizer to step, and a function to call after the last step."""
 Contestant = Callable[[nn.Module, torch.device], Built]
+"""Builds a wrapper and an optimizer for a model."""
 
 
 def _nothing() -> None:
-    """Do nothing after the last step."""
+    """Do nothing."""
 
 
 def _torch_ddp(model: nn.Module, device: torch.device) -> Built:
@@ -62,7 +63,9 @@ def _strategy(name: str) -> Contestant:
         wrapped = strategy.wrap(model, device)
         optimizer = steps.build_optimizer(wrapped)
         setup = getattr(strategy, "setup_optimizer", None)
-        optimizer = setup(optimizer, wrapped) if setup else optimizer
+        if setup:
+            optimizer = setup(optimizer, wrapped)
+
         return wrapped, optimizer, getattr(strategy, "close", _nothing)
 
     return build
@@ -73,7 +76,7 @@ ALONE: Mapping[str, Contestant] = {"single": _single, "data_parallel": _data_par
 
 
 def contestants() -> dict[str, Contestant]:
-    """Return every shipped strategy and torch's wrappers, by name."""
+    """Return every strategy of slurmddp, and torch's wrappers, by name."""
     shipped = {name: _strategy(name) for name in strategies.STRATEGIES if name not in ALONE}
     return {**ALONE, "torch DDP": _torch_ddp, "torch FSDP": _torch_fsdp, **shipped}
 
@@ -86,44 +89,61 @@ def measure_strategies(d: Distributon, settings: Settings) -> dict[str, Any]:
 
 
 def _reference(settings: Settings, device: torch.device) -> torch.Tensor:
-    """Return the weights that one process ends with."""
-    model, whole = steps.build_model(settings, device), slice(0, settings.batch)
+    """Return the final weights of the training in one process."""
+    model = steps.build_model(settings, device)
     batches = steps.build_batches(settings, settings.batch)
+    share = slice(0, settings.batch)
     count = settings.warmup + settings.repetitions
-    steps.train(model, steps.build_optimizer(model), batches, whole, count, device)
+    steps.train(model, steps.build_optimizer(model), batches, share, count, device)
     return _weights(model)
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
     """Return all weights, gathered from all ranks if they are sharded."""
-    found = (one.detach() for one in model.parameters())
-    return torch.cat([getattr(one, "full_tensor", lambda one=one: one)().reshape(-1) for one in found])
+    weights = []
+    for parameter in model.parameters():
+        tensor: Any = parameter.detach()
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        weights.append(tensor.reshape(-1))
+
+    return torch.cat(weights)
 
 
 def _row(
     d: Distributon, settings: Settings, name: str, build: Contestant, expected: torch.Tensor
 ) -> dict[str, Any]:
-    """Measure the parts of a step without a strategy, and then the step with it."""
+    """Measure the parts of a step without a strategy, and then the step with it; return the row."""
     alone = name in ALONE
-    part = settings.batch // d.world_size
-    share = slice(0, settings.batch) if alone else slice(d.rank * part, (d.rank + 1) * part)
+    samples = settings.batch // d.world_size
+    share = slice(d.rank * samples, (d.rank + 1) * samples)
+    before: Callable[[], object] = d.barrier
+    if alone:
+        share = slice(0, settings.batch)
+        before = _nothing
     count = settings.warmup + settings.repetitions
     batches = steps.build_batches(settings, settings.batch)
-    before = (lambda: None) if alone else d.barrier
-    times, bare, difference, peak = steps.StepTimes(), steps.StepTimes(), 0.0, 0
+
+    times = steps.StepTimes()
+    bare = steps.StepTimes()
+    difference = 0.0
+    peak = 0
     d.barrier()
     if not alone or d.is_global_zero:
         model = steps.build_model(settings, d.device)
         bare = steps.train(model, steps.build_optimizer(model), batches, share, count, d.device, before)
+
         steps.reset_peak(d.device)
         try:
             wrapped, optimizer, close = build(steps.build_model(settings, d.device), d.device)
         except SlurmddpError as error:
             return {"strategy": name, "note": error.message}
+
         times = steps.train(wrapped, optimizer, batches, share, count, d.device, before)
         peak = peak_memory(d.device)
         difference = float((_weights(wrapped) - expected).abs().max())
         close()
+
     d.barrier()
     return {"strategy": name, **_columns(d, settings, times, bare, difference, peak)}
 
@@ -136,23 +156,31 @@ def _columns(
     difference: float,
     peak: int,
 ) -> dict[str, Any]:
-    """Return the columns of the slowest rank.
+    """Return the columns of a row, with the times of the slowest rank.
 
-    The parts are means, so that a strategy that communicates in some of its steps is charged for them.
+    The parts are means over all steps, because some strategies communicate in some of their steps only.
     """
-    count = settings.warmup + settings.repetitions
-    series = (times.whole, bare.gradients, bare.optimizer, bare.data)
-    slowest = [of_slowest_rank(one or [0.0] * count, d.device)[settings.warmup :] for one in series]
-    mean, compute, optimizer, data = map(statistics.fmean, slowest)
-    worst, largest = of_slowest_rank([difference, float(peak)], d.device)
+    zeros = [0.0] * (settings.warmup + settings.repetitions)
+
+    def of_slowest(seconds: list[float]) -> list[float]:
+        """Return the times of the slowest rank; a rank that has measured nothing passes an empty list."""
+        return of_slowest_rank(seconds or zeros, d.device)[settings.warmup :]
+
+    whole = of_slowest(times.whole)
+    mean_s = statistics.fmean(whole)
+    compute_s = statistics.fmean(of_slowest(bare.gradients))
+    optimizer_s = statistics.fmean(of_slowest(bare.optimizer))
+    data_s = statistics.fmean(of_slowest(bare.data))
+    largest_difference, peak_bytes = of_slowest_rank([difference, float(peak)], d.device)
+
     return {
-        **spread(slowest[0]),
-        "mean_s": mean,
-        "compute_s": compute,
-        "exposed_s": mean - compute - optimizer - data,
-        "optimizer_s": optimizer,
-        "data_s": data,
-        "peak_bytes": int(largest),
-        "largest_difference": worst,
-        "equals_one_process": worst <= TOLERANCE,
+        **spread(whole),
+        "mean_s": mean_s,
+        "compute_s": compute_s,
+        "exposed_s": mean_s - compute_s - optimizer_s - data_s,
+        "optimizer_s": optimizer_s,
+        "data_s": data_s,
+        "peak_bytes": int(peak_bytes),
+        "largest_difference": largest_difference,
+        "equals_one_process": largest_difference <= TOLERANCE,
     }

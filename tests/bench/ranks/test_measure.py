@@ -65,7 +65,7 @@ def test_c9_nodes_links_and_scaling_are_measured_on_cpus(results) -> None:
 
 def test_a_batch_that_the_ranks_cannot_share_and_one_rank_are_refused(results) -> None:
     assert "7 samples" in results["refused"]
-    with pytest.raises(ConfigError, match="there is one"):
+    with pytest.raises(ConfigError, match="there is a single rank"):
         Distributon(1).launch(measure, Settings(bench="cluster", sizes=(4,)))
 
 
