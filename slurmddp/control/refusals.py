@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from slurmddp.errors import ConfigError, RunStateError, SlurmddpError, SlurmError
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.short_text import first_items
 
 if TYPE_CHECKING:
+    from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.settings.spec import Job
 
 _MOST_SHOWN = 5

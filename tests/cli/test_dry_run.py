@@ -7,12 +7,13 @@ import subprocess
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.config.checks import signatures
 from slurmddp.config.composition.compose import compose
 from slurmddp.config.job import build_job
 from slurmddp.slurm import client
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.script import render
-from support.runs.train_runs import BIG
+from support.runs.train_runs import BIG, slurmddp
 
 
 def test_a_dry_run_prints_the_bytes_that_a_submission_sends(project, cluster, capsys):
@@ -144,3 +145,12 @@ def test_a_value_that_no_shell_reads_is_noted(project, cluster, capsys):
     told = capsys.readouterr().err
     assert "cluster.env.HF_HOME is the text $SCRATCH/hf, because no shell reads it." in told
     assert "export HF_HOME=$SCRATCH/hf" in told and "cluster.env.B" not in told
+
+
+def test_a_dry_run_loads_only_what_it_needs(project, cluster, monkeypatch):
+    """Modules about other runs, and the sources of torch, would take a quarter of its time."""
+    output = slurmddp(project, "train", "--dry-run", *BIG, PYTHONPROFILEIMPORTTIME="1")
+    assert "slurmddp.slurm.script" in output and "slurmddp.runs.status" not in output
+
+    monkeypatch.setattr(signatures, "_parsed", lambda file, *version: pytest.fail(f"{file} is parsed"))
+    assert main(["train", "--dry-run", *BIG]) == 0
