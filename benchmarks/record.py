@@ -1,7 +1,7 @@
-"""Shared parts of all benchmarks: run in turn, compare round by round, keep the results.
+"""Shared parts of all benchmarks: measure in turn, compare round by round, keep the results.
 
-Figures are printed. They are written only into the file that `--output` names, so that a short run, or one
-on a busy machine, never replaces those of `benchmarks/results/`, which the docs tell.
+A benchmark prints its figures. It writes them only into the file that `--output` names. So a short run, or a
+run on a busy machine, never replaces the figures of `benchmarks/results/`, which the docs quote.
 """
 
 from __future__ import annotations
@@ -22,57 +22,75 @@ from pathlib import Path
 Times = Mapping[str, Sequence[float]]
 
 
-def parser(about: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """Return a parser that shows a module's docstring and knows `--output`; also `--rounds`, if given."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument(
-        "--output", type=file_to_write, metavar="FILE", help="write what was found there, as JSON"
+def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """Return a parser with the option `--output`.
+
+    Args:
+        description: the docstring of the benchmark, which `--help` prints as it stands.
+        rounds: the default of the option `--rounds`; without it the parser has no such option.
+    """
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--output", type=file_to_write, metavar="FILE", help="also write the results there, as JSON"
     )
     if rounds is not None:
-        made.add_argument("--rounds", type=int, default=rounds, help=f"rounds that count ({rounds})")
-    return made
+        options.add_argument("--rounds", type=int, default=rounds, help=f"rounds that count ({rounds})")
+    return options
 
 
 def file_to_write(text: str) -> Path:
-    """Refuse a file that could not be written before anything is measured."""
-    file = Path(text)
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder, or there is no folder to write it in")
-    return file
+    """Return the path; refuse a file that could not be written, before anything is measured."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, or its folder does not exist")
+    return path
 
 
 def in_turn(names: Iterable[str], rounds: int, measure: Callable[[str], float]) -> dict[str, list[float]]:
-    """Return what `measure` found for each name; the first round, which fills caches, does not count."""
+    """Measure each name once in every round.
+
+    Args:
+        names: the names of the ways to compare, in the order of their turns.
+        rounds: the number of rounds that count. One more round precedes them and fills caches.
+        measure: returns the figure of one way, such as its seconds.
+
+    Returns:
+        The figures of each way, one for each round.
+    """
     names = list(names)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    figures: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         for name in names:
-            taken = measure(name)
-            if number:
-                found[name].append(taken)
-    return found
+            figure = measure(name)
+            if number > 0:
+                figures[name].append(figure)
+    return figures
 
 
 def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def ratio(ones: Iterable[float], others: Iterable[float]) -> float:
+def ratio(numerators: Iterable[float], denominators: Iterable[float]) -> float:
     """Return the median of the ratios of the rounds."""
-    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
+    pairs = zip(numerators, denominators, strict=True)
+    return statistics.median(numerator / denominator for numerator, denominator in pairs)
 
 
 def as_json(times: Times) -> dict[str, object]:
-    """Return medians and all times, in seconds."""
+    """Return the medians and all times, in seconds."""
     return {
         "medians_s": {name: round(statistics.median(values), 4) for name, values in times.items()},
         "times_s": {name: [round(value, 4) for value in values] for name, values in times.items()},
     }
 
 
-def facts() -> dict[str, object]:
-    """Return what figures must be read with: where, when and by which command they were found."""
+def circumstances() -> dict[str, object]:
+    """Return the command, date, versions and load of a measurement, without which figures mean little."""
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
@@ -84,8 +102,10 @@ def facts() -> dict[str, object]:
     }
 
 
-def keep(output: Path | None, found: Mapping[str, object]) -> None:
-    """Write what was found, with the facts, if a file was named."""
-    if output is not None:
-        output.write_text(json.dumps({**found, **facts()}, indent=1) + "\n")
-        print(f"\nwritten to {output}")
+def keep(output: Path | None, results: Mapping[str, object]) -> None:
+    """Write the results and their circumstances into a file, if `--output` named it."""
+    if output is None:
+        return
+
+    output.write_text(json.dumps({**results, **circumstances()}, indent=1) + "\n")
+    print(f"\nwritten to {output}")

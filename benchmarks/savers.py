@@ -1,4 +1,4 @@
-"""The workload of checkpoint_stall.py: a state, steps beside it, and each way to save the state."""
+"""The workload of checkpoint_stall.py: a state, training steps beside the saves, and each way to save."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ class State(nn.Module):
     def __init__(self, megabytes: int, device: str) -> None:
         super().__init__()
         width = 512 if megabytes < 300 else 1024
+        # Weights and Adam's two moments: three floats of 4 bytes for each parameter.
         layer_bytes = 12 * (4 * width * width + 6 * width)
         self.layers = nn.ModuleList(
             nn.ModuleList([nn.Linear(width, 4 * width), nn.LayerNorm(width)])
             for _ in range(max(1, round(megabytes * 1e6 / layer_bytes)))
         )
         self.to(device)
+
+        # Adam allocates its moments in the first step.
         self.optimizer = torch.optim.Adam(self.parameters())
         for parameter in self.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -41,16 +44,17 @@ class State(nn.Module):
         self.optimizer.zero_grad()
 
     def tensors(self) -> list[torch.Tensor]:
-        state = self.optimizer.state_dict()["state"].values()
-        moments = [part for one in state for part in one.values()]
-        return [*self.state_dict().values(), *moments]
+        """Return the tensors of the model and of the optimizer."""
+        moments = self.optimizer.state_dict()["state"].values()
+        return [*self.state_dict().values(), *(tensor for entry in moments for tensor in entry.values())]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the state as the methods of torch take it."""
         return {"model": self.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
 class Steps:
-    """A training small enough to live in the processor's caches, and its steps on the clock."""
+    """A training that fits into the processor's caches, and the time of its steps."""
 
     def __init__(self) -> None:
         self._model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
@@ -58,6 +62,7 @@ class Steps:
         self._inputs = torch.randn(128, 256)
 
     def take(self) -> float:
+        """Take a step and return its seconds."""
         started = time.perf_counter()
         self._model(self._inputs).square().mean().backward()
         self._optimizer.step()
@@ -65,41 +70,48 @@ class Steps:
         return time.perf_counter() - started
 
     def for_a_while(self, seconds: float) -> float:
-        """Return the mean time of a step."""
-        taken = []
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            taken.append(self.take())
-        return statistics.mean(taken)
+        """Take steps for so many seconds and return the mean seconds of a step."""
+        times = []
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            times.append(self.take())
+        return statistics.mean(times)
 
 
 class Peers:
-    """Each method of torch as a call that begins a save and returns a question whether it is durable."""
+    """The methods of torch. Each begins a save and returns a function that asks whether it is durable."""
 
     def __init__(self, state: State, root: Path) -> None:
-        self._state, self._root = state, root
+        self._state = state
+        self._root = root
         self._number = 0
 
     def begin(self, method: str) -> Callable[[], bool]:
+        """Begin a save; it has ended already if the method blocks until the end."""
         self._number += 1
         target = self._root / f"other-{self._number}"
         if method == ASYNC:
             response: Any = dcp.async_save(self._state.as_dict(), checkpoint_id=target)
             return lambda: bool(response.done() and response.result())
+
         if method == "DCP save":
             dcp.save(self._state.as_dict(), checkpoint_id=target)
-        else:
-            with target.open("wb") as stream:
-                torch.save(self._state.as_dict(), stream)
-                if method == "torch.save+fsync":
-                    stream.flush()
-                    os.fsync(stream.fileno())
+            return lambda: True
+
+        with target.open("wb") as stream:
+            torch.save(self._state.as_dict(), stream)
+            if method == "torch.save+fsync":
+                stream.flush()
+                os.fsync(stream.fileno())
         return lambda: True
 
     def tidy(self) -> None:
-        """Remove what was written, and let the disk come to rest: it may erase for a while."""
+        """Remove the files of earlier saves, and let the disk rest: it may erase for a while."""
         for path in self._root.glob("other-*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         os.sync()
         time.sleep(REST_S)
 
@@ -109,17 +121,22 @@ class Savers(Peers):
 
     def __init__(self, state: State, root: Path, agent: Distributon, alone: Distributon) -> None:
         super().__init__(state, root)
-        self._agent, self._alone = agent, alone
+        self._agent = agent
+        self._alone = alone
 
     def begin(self, method: str) -> Callable[[], bool]:
+        """Begin a save by any method."""
         if method == "dd":
             return self._dd()
-        if not method.startswith("slurmddp"):
-            return super().begin(method)
+        if method == "slurmddp":
+            return self._save(self._agent, self._root / "agent")
+        if method == "slurmddp, no agent":
+            return self._save(self._alone, self._root / "alone")
+        return super().begin(method)
+
+    def _save(self, distributon: Distributon, root: Path) -> Callable[[], bool]:
         self._number += 1
-        d = self._agent if method == "slurmddp" else self._alone
-        root = self._root / ("agent" if d is self._agent else "alone")
-        d.save(
+        distributon.save(
             self._number,
             root=root,
             keep_last=2,
@@ -127,27 +144,36 @@ class Savers(Peers):
             model=self._state,
             optimizer=self._state.optimizer,
         )
-        saves = None if d._opened is None else d._opened.saves
+        assert distributon._opened is not None
+        saves = distributon._opened.saves
 
         def is_durable() -> bool:
-            assert saves is not None
             saves.poll()
             return not saves.is_writing
 
         return is_durable
 
     def _dd(self) -> Callable[[], bool]:
+        """Write the bytes of the largest copy in memory by dd, past the kernel's cache."""
         if self._alone._opened is None:
-            return self.begin("slurmddp, no agent")  # One that warms up, before anything is in memory.
+            # In the rounds that warm up there may be no copy yet.
+            return self.begin("slurmddp, no agent")
+
         source = max(self._alone._opened.saves._buffers._slots, key=lambda slot: slot.capacity).descriptor
-        words = [f"if=/proc/self/fd/{source}", f"of={self._root}/other-dd", "bs=4M", "oflag=direct"]
-        process = subprocess.Popen(["dd", *words, "conv=fsync", "status=none"], pass_fds=[source])
+        files = [f"if=/proc/self/fd/{source}", f"of={self._root}/other-dd"]
+        options = ["bs=4M", "oflag=direct", "conv=fsync", "status=none"]
+        process = subprocess.Popen(["dd", *files, *options], pass_fds=[source])
         return lambda: process.poll() is not None
 
     def tidy(self) -> None:
-        """Use the memory for copies too, as the yardstick's is used: hosts take what is idle from guests."""
+        """Also touch the memory for copies, as the measured copy touches its target.
+
+        A host takes memory from its guests that they leave idle.
+        """
         super().tidy()
         for opened in (self._agent._opened, self._alone._opened):
-            for slot in opened.saves._buffers._slots if opened is not None else ():
+            if opened is None:
+                continue
+            for slot in opened.saves._buffers._slots:
                 if slot.view is not None:
                     slot.view.bytes[:: shared_buffer.PAGE_BYTES].add_(0)

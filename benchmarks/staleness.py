@@ -8,10 +8,10 @@ takes 5 ms of sleep in the place of computation, and a delay:
 - `one rank`: rank 2 is 20 ms late in each step.
 - `any rank`: each rank is 60 ms late in a third of its steps, at random moments with a seed.
 
-A round measures staleness 0, 1 and 4 one after the other, with the same steps for each. Steps per second are
-those of rank 0, which is fast under `one rank`. `equal time` is the held-out loss after the seconds in which
-the fastest of the three bounds took all of its steps; `equal steps` is the loss after all steps. Figures are
-medians of the rounds; ratios are medians of the ratios of the rounds.
+A round measures staleness 0, 1 and 4 one after the other, with equal numbers of steps. Rank 0, which is fast
+under `one rank`, gives the steps per second and the losses. `equal_time` is the held-out loss at the moment
+when the fastest of the three bounds has taken all of its steps. `equal_steps` is the loss after all steps.
+Figures are medians of the rounds; ratios are medians of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -28,66 +28,83 @@ from torch import nn
 from slurmddp import Distributon
 from slurmddp.strategies.parameter_server import ParameterServer
 
-RANKS, STEP_S = 3, 0.005
+RANKS = 3
+STEP_S = 0.005
 BOUNDS = (0, 1, 4)
 PATTERNS = ("one rank", "any rank")
-INPUTS, WIDTH, BATCH, RATE = 16, 64, 32, 0.005
+INPUTS = 16
+WIDTH = 64
+BATCH = 32
+RATE = 0.005
 
 
 class Course(NamedTuple):
-    """The seconds since the start at the end of each step of rank 0, and the held-out loss then."""
+    """The end of each step of rank 0 in seconds since the start, and the held-out losses after the steps."""
 
     seconds: list[float]
     losses: list[float]
 
     def loss_at(self, second: float) -> float:
-        return [loss for at, loss in zip(self.seconds, self.losses, strict=True) if at <= second][-1]
+        """Return the loss after the last step that has ended by then."""
+        return [loss for end, loss in zip(self.seconds, self.losses, strict=True) if end <= second][-1]
 
 
 def delays(pattern: str, rank: int, steps: int) -> list[float]:
     """Return the delay of each step of a rank, in seconds."""
     if pattern == "one rank":
-        return [0.02 if rank == RANKS - 1 else 0.0] * steps
-    draw = random.Random(rank)
-    return [0.06 if draw.random() < 1 / 3 else 0.0 for _ in range(steps)]
+        delay = 0.02 if rank == RANKS - 1 else 0.0
+        return [delay] * steps
+    random_numbers = random.Random(rank)
+    return [0.06 if random_numbers.random() < 1 / 3 else 0.0 for _ in range(steps)]
 
 
 def network(seed: int, scale: float = 1.0) -> nn.Module:
+    """Return a network with random weights, multiplied by `scale`."""
     torch.manual_seed(seed)
-    made = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    model = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
     with torch.no_grad():
-        for one in made.parameters():
-            one.mul_(scale)
-    return made
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+def held_out_losses(
+    model: nn.Module, teacher: nn.Module, weights_of_steps: list[list[torch.Tensor]]
+) -> list[float]:
+    """Return the loss of the model with the weights of each step, on samples that no rank trains on."""
+    inputs = torch.randn(4096, INPUTS, generator=torch.Generator().manual_seed(RANKS))
+    losses = []
+    with torch.no_grad():
+        for weights in weights_of_steps:
+            for parameter, value in zip(model.parameters(), weights, strict=True):
+                parameter.copy_(value)
+            losses.append(nn.functional.mse_loss(model(inputs), teacher(inputs)).item())
+    return losses
 
 
 def train(d: Distributon, pattern: str, steps: int) -> Course:
     """Train towards the outputs of another network; return the course of this rank."""
     torch.set_num_threads(1)
-    teacher, model = network(1, scale=2.0), network(2)
-    model = d.setup_model(model)
+    teacher = network(1, scale=2.0)
+    model = d.setup_model(network(2))
     optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=RATE))
-    draw = torch.Generator().manual_seed(d.rank)
-    seconds, weights = [], []
+    generator = torch.Generator().manual_seed(d.rank)
+
+    seconds = []
+    weights_of_steps = []
     d.barrier()
-    began = time.perf_counter()
+    started = time.perf_counter()
     for delay in delays(pattern, d.rank, steps):
-        x = torch.randn(BATCH, INPUTS, generator=draw)
+        inputs = torch.randn(BATCH, INPUTS, generator=generator)
         optimizer.zero_grad()
-        d.backward(nn.functional.mse_loss(model(x), teacher(x).detach()))
+        d.backward(nn.functional.mse_loss(model(inputs), teacher(inputs).detach()))
         time.sleep(STEP_S + delay)
         optimizer.step()
-        seconds.append(time.perf_counter() - began)
-        weights.append([one.detach().clone() for one in model.parameters()])
-    d.barrier()  # No rank leaves the server while another one takes steps.
-    x = torch.randn(4096, INPUTS, generator=torch.Generator().manual_seed(RANKS))
-    losses = []
-    with torch.no_grad():
-        for step in weights:
-            for own, value in zip(model.parameters(), step, strict=True):
-                own.copy_(value)
-            losses.append(nn.functional.mse_loss(model(x), teacher(x)).item())
-    return Course(seconds, losses)
+        seconds.append(time.perf_counter() - started)
+        weights_of_steps.append([parameter.detach().clone() for parameter in model.parameters()])
+
+    d.barrier()  # No rank leaves the server while another rank takes steps.
+    return Course(seconds, held_out_losses(model, teacher, weights_of_steps))
 
 
 def measure(pattern: str, steps: int) -> list[dict[str, float]]:
@@ -109,18 +126,20 @@ def measure(pattern: str, steps: int) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    made = parser(__doc__, rounds=5)
-    made.add_argument("--steps", type=int, default=150, help="steps of each rank (150)")
-    options = made.parse_args()
-    found = []
+    """Measure both patterns and print the medians for each bound."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--steps", type=int, default=150, help="steps of each rank (150)")
+    arguments = options.parse_args()
+
+    results = []
     for pattern in PATTERNS:
-        rounds = [measure(pattern, options.steps) for _ in range(options.rounds)]
+        rounds = [measure(pattern, arguments.steps) for _ in range(arguments.rounds)]
         for bound, rows in zip(BOUNDS, zip(*rounds, strict=True), strict=True):
             medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-            found.append({"slow": pattern, "staleness": bound, **medians, "rounds": rows})
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in medians.items())
-            print(f"{pattern}, staleness {bound}: {shown}", flush=True)
-    keep(options.output, {"ranks": RANKS, "steps": options.steps, "found": found})
+            results.append({"slow": pattern, "staleness": bound, **medians, "rounds": rows})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in medians.items())
+            print(f"{pattern}, staleness {bound}: {figures}", flush=True)
+    keep(arguments.output, {"ranks": RANKS, "steps": arguments.steps, "found": results})
 
 
 if __name__ == "__main__":

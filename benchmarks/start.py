@@ -11,9 +11,10 @@ slurmddp script   the agent, on a plain script (`program.script`)
 
 Locally each way is a plain process. On the cluster, a sandbox that the benchmark starts and removes, one srun
 starts each way. A time ends when the last rank has written its time stamp, right after `optimizer.step()`.
-The agent imports once per node for a function; the other ways import once per rank. Ratios are medians of
-the ratios of the rounds. Where torch sees a GPU, one rank is started there as well (`1gpu`), over NCCL; all
-others hide the GPUs, and the limit is for them.
+For a function, the agent imports torch once per node; the other ways import it once per rank.
+
+Ratios are medians of the ratios of the rounds. Where torch sees a GPU, one rank is also started there, over
+NCCL (`1gpu`). All other trainings hide the GPUs, and the limit applies to them alone.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from bench_step import replicas, step
 
 ddp = replicas()
 step(ddp, torch.optim.AdamW(ddp.parameters()))
-os._exit(0)  # what comes after the step is not measured, and gloo may abort in it
+os._exit(0)  # The end of the process is not measured, and gloo may abort in it.
 """
 OURS = """
 import torch
@@ -84,24 +85,28 @@ if __name__ == "__main__":
 
 
 def by_hand(size: Size, script: str, site: Site) -> list[tuple[list[str], dict[str, str]]]:
-    """Return the script once per rank, or once for a srun that starts it so often."""
-    plain = [sys.executable, script]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    """Return the commands and variables: the script once per rank, or one srun that starts all ranks."""
+    command = [sys.executable, script]
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if site.job:
-        return [(site.command(plain, tasks=size.ranks), meeting)]
+        return [(site.command(command, tasks=size.ranks), rendezvous)]
     return [
-        (plain, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size.ranks)})
+        (command, {**rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size.ranks)})
         for rank in range(size.ranks)
     ]
 
 
 def prepare(way: str, size: Size, folder: Path, site: Site) -> Training:
+    """Return the training of one way."""
     script = str(folder / "plain.py")
     if way == "torchrun":
         return Training(way, [(site.command(torchrun(size, script), tasks=1), {})])
     if way == "by hand":
         return Training(way, by_hand(size, script, site))
-    program = {"script": "ours.py"} if way == "slurmddp script" else {"_target_": "ours.train"}
+
+    program = {"_target_": "ours.train"}
+    if way == "slurmddp script":
+        program = {"script": "ours.py"}
     return agents(size, folder, site, tasks=1, program=program)
 
 
@@ -110,65 +115,73 @@ def seconds(way: str, size: Size, folder: Path, site: Site) -> float:
     training = prepare(way, size, folder, site)
     started = time.time()
 
-    def last(stamps: Path) -> float:
+    def last_stamp(stamps: Path) -> float:
         return max(float((stamps / str(rank)).read_text()) for rank in range(size.ranks))
 
-    return measure(training, size, folder, site, last) - started
+    return measure(training, size, folder, site, last_stamp) - started
 
 
 def column(text: str) -> Size:
-    """Return what `--ranks` names: so many on the CPUs, or `1gpu`."""
+    """Return the size that `--ranks` names: a number of ranks on the CPUs, or `1gpu`."""
     return Size.read(f"1x{text}")
 
 
-def name(size: Size) -> str:
+def name_of(size: Size) -> str:
+    """Return the name of a size as `--ranks` takes it."""
     return str(size).removeprefix("1x")
 
 
 def measure_site(where: str, folder: Path, site: Site, columns: list[Size], rounds: int) -> dict[str, Any]:
-    found = {}
+    """Measure all ways with each size at one site, and print medians and ratios to torchrun."""
+    results = {}
     for size in columns:
         times = in_turn(WAYS, rounds, partial(seconds, size=size, folder=folder, site=site))
         ratios = {way: round(ratio(times[way], times["torchrun"]), 3) for way in WAYS}
-        found[name(size)] = {**as_json(times), "to_torchrun": ratios}
-        print(f"\n{where}, {name(size)} rank(s) ({rounds} rounds)")
-        for way, taken in times.items():
-            print(f"  {way:<18}{statistics.median(taken):7.2f} s{ratios[way]:8.2f}", flush=True)
-    return found
+        results[name_of(size)] = {**as_json(times), "to_torchrun": ratios}
+        print(f"\n{where}, {name_of(size)} rank(s) ({rounds} rounds)")
+        for way, values in times.items():
+            print(f"  {way:<18}{statistics.median(values):7.2f} s{ratios[way]:8.2f}", flush=True)
+    return results
+
+
+def on_cpus(sites: dict[str, dict[str, Any]]) -> list[float]:
+    """Return the ratios of slurmddp to torchrun that have a limit: all but those on a GPU."""
+    columns = [column for site in sites.values() for column in site.items()]
+    return [result["to_torchrun"]["slurmddp"] for name, result in columns if not name.endswith("gpu")]
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser(__doc__, rounds=7)
-    made.add_argument("--ranks", type=column, nargs="+", help="default: 2 4, and 1gpu where torch sees a GPU")
-    only = made.add_mutually_exclusive_group()
+    """Return the parser of the command line."""
+    options = parser(__doc__, rounds=7)
+    options.add_argument(
+        "--ranks", type=column, nargs="+", help="default: 2 4, and 1gpu where torch sees a GPU"
+    )
+    only = options.add_mutually_exclusive_group()
     only.add_argument("--local", action="store_true", help="without SLURM")
     only.add_argument("--sandbox", action="store_true", help="under srun only")
-    return made
+    return options
 
 
 def main() -> int:
-    asked = options().parse_args()
-    columns = sizes(asked.ranks, [Size(1, 2), Size(1, 4)], visible_gpus())
-    found: dict[str, dict[str, Any]] = {}
+    """Measure the chosen sites and return 1 if a ratio on CPUs exceeds the limit."""
+    arguments = options().parse_args()
+    columns = sizes(arguments.ranks, [Size(1, 2), Size(1, 4)], visible_gpus())
+    sites: dict[str, dict[str, Any]] = {}
     with workplace("start", {"bench_step.py": STEP, "plain.py": PLAIN, "ours.py": OURS}) as folder:
-        if not asked.sandbox:
-            here = this_machine(folder)
-            found["local"] = measure_site("this machine", folder, here, columns, asked.rounds)
-        if not asked.local:
+        if not arguments.sandbox:
+            machine = this_machine(folder)
+            sites["local"] = measure_site("this machine", folder, machine, columns, arguments.rounds)
+        if not arguments.local:
             with cluster("start", folder, nodes=1, cpus=os.cpu_count() or 2) as job:
-                found["srun"] = measure_site("srun", folder, job, columns, asked.rounds)
-    ratios = on_cpus(found)
-    held = all(ratio <= LIMIT for ratio in ratios)
-    keep(asked.output, {**found, "held": held, "rounds": asked.rounds})
+                sites["srun"] = measure_site("srun", folder, job, columns, arguments.rounds)
+
+    ratios = on_cpus(sites)
+    is_held = all(value <= LIMIT for value in ratios)
+    keep(arguments.output, {**sites, "held": is_held, "rounds": arguments.rounds})
     if ratios:
-        print(f"\non CPUs slurmddp takes at most {LIMIT} of torchrun's time: {'yes' if held else 'no'}")
-    return 0 if held else 1
-
-
-def on_cpus(found: dict[str, dict[str, Any]]) -> list[float]:
-    """Return the ratios that the limit is for."""
-    columns = [column for site in found.values() for column in site.items()]
-    return [one["to_torchrun"]["slurmddp"] for name, one in columns if not name.endswith("gpu")]
+        answer = "yes" if is_held else "no"
+        print(f"\non CPUs slurmddp takes at most {LIMIT} of torchrun's time: {answer}")
+    return 0 if is_held else 1
 
 
 if __name__ == "__main__":

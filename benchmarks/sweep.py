@@ -2,9 +2,9 @@
 
     python benchmarks/sweep.py [--points N] [--rounds N] [--hydra-launcher FOLDER] [--output FILE]
 
-Four programs submit as many points as one array each, on a sandbox whose partition starts no job:
+Four programs each submit the same number of points as one array, on a sandbox whose partition starts no job:
 
-- `slurmddp`: `slurmddp run --multirun`; its goal is 2.5 s for 1,000 points.
+- `slurmddp`: `slurmddp run --multirun`; its goal is at most 2.5 s for 1,000 points.
 - `map_array`: `slurmddp.map_array` in a script of its own.
 - `submitit`: submitit's `map_array` in a script of its own.
 - `hydra`: an application with `@hydra.main` and hydra-submitit-launcher, the peer of `slurmddp` within Hydra.
@@ -58,9 +58,16 @@ main()
 }
 
 
-def command(kind: str, points: int, number: int) -> list[str]:
-    """Return the command of one round; the seeds of each round are new runs."""
-    first, last = number * points, (number + 1) * points
+def command(program: str, points: int, number: int) -> list[str]:
+    """Return the command of one round; the seeds of each round are new runs.
+
+    Args:
+        program: the name of the program.
+        points: the number of points.
+        number: the number of the round.
+    """
+    first = number * points
+    last = first + points
     seeds = f"seed=range({first},{last})"
     slurmddp = str(Path(sys.executable).with_name("slurmddp"))
     resources = ["+cluster=sandbox", "nodes=1", "ranks_per_node=1"]
@@ -74,60 +81,107 @@ def command(kind: str, points: int, number: int) -> list[str]:
         "map_array": [sys.executable, "map_array.py", str(first), str(last)],
         "submitit": [sys.executable, "submitit_array.py", str(first), str(last)],
         "hydra": [sys.executable, "app.py", "-m", *launcher, f"+{seeds}"],
-    }[kind]
+    }[program]
+
+
+class Submissions:
+    """Submissions of the programs from one folder to one SLURM, whose queue shows whether each succeeded."""
+
+    def __init__(self, folder: Path, environ: dict[str, str], points: int, launcher: Path | None) -> None:
+        self._folder = folder
+        self._environ = environ
+        self._points = points
+        self._launcher = launcher
+        self._numbers: dict[str, count[int]] = {}
+
+    def seconds(self, program: str) -> float:
+        """Submit one array by a program and return the seconds until the program ends."""
+        number = next(self._numbers.setdefault(program, count()))
+        environ = self._environ
+        if program == "hydra":
+            environ = {**environ, "PYTHONPATH": str(self._launcher)}
+        arrays_before = self._arrays()
+
+        started = time.perf_counter()
+        result = subprocess.run(
+            command(program, self._points, number),
+            cwd=self._folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        seconds = time.perf_counter() - started
+
+        output = f"{program}: {result.stdout}{result.stderr}"
+        assert result.returncode == 0 and self._arrays() == arrays_before + 1, output
+        return seconds
+
+    def _arrays(self) -> int:
+        """Return the number of arrays in the queue."""
+        command = ["squeue", "--noheader", "-o", "%F"]
+        return len(subprocess.run(command, env=self._environ, capture_output=True, text=True).stdout.split())
 
 
 def measure(points: int, rounds: int, launcher: Path | None) -> dict[str, list[float]]:
-    kinds = ["slurmddp", "map_array", "submitit", *(["hydra"] if launcher else [])]
-    numbers = {kind: count() for kind in kinds}
+    """Return the seconds of each program, one for each round.
+
+    Args:
+        points: the number of points of an array.
+        rounds: the number of rounds that count.
+        launcher: the folder of hydra-submitit-launcher; None to leave Hydra out.
+    """
+    programs = ["slurmddp", "map_array", "submitit"]
+    if launcher is not None:
+        programs.append("hydra")
+
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as name:
         folder = Path(name)
         for program, text in PROGRAMS.items():
             (folder / program).write_text(text)
+
         sandbox = Sandbox(f"b{os.getpid()}", root=folder / "sandbox", nodes=1)
         sandbox.up()
-        environ = {**os.environ, **sandbox.environment(), "XDG_STATE_HOME": str(folder / "state")}
-
-        def arrays() -> int:
-            queue = ["squeue", "--noheader", "-o", "%F"]
-            return len(subprocess.run(queue, env=environ, capture_output=True, text=True).stdout.split())
-
-        def seconds(kind: str) -> float:
-            words, before = command(kind, points, next(numbers[kind])), arrays()
-            env = {**environ, "PYTHONPATH": str(launcher)} if kind == "hydra" else environ
-            started = time.perf_counter()
-            done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
-            taken = time.perf_counter() - started
-            assert done.returncode == 0 and arrays() == before + 1, f"{kind}: {done.stdout}{done.stderr}"
-            return taken
-
         try:
+            environ = {**os.environ, **sandbox.environment(), "XDG_STATE_HOME": str(folder / "state")}
+            # Jobs that start would take the processors from the programs.
             down = ["scontrol", "update", "PartitionName=low", "State=DOWN"]
             subprocess.run(down, env=environ, check=True)
-            return in_turn(numbers, rounds, seconds)
+            submissions = Submissions(folder, environ, points, launcher)
+            return in_turn(programs, rounds, submissions.seconds)
         finally:
             sandbox.down()
 
 
+def usable_launcher(folder: Path | None) -> Path | None:
+    """Return the absolute folder of hydra-submitit-launcher; None, after a message, if it is missing."""
+    if folder is not None and (folder / "hydra_plugins/hydra_submitit_launcher").is_dir():
+        return folder.absolute()
+    print("hydra      not measured: no --hydra-launcher FOLDER with hydra-submitit-launcher (see --help)")
+    return None
+
+
 def main() -> int:
+    """Measure, print medians and ratios, and return 1 if slurmddp exceeds its limit."""
     options = parser(__doc__, rounds=3)
     options.add_argument("--points", type=int, default=1000, help="points of the sweep (default: 1000)")
     options.add_argument("--hydra-launcher", type=Path, metavar="FOLDER", help="where it is installed")
-    asked = options.parse_args()
-    launcher = asked.hydra_launcher and asked.hydra_launcher.absolute()
-    if not launcher or not (launcher / "hydra_plugins/hydra_submitit_launcher").is_dir():
-        print("hydra      not measured: no --hydra-launcher FOLDER with hydra-submitit-launcher (see --help)")
-        launcher = None
-    times = measure(asked.points, asked.rounds, launcher)
+    arguments = options.parse_args()
+
+    points = arguments.points
+    times = measure(points, arguments.rounds, usable_launcher(arguments.hydra_launcher))
     for name, values in times.items():
         print(f"{name:<10}{statistics.median(values):8.2f} s   ({min(values):.2f} to {max(values):.2f})")
-    found = {f"{one}/{other}": ratio(times[one], times[other]) for one, other in PAIRS if other in times}
-    for pair, value in found.items():
-        print(f"{asked.points} points: {pair:<20}{value:6.2f} x")
-    per_point_ms = 1000 * statistics.median(times["slurmddp"]) / asked.points
+
+    ratios = {}
+    for program, peer in PAIRS:
+        if peer in times:
+            value = ratio(times[program], times[peer])
+            ratios[f"{program}/{peer}"] = round(value, 3)
+            print(f"{points} points: {f'{program}/{peer}':<20}{value:6.2f} x")
+
+    per_point_ms = 1000 * statistics.median(times["slurmddp"]) / points
     print(f"goal: {per_point_ms:.2f} ms for each point, at most {LIMIT_MS} ms")
-    ratios = {pair: round(value, 3) for pair, value in found.items()}
-    keep(asked.output, {**as_json(times), "points": asked.points, "ratios": ratios})
+    keep(arguments.output, {**as_json(times), "points": points, "ratios": ratios})
     return 0 if per_point_ms <= LIMIT_MS else 1
 
 

@@ -2,12 +2,14 @@
 
     python benchmarks/uniformity.py [--keys 200] [--output FILE]
 
-For each size and each of --keys keys, whole permutations are put to five tests. Three are chi-squares over a
+Five tests examine a whole permutation for each size and each of --keys keys. Three are chi-squares over a
 table of cells: where elements go (position by element), and which elements follow each other, at a distance
 of 1 and of 64 positions. Two are counts with mean 1: elements that stay in place, and neighbours that stay
-neighbours. The first two elements over many keys are tested as well. All are turned into standard scores: a
-perfect shuffle gives scores with mean 0 and deviation 1. Means are shown in standard errors. NumPy's shuffle
-goes through the same tests as a control. Keys are fixed, so the figures come out the same each time.
+neighbours. Two more chi-squares examine the first two elements over many keys.
+
+All results are turned into standard scores: a perfect shuffle gives scores with mean 0 and deviation 1. Means
+are shown in standard errors. NumPy's shuffle passes through the same tests as a control. The keys are fixed,
+so the figures are the same each time.
 """
 
 from __future__ import annotations
@@ -32,17 +34,21 @@ LIMIT = 4.0
 
 Order = NDArray[np.int64]
 Shuffle = Callable[[int, int], Order]
+"""Returns a permutation of so many elements for a key."""
 
 
-def ours(n: int, key: int) -> Order:
+def keyed(n: int, key: int) -> Order:
+    """Return slurmddp's permutation."""
     return Permutation(n, key, 0).block(0, n)
 
 
-def numpys(n: int, key: int) -> Order:
+def shuffled_by_numpy(n: int, key: int) -> Order:
+    """Return NumPy's permutation."""
     return np.random.default_rng(key).permutation(n).astype(np.int64)
 
 
 def cells(values: Order, n: int, count: int) -> Order:
+    """Return the cell of each value below `n`, of so many cells."""
     return values * count // n
 
 
@@ -52,6 +58,7 @@ def score(first: Order, second: Order, n: int) -> float:
     table = np.bincount(cells(first, n, side) * side + cells(second, n, side), minlength=side * side)
     observed = table.reshape(side, side)
     expected = np.outer(observed.sum(1), observed.sum(0)) / observed.sum()
+
     # The margins of a permutation are fixed, which makes the statistic larger by n / (n - 1).
     chi_square = float(((observed - expected) ** 2 / expected).sum()) * (len(first) - 1) / len(first)
     freedom = (side - 1) ** 2
@@ -64,25 +71,31 @@ def poisson_score(total: int, keys: int) -> float:
 
 
 def examine(shuffle: Shuffle, n: int, keys: int) -> dict[str, Any]:
-    places, next_ones, far_ones, stayed, neighbours = [], [], [], 0, 0
+    """Return the scores of the five tests of whole permutations."""
+    places = []
+    neighbours = []
+    far_neighbours = []
+    stayed = 0
+    stayed_neighbours = 0
     for key in range(keys):
         order = shuffle(n, key)
         places.append(score(np.arange(n), order, n))
-        next_ones.append(score(order[:-1], order[1:], n))
-        far_ones.append(score(order[:-FAR], order[FAR:], n))
+        neighbours.append(score(order[:-1], order[1:], n))
+        far_neighbours.append(score(order[:-FAR], order[FAR:], n))
         stayed += int((order == np.arange(n)).sum())
-        neighbours += int((np.diff(order) == 1).sum())
+        stayed_neighbours += int((np.diff(order) == 1).sum())
+
     return {
         "position and element": spread(places),
-        "element and next": spread(next_ones),
-        f"element and {FAR}th next": spread(far_ones),
+        "element and next": spread(neighbours),
+        f"element and {FAR}th next": spread(far_neighbours),
         "stayed in place": poisson_score(stayed, keys),
-        "stayed neighbours": poisson_score(neighbours, keys),
+        "stayed neighbours": poisson_score(stayed_neighbours, keys),
     }
 
 
 def spread(scores: list[float]) -> dict[str, float]:
-    """Return mean (in standard errors), deviation and the largest of many scores."""
+    """Return the mean (in standard errors), the deviation and the largest of many scores."""
     values = np.array(scores)
     return {
         "mean": float(values.mean() * math.sqrt(len(values))),
@@ -91,46 +104,57 @@ def spread(scores: list[float]) -> dict[str, float]:
     }
 
 
-def heads(n: int, keys: int) -> dict[str, float]:
+def examine_first_elements(n: int, keys: int) -> dict[str, float]:
     """Return the scores of the first element, and of the first two together, over many keys."""
-    found = np.array([Permutation(n, 10_000 + key, 0).block(0, 2) for key in range(keys)])
-    count = np.bincount(cells(found[:, 0], n, 100), minlength=100)
+    heads = np.array([Permutation(n, 10_000 + key, 0).block(0, 2) for key in range(keys)])
+    observed = np.bincount(cells(heads[:, 0], n, 100), minlength=100)
     expected = keys / 100
-    chi_square = float(((count - expected) ** 2 / expected).sum())
+    chi_square = float(((observed - expected) ** 2 / expected).sum())
     return {
         "first element": (chi_square - 99) / math.sqrt(2 * 99),
-        "first and second": score(found[:, 0], found[:, 1], n),
+        "first and second": score(heads[:, 0], heads[:, 1], n),
     }
 
 
-def show(name: str, n: int, found: dict[str, Any]) -> None:
-    for what, value in found.items():
-        if isinstance(value, dict):
-            text = f"{value['mean']:>8.2f}{value['deviation']:>11.2f}{value['largest']:>9.2f}"
-        else:
-            text = f"{value:>8.2f}"
-        print(f"{n:>9,}  {name:<6}{what:<24}{text}")
+def mean_of(result: float | dict[str, float]) -> float:
+    """Return the mean of a test with many scores, or the score of another test."""
+    if isinstance(result, dict):
+        return result["mean"]
+    return result
+
+
+def show(name: str, n: int, results: dict[str, Any]) -> None:
+    """Print a line for each test."""
+    for test, result in results.items():
+        text = f"{mean_of(result):>8.2f}"
+        if isinstance(result, dict):
+            text += f"{result['deviation']:>11.2f}{result['largest']:>9.2f}"
+        print(f"{n:>9,}  {name:<6}{test:<24}{text}")
 
 
 def main() -> int:
+    """Examine all sizes, print the scores, and return 1 if the largest mean exceeds the limit."""
     options = parser(__doc__)
     options.add_argument("--keys", type=int, default=200, help="permutations per size (default: 200)")
-    asked = options.parse_args()
-    keys = asked.keys
+    arguments = options.parse_args()
+
+    keys = arguments.keys
     print(f"{'samples':>9}  {'':<6}{'standard score of':<24}{'mean':>8}{'deviation':>11}{'largest':>9}")
-    results: dict[str, Any] = {"keys": keys, "numpy": metadata.version("numpy"), "sizes": {}}
+    sizes = {}
     worst = 0.0
     for n in SIZES:
-        mine = examine(ours, n, keys) | heads(n, KEYS_PER_SIZE * keys)
-        control = examine(numpys, n, keys)
-        show("ours", n, mine)
+        ours = examine(keyed, n, keys) | examine_first_elements(n, KEYS_PER_SIZE * keys)
+        control = examine(shuffled_by_numpy, n, keys)
+        show("ours", n, ours)
         show("numpy", n, control)
-        results["sizes"][str(n)] = {"ours": mine, "numpy": control}
-        worst = max(worst, *(abs(v["mean"] if isinstance(v, dict) else v) for v in mine.values()))
-    results |= {"worst_mean": worst, "held": worst < LIMIT}
+        sizes[str(n)] = {"ours": ours, "numpy": control}
+        worst = max(worst, *(abs(mean_of(result)) for result in ours.values()))
+
+    is_held = worst < LIMIT
     print(f"\nlargest mean of ours {worst:.2f} (at most {LIMIT:g})")
-    keep(asked.output, results)
-    return 0 if results["held"] else 1
+    results = {"keys": keys, "numpy": metadata.version("numpy"), "sizes": sizes}
+    keep(arguments.output, {**results, "worst_mean": worst, "held": is_held})
+    return 0 if is_held else 1
 
 
 if __name__ == "__main__":

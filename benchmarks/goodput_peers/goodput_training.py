@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-BATCH, WIDTH, CLASSES = 8, 256, 8
+BATCH = 8
+WIDTH = 256
+CLASSES = 8
 
 
 class Net(nn.Module):
@@ -23,12 +25,13 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the classes."""
         time.sleep(self.step_s)
         return self.layers(inputs)
 
 
 class Samples(Dataset[Any]):
-    """Samples of one epoch, each drawn from its index."""
+    """Samples of one epoch, each of which follows from its index."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,20 +40,22 @@ class Samples(Dataset[Any]):
         return self.size
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        draw = torch.Generator().manual_seed(index)
-        return torch.randn(32, generator=draw), index % CLASSES
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(32, generator=generator), index % CLASSES
 
 
 class Marks:
-    """The pid of each rank, and the time at which rank 0 has completed each step."""
+    """Files with the pid of each rank, and with the time at which rank 0 has completed each step."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 
     def begin(self, rank: int) -> None:
+        """Write the pid of a rank, which a fault may kill."""
         (self.folder / f"pid-{rank}").write_text(str(os.getpid()))
 
     def step(self, rank: int, step: int) -> None:
+        """Write the time of a completed step."""
         if rank == 0:
             with (self.folder / "steps").open("a") as stream:
                 stream.write(f"{step} {time.time()!r}\n")
@@ -60,7 +65,9 @@ class Callback(Marks):
     """The marks as a callback of slurmddp's trainer."""
 
     def on_train_start(self, training: Any) -> None:
+        """Mark the start of a rank."""
         self.begin(training.distributon.rank)
 
     def on_step_end(self, training: Any) -> None:
+        """Mark a completed step."""
         self.step(training.distributon.rank, training.step)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from slurmddp import Distributon
 from support import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -151,7 +153,7 @@ def test_a_step_is_compared_with_the_hand_written_one_of_its_round(benchmark):
         "slurmddp": {"median": 1.1, "low": 1.0, "high": 1.2, "cpu": 1.0625, "cpu_us": 125000.0},
         "again": {"median": 1.0, "low": 1.0, "high": 1.0, "cpu": 1.0, "cpu_us": 0.0},
     }
-    assert step.missed(found["slurmddp"]) == ["1.0625 of the hand-written one by CPU time"]
+    assert step.missed(found["slurmddp"]) == ["1.0625 of the hand-written step by CPU time"]
     assert step.missed(found["again"]) == []
 
 
@@ -234,6 +236,13 @@ def test_every_benchmark_keeps_results_in_the_same_way():
     apart = {"peers.py", "record.py", "savers.py"}
     assert [name for name, text in texts.items() if "parser(__doc__" not in text] == sorted(apart)
     assert [name for name, text in texts.items() if '"results"' in text] == []
+
+
+def test_benchmarks_use_methods_that_distributon_has():
+    texts = {file.name: file.read_text() for file in sorted(BENCHMARKS.glob("*.py"))}
+    used = [(name, method) for name, text in texts.items() for method in re.findall(r"\bd\.([a-z]\w+)", text)]
+    assert len(used) > 20
+    assert [(name, method) for name, method in used if not hasattr(Distributon, method)] == []
 
 
 def test_an_all_reduce_is_judged_by_its_size(benchmark):

@@ -80,7 +80,7 @@ def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> Non
     """
     target = str(node["_target_"])
     module, _ = find_module(target.split("."), project_dir)
-    # Code of another package imports nothing of the project, and its files take tens of milliseconds to parse.
+    # Another package imports nothing of the project, and its files take tens of milliseconds to parse.
     if module is None or not Path(module.origin or "").is_relative_to(project_dir):
         return
 
