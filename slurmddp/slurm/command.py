@@ -1,4 +1,4 @@
-"""Run one of SLURM's commands; for the login side and the batch step."""
+"""Run one of SLURM's commands, on the login side and in the batch step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _ANNOUNCED_AFTER_S = 3.0
-"""Seconds of waiting before the wait is announced."""
+"""Seconds after which a wait is announced."""
 
 
 class CommandResult(NamedTuple):
@@ -23,7 +23,8 @@ class CommandResult(NamedTuple):
     @property
     def is_retryable(self) -> bool:
         """Whether slurmctld could not be reached, so that the command may succeed later."""
-        from slurmddp.slurm.rejections import is_transient  # `begin` has no use for it.
+        # `begin` does not need this module.
+        from slurmddp.slurm.rejections import is_transient
 
         return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())
 
@@ -43,12 +44,14 @@ def run_command(
         environ: the variables of the command.
         timeout_s: seconds after which the command counts as hanging.
         open_files: the soft limit of open files for the command; None keeps this process's limit.
-        announce: gets a sentence about a wait that a person would notice.
+        announce: called with a sentence about a wait that a person would notice.
 
     Returns:
-        The output, with exit code 127 for a program that can't be started, and 124 for one that was killed.
+        The output, with exit code 127 for a program that can't be started, and 124 for a program that was
+        killed.
     """
     program = command[0]
+    # The shell sets the limit in the child alone; this process keeps its limit.
     if open_files is not None:
         command = ["sh", "-c", f'ulimit -Sn {open_files} && exec "$@"', "sh", *command]
     try:
@@ -60,6 +63,7 @@ def run_command(
             stderr=subprocess.PIPE,
             universal_newlines=True,
             errors="replace",
+            # A group of its own, so that a command that hangs can be killed with its children.
             start_new_session=True,
         )
     except OSError as error:
@@ -72,24 +76,29 @@ def run_command(
             os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return CommandResult(124, err=_silence(program, timeout_s, error.stderr), timed_out=True)
+            return CommandResult(124, err=_no_answer(program, timeout_s, error.stderr), timed_out=True)
+
     return CommandResult(process.returncode, out, err)
 
 
 def _output(
     process: subprocess.Popen[str], program: str, timeout_s: float, announce: Callable[[str], object]
 ) -> tuple[str, str]:
+    """Return the output and the error output; raise TimeoutExpired if the command hangs."""
     try:
         return process.communicate(timeout=min(timeout_s, _ANNOUNCED_AFTER_S))
     except subprocess.TimeoutExpired:
         if timeout_s <= _ANNOUNCED_AFTER_S:
             raise
+
     announce(f"{program} has not answered yet; waiting up to {timeout_s:g} s for it.")
     return process.communicate(timeout=timeout_s - _ANNOUNCED_AFTER_S)
 
 
-def _silence(program: str, timeout_s: float, err: bytes | None) -> str:
+def _no_answer(program: str, timeout_s: float, err: bytes | None) -> str:
     """Return a sentence about a time-out, with what the command printed while it tried again by itself."""
     sentence = f"{program} gave no answer within {timeout_s:g} s."
     printed = " ".join((err or b"").decode(errors="replace").split())
-    return f"{sentence} It said: {printed.rstrip('.')}." if printed else sentence
+    if printed:
+        sentence += f" It printed: {printed.rstrip('.')}."
+    return sentence

@@ -1,4 +1,4 @@
-"""Parse the output of SLURM's commands; pure, for the login side and the batch step."""
+"""Parse the output of SLURM's commands; pure, used on the login side and in the batch step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SUBMIT_LINE = " SubmitLine="
-"""Stands before sbatch's command line in `scontrol show job`, where SLURM shows that."""
+"""The text before sbatch's command line in `scontrol show job`, where SLURM shows this line."""
 _FACT = re.compile(r"(?:^|\s)(\w+)(?:=| += )(\S*)")
 _ROW = re.compile(r"([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*?)\|(/.*|[^|]*)")
 """A row of `queue_command`. A comment may hold bars; the path of a script begins with a slash."""
@@ -37,17 +37,18 @@ class QueuedJob(NamedTuple):
     @property
     def run(self) -> str:
         """The run that the job's token names; empty without a token."""
-        return parse_run(self.script) or parse_run(self.comment)  # Earlier versions put it into the comment.
+        # Earlier versions of slurmddp put the token into the comment.
+        return parse_run(self.script) or parse_run(self.comment)
 
 
 def queue_command(*selection: str) -> list[str]:
-    """Return the command that prints the selected jobs for `parse_queue`, also jobs that ended just now."""
+    """Return the squeue command whose output `parse_queue` reads; it also shows jobs that ended just now."""
     states = ["--noheader", "--all", "--array", "--states=all"]
     return ["squeue", *states, *selection, "-o", "%i|%T|%N|%r|%S|%k|%o"]
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
-    """Return the jobs that `queue_command` has printed; lines of a site's own are left out."""
+    """Return the jobs in the output of `queue_command`; ignore lines that a site adds."""
     rows = filter(None, map(_ROW.fullmatch, text.splitlines()))
     return [QueuedJob(*map(str.strip, row.groups())) for row in rows]
 
@@ -65,11 +66,13 @@ def find_submitted(
         queue: the jobs of this account.
         script: the script of the submission.
         token: the argument of the script that only this submission has.
-        new: numbers of jobs, of which one of the script is the job where SLURM shows no arguments.
+        new: numbers of jobs that no record names. Where SLURM shows no arguments, such a job of the same
+            script is the job of the submission.
         facts_of: returns what `scontrol show job` prints of a job; empty if SLURM does not know the job.
     """
     unrecorded = None
-    facts_of = lru_cache(maxsize=None)(facts_of)  # The elements of an array share them.
+    # The elements of an array share their facts.
+    facts_of = lru_cache(maxsize=None)(facts_of)
     for job in queue:
         if token in job.script.split():
             return job.number
@@ -83,16 +86,23 @@ def find_submitted(
         # SLURM 24.11 shows the arguments nowhere.
         if facts and _SUBMIT_LINE not in facts and job.number in new:
             unrecorded = job.number
+
     return unrecorded
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Compare paths that may hold links; folders with other names are not looked at."""
-    return path.split("/")[-2:] == other.split("/")[-2:] and os.path.realpath(path) == os.path.realpath(other)
+    """Return whether two paths, which may hold links, lead to one file in a folder of one name."""
+    # Only folders of the same name are looked up.
+    if path.split("/")[-2:] != other.split("/")[-2:]:
+        return False
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """Return the `Key=value` pairs of `scontrol show`; of a repeated key the first value, without blanks."""
+    """Return the `Key=value` pairs of `scontrol show`, each value up to the first blank.
+
+    A repeated key has its first value.
+    """
     facts: dict[str, str] = {}
     for key, value in _FACT.findall(text):
         facts.setdefault(key, value)
@@ -104,12 +114,14 @@ def parse_time(text: str) -> float | None:
     match = re.match(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", text)
     if match is None:
         return None
+
     year, month, day, hour, minute, second = map(int, match.groups())
     return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
 
 
 def parse_job_id(stdout: str) -> str | None:
-    """Return the job id in the output of `sbatch --parsable`, which a site may have wrapped in a banner."""
+    """Return the job id in the output of `sbatch --parsable`; None without an id."""
+    # A site's sbatch may print a banner before or after the id.
     for line in reversed(stdout.splitlines()):
         match = re.fullmatch(r"(\d+)(?:;\S+)?", line.strip())
         match = match or re.fullmatch(r"Submitted batch job (\d+)(?: on cluster \S+)?", line.strip())
@@ -125,7 +137,9 @@ def parse_run(text: str) -> str:
 
 
 def parse_test_start(text: str) -> str:
-    """Return what `sbatch --test-only` says of the start of a job, as a clause; empty without such a line."""
+    """Return the start that `sbatch --test-only` expects for a job, as a clause; empty if it gives none."""
     # SLURM 26.05 puts a word between the time and `using`.
     match = re.search(r"to start at (\S+)(?: \w+)? using (\d+ processors on nodes \S+)", text)
-    return f"at {match[1].replace('T', ' ')} with {match[2]}" if match else ""
+    if match is None:
+        return ""
+    return f"at {match[1].replace('T', ' ')} with {match[2]}"

@@ -1,7 +1,7 @@
-"""The run in which a job trains, by its script with its arguments; for the login side and the batch step.
+"""Find the run of a job by the job's script; used on the login side and in the batch step.
 
-A new sandbox, another cluster, a controller that lost its state, and a controller past its largest number all
-give ids that an earlier job had. So the id alone does not say that a job belongs to a run.
+A new sandbox, another cluster, a controller that lost its state, and a controller past its largest job number
+all give ids that an earlier job had. So the id alone does not show that a job belongs to a run.
 """
 
 from __future__ import annotations
@@ -21,47 +21,57 @@ ELEMENT = "element"
 
 
 def job_name(name: str) -> str:
-    """Return `name` with dashes for characters that SLURM's tables and file patterns don't allow."""
+    """Return `name` with dashes in place of characters that SLURM's tables and file patterns don't allow."""
     return re.sub(r"[^A-Za-z0-9._=+]+", "-", name).strip("-")[:100] or "slurmddp"
 
 
 def script_of(job_id: str, script: str) -> str:
-    """Return the path of a job's script, for an element of a sweep's array the script in its run folder.
+    """Return the script of a job; for an element of a sweep's array return the script in its run folder.
 
-    The file `elements` beside the script of an array names the run folders, which lie beside that folder.
+    The file `elements` beside the script of an array names the run folders. They lie beside the folder of the
+    array.
     """
     array, _, index = job_id.rpartition("_")
     folder, _, name = script.rpartition("/")
     if not array or not index.isdecimal() or not folder.startswith("/"):
         return script
+
     run = "".join(elements(folder)[int(index) : int(index) + 1])
-    return f"{folder.rpartition('/')[0]}/{run}/{name}" if run else script
+    if not run:
+        return script
+    return f"{folder.rpartition('/')[0]}/{run}/{name}"
 
 
 def elements(folder: str) -> Sequence[str]:
-    """Return the names of the run folders of an array, by index; empty if `folder` is of no array."""
+    """Return the names of the run folders of an array, by index; empty if `folder` belongs to no array."""
     file = f"{folder}/{ELEMENTS}"
     try:
-        found = os.stat(file)  # noqa: PTH116 - a Path costs more than the call, for thousands of elements
-        return _names(file, found.st_ino, found.st_mtime_ns)
+        # For thousands of elements a Path costs more than this call.
+        status = os.stat(file)  # noqa: PTH116
+        return _names(file, status.st_ino, status.st_mtime_ns)
     except (OSError, ValueError):
         return ()
 
 
 @lru_cache(maxsize=64)
 def _names(file: str, *_version: int) -> Sequence[str]:
-    """Return the lines of a file, which is read once for all elements of an array."""
+    """Return the lines of a file; read it once for all elements of an array.
+
+    Args:
+        file: the path of the file.
+        _version: values that change when the file is replaced.
+    """
     return read_regular(file).decode("utf-8", errors="surrogateescape").split("\n")[:-1]
 
 
 def is_of_unread_array(job_id: str, script: str, run: Path) -> bool:
-    """Return whether a job is an element of an array beside a run, and the array does not say of which run.
+    """Return whether a job is an element of an array beside a run, and the array's file `elements` is lost.
 
-    Its file `elements` is lost or can't be read. So the job may be of each run that names its id.
+    Then nothing shows to which run the job belongs: it may belong to each run that names its id.
 
     Args:
-        job_id: of the job.
-        script: what `script_of` returns for it.
+        job_id: the id of the job.
+        script: the result of `script_of` for the job.
         run: the run folder.
     """
     folder = Path(script).parent
@@ -75,8 +85,8 @@ def may_be_of(names: Collection[str], run: str, script: str) -> bool:
     Args:
         names: the name of the run, and the name of its jobs.
         run: the run that the token among the script's arguments names; empty without such a token. The
-            elements of an array share a token, which names no run.
-        script: the path of the job's script; empty if SLURM does not say.
+            elements of an array share a token, and it names no run.
+        script: the path of the job's script; empty if SLURM does not show it.
     """
     if run:
         return run in names

@@ -1,6 +1,6 @@
 """The sbatch and srun options of a job as plain values; pure.
 
-Both submitters send these, each in its own way, so a job asks for the same whichever sends it.
+Both submitters use these options, so a job asks SLURM for the same with either submitter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slurmddp.slurm.job_script import job_name
 from slurmddp.slurm.units import render_minutes
 
 Option = str | int | bool
-"""True stands for a bare flag."""
+"""The value of an option; True stands for an option without a value."""
 
 _OWN_KEYS = {
     "nodes": "nodes=", "time": "time_limit=", "partition": "partition=", "account": "account=", "qos": "qos=",
@@ -24,13 +24,11 @@ _OWN_KEYS = {
     "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
     "no-requeue": "policy.requeue=", "no-kill": "spare_nodes= or elastic=",
 }  # fmt: skip
-"""sbatch options that slurmddp writes itself, and the setting of ours that a person wants instead."""
-
+"""Options of sbatch that slurmddp writes itself, each with the key that a person sets instead."""
 _MEMORY_SHARES = {"mem-per-cpu": "cpus_per_node", "mem-per-gpu": "gpus_per_node"}
-"""Options that ask for memory by a part of the node, and the key with the number of parts."""
-
+"""Options that ask for memory by a part of the node, each with the key that holds the number of parts."""
 _SHAPE = ("ntasks", "ntasks-per-node")
-"""Options with one agent for each node; `false` under `sbatch:` leaves one out, as some sites demand."""
+"""Options that ask for one task on each node; `false` under `sbatch:` omits them, as some sites demand."""
 _REFUSED = {
     "export": "ranks get the variables of the command; set others under `env:` in the cluster file",
     "export-file": "ranks get the variables of the command; set others under `env:` in the cluster file",
@@ -49,35 +47,45 @@ _REFUSED = {
 }
 """Options of sbatch that no job of slurmddp can have, with the reason and what to do instead."""
 _GPU_SHARES = ("gpus", "gpus-per-task", "gpus-per-socket")
-"""Other ways to ask for GPUs, which contradict the number for each node."""
+"""Other options that ask for GPUs; they contradict the number of GPUs for each node."""
 _RESOURCE_LISTS = ("gres", "tres-per-task")
 """Options that list resources of any kind, such as `gres=nvme:1,gpu:2` and `tres-per-task=gres/gpu:1`."""
 _RESERVED = frozenset({*_SHAPE, "output", "error", "open-mode"})
+"""Further options of sbatch that slurmddp writes itself; no key replaces them."""
 _ONE_CLUSTER = frozenset({"cluster", "clusters"})
-"""The commands ask one SLURM, here and in the job, and would not find a job of another."""
+"""Options that choose another SLURM: slurmddp's commands query one SLURM, and would not find the job."""
 _SRUN_RESERVED = frozenset(
     {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "kill-on-bad-exit", "wait", "mpi", "export"}
     | {"output", "error", "input", "multi-prog", "pty", "label", "jobid", "chdir", "unbuffered"}
 )
+"""Options of srun that slurmddp writes itself, or that the start of the agents does not allow."""
 
 
 def sbatch_options(job: Job) -> dict[str, Option]:
-    """Return the job's options for sbatch, by their long names, sorted; raises ConfigError."""
-    cluster, resources = job.cluster, job.resources
+    """Return the job's options for sbatch, sorted by their long names; raise ConfigError for wrong values."""
+    cluster = job.cluster
+    resources = job.resources
+    time_limit = None
+    if resources.time_limit_min is not None:
+        time_limit = render_minutes(resources.time_limit_min)
+
     options: dict[str, Option | None] = {
         "job-name": job_name(job.run_name),
         "nodes": resources.all_nodes,
-        "no-kill": True if job.tolerates_node_loss else None,
+        # Without --no-kill SLURM ends the job when it loses a node.
+        "no-kill": job.tolerates_node_loss or None,
+        # One task for each node: the agent, which starts the ranks.
         "ntasks": resources.all_nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": resources.cpus_per_node,
-        "time": None if resources.time_limit_min is None else render_minutes(resources.time_limit_min),
+        "time": time_limit,
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": cluster.constraint,
         "reservation": cluster.reservation,
         "dependency": f"afterok:{':'.join(job.after)}" if job.after else None,
+        # Without --open-mode=append SLURM would truncate the log at each requeue.
         "open-mode": "append",
         "output": _output(job),
         "signal": f"USR2@{_signal_lead(job)}",
@@ -86,52 +94,71 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         **_memory(job),
     }
     kept = {name: value for name, value in options.items() if value is not None and value != ""}
-    own, given = set(kept) | _RESERVED, dict(cluster.sbatch)
+    taken = set(kept) | _RESERVED
+
+    # `false` under `sbatch:` omits an option about tasks.
+    given = dict(cluster.sbatch)
     for name in [name for name, value in given.items() if value is False and _long_name(name) in _SHAPE]:
         del given[name]
         del kept[_long_name(name)]
+
     _refuse_other_gpus(job, given)
-    kept.update(_others("sbatch", given, own))
+    kept.update(_others("sbatch", given, taken))
     return {name: _one_line(f"sbatch option {name}", kept[name]) for name in sorted(kept)}
 
 
 def srun_options(job: Job) -> dict[str, Option]:
-    """Return the options of srun from the cluster file, and `--no-kill` where needed; raises ConfigError."""
-    own: dict[str, Option] = {"no-kill": True} if job.tolerates_node_loss else {}
-    return dict(sorted({**_others("srun", job.cluster.srun, _SRUN_RESERVED), **own}.items()))
+    """Return the options of srun from the cluster file, and `--no-kill` where needed.
+
+    Raises:
+        ConfigError: the cluster file sets an option that it can't set.
+    """
+    options = _others("srun", job.cluster.srun, _SRUN_RESERVED)
+    # Without srun --no-kill SLURM kills the step when it loses a node.
+    if job.tolerates_node_loss:
+        options["no-kill"] = True
+    return dict(sorted(options.items()))
 
 
 def note_on_cpus(job: Job) -> str:
-    """Return a note if a node's ranks share the CPUs that SLURM gives to one task by default; else empty."""
+    """Return a note if the ranks of a node share the CPUs that SLURM gives to one task; else empty."""
     ranks = job.resources.ranks_per_node
     gets_more = (
         job.resources.cpus_per_node or job.resources.gpus_per_node or "exclusive" in job.cluster.sbatch
     )
     if gets_more or ranks == 1:
         return ""
+
     return (
-        f"No CPUs are asked for, so the {ranks} ranks of a node share what this SLURM gives to one task, "
-        f"often one CPU: cpus_per_node={ranks} asks for one each."
+        f"The job asks for no CPUs, so the {ranks} ranks of a node share what SLURM gives to one task, often "
+        f"one CPU. Set cpus_per_node={ranks} for one CPU each."
     )
 
 
 def _output(job: Job) -> str:
-    """Return the log of the batch script; after a backslash SLURM would replace no `%j` and no `%n`."""
+    """Return the path of the batch script's log as a pattern of SLURM's."""
+    # After a backslash SLURM would replace no `%j` and no `%n`.
     if "\\" in str(job.run_dir):
         raise ConfigError(
             f"The run folder would be {job.run_dir}, and SLURM writes no logs into a path with a backslash.",
-            hint="Rename the folder, or say runs_dir=/another/folder.",
+            hint="Rename the folder, or set runs_dir=/another/folder.",
         )
     return str(job.run_dir / "logs").replace("%", "%%") + "/slurm-%j.out"
 
 
 def _signal_lead(job: Job) -> int:
-    """Return the lead in seconds; it must leave time to train and fit into SLURM's two bytes."""
-    lead, limit = job.policy.signal_lead_s, job.resources.time_limit_min
+    """Return the seconds by which SLURM's signal precedes the time limit.
+
+    Raises:
+        ConfigError: SLURM can't take the number, or it leaves no time to train.
+    """
+    lead = job.policy.signal_lead_s
+    limit = job.resources.time_limit_min
+    # SLURM keeps the seconds in two bytes.
     if not 0 < lead <= 65535:
         raise ConfigError(
             f"policy.signal_lead_s={lead} is not between 1 and 65535.",
-            hint="It is the seconds that a save may take.",
+            hint="It is the number of seconds that a save may take.",
         )
     if limit is not None and lead >= limit * 60:
         raise ConfigError(
@@ -142,9 +169,12 @@ def _signal_lead(job: Job) -> int:
 
 
 def _gpus(job: Job) -> dict[str, Option]:
-    gpus, cluster = job.resources.gpus_per_node, job.cluster
+    """Return the option that asks for the GPUs of each node; empty for a job without GPUs."""
+    gpus = job.resources.gpus_per_node
+    cluster = job.cluster
     if not gpus or cluster.gpu_request == "none":
         return {}
+
     amount = f"{cluster.gpu_type}:{gpus}" if cluster.gpu_type else str(gpus)
     if cluster.gpu_request == "gres":
         return {"gres": f"gpu:{amount}"}
@@ -156,7 +186,9 @@ def _gpus(job: Job) -> dict[str, Option]:
 
 
 def _memory(job: Job) -> dict[str, Option]:
-    mem_gb, dialect = job.resources.mem_gb, job.cluster.mem_request
+    """Return the option that asks for the memory of each node; empty if the job asks for none."""
+    mem_gb = job.resources.mem_gb
+    dialect = job.cluster.mem_request
     if dialect not in {"mem", "none", *_MEMORY_SHARES}:
         raise ConfigError(
             f"cluster.mem_request={dialect!r} is not known.",
@@ -166,22 +198,27 @@ def _memory(job: Job) -> dict[str, Option]:
         return {}
     if mem_gb < 0:
         raise ConfigError(f"mem_gb={mem_gb} is negative.", hint="Give GiB per node; 0 asks for all of it.")
+
     megabytes = round(mem_gb * 1024)
+    # For sbatch --mem=0 asks for all memory of a node.
     if dialect == "mem":
         return {"mem": f"{megabytes}M" if megabytes else "0"}
     if not megabytes:
         return {}
+
     key = _MEMORY_SHARES[dialect]
     shares = getattr(job.resources, key)
     if not shares:
         raise ConfigError(
-            f"mem_gb={mem_gb} can't be shared out by {dialect}: {key} is not set.",
+            f"mem_gb={mem_gb} can't be divided for {dialect}: {key} is not set.",
             hint=f"Set {key}=, or mem_request: mem in the cluster file.",
         )
+    # Rounded up, so that the job gets at least the memory that it asks for.
     return {dialect: f"{-(-megabytes // shares)}M"}
 
 
 def _long_name(key: str) -> str:
+    """Return the long name of an option, from a key of the cluster file such as `--mail_type`."""
     return str(key).removeprefix("--").replace("_", "-")
 
 
@@ -194,13 +231,23 @@ def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
         if is_second and value is not False and _gpus(job):
             raise ConfigError(
                 f"cluster.sbatch sets {name}, and the job already asks for its GPUs with "
-                f"{' '.join(f'--{own}={amount}' for own, amount in _gpus(job).items())}.",
+                f"{' '.join(f'--{option}={amount}' for option, amount in _gpus(job).items())}.",
                 hint="Set gpu_request: none in the cluster file if the site wants the other option.",
             )
 
 
 def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:
-    found: dict[str, Option] = {}
+    """Return the options that a cluster file gives to a program, by long names.
+
+    Args:
+        tool: the program, `sbatch` or `srun`.
+        given: the options by the keys of the cluster file.
+        taken: the options that slurmddp writes itself.
+
+    Raises:
+        ConfigError: the cluster file sets an option that it can't set.
+    """
+    options: dict[str, Option] = {}
     for key, value in given.items():
         name = _long_name(key)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
@@ -209,10 +256,11 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
             )
         if value is False or value is None:
             continue
+
         if name in _ONE_CLUSTER:
             raise ConfigError(
                 f"cluster.{tool} sets {name}: the job would go to another SLURM, where it can't be followed.",
-                hint="Say `export SLURM_CLUSTERS=NAME`, so that all commands ask the SLURM of that cluster.",
+                hint="Use `export SLURM_CLUSTERS=NAME`: then all commands query the SLURM of that cluster.",
             )
         if name == "array":
             raise ConfigError(
@@ -222,16 +270,18 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         if tool == "sbatch" and name in _REFUSED:
             raise ConfigError(f"cluster.sbatch sets {name}.", hint=f"Remove it there: {_REFUSED[name]}.")
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
-            own = _OWN_KEYS.get(name, "") if tool == "sbatch" else ""
-            raise ConfigError(
-                f"cluster.{tool} sets {name}, which slurmddp writes itself.",
-                hint=f"Remove it there and set {own} instead." if own else "Remove it there.",
-            )
-        found[name] = _one_line(f"cluster.{tool}.{key}", value)
-    return found
+            hint = "Remove it there."
+            if tool == "sbatch" and name in _OWN_KEYS:
+                hint = f"Remove it there and set {_OWN_KEYS[name]} instead."
+            raise ConfigError(f"cluster.{tool} sets {name}, which slurmddp writes itself.", hint=hint)
+
+        options[name] = _one_line(f"cluster.{tool}.{key}", value)
+
+    return options
 
 
 def _one_line(what: str, value: Option) -> Option:
+    """Return a value; raise ConfigError if it has more than one line."""
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ConfigError(
             f"{what} is {value!r}.", hint="It goes into one line of the script: no line breaks, no NUL."

@@ -1,4 +1,4 @@
-"""Ask SLURM for the states of jobs at a bounded pace, for a view that stays open for hours."""
+"""Query SLURM for the states of jobs at a bounded rate, for a view that stays open for hours."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from slurmddp.slurm.client import IDS_PER_QUERY, SlurmClient
 from slurmddp.slurm.states import JobState
 
 QUERY_EVERY_S = 30.0
-"""Seconds from one query to the next, at least: sites ask for this much."""
+"""The shortest pause between two queries, in seconds; sites ask for such a pause."""
 LONGEST_PAUSE_S = 300.0
-"""Seconds between two tries while SLURM does not answer, at most."""
+"""The longest pause between two queries while SLURM does not answer, in seconds."""
 _TIMEOUT_S = 5.0
+"""Seconds after which a query counts as unanswered; the view stands still meanwhile."""
 
 
 class PacedClient(SlurmClient):
@@ -24,15 +25,15 @@ class PacedClient(SlurmClient):
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        # A notice of a slow answer would end up in the middle of the view.
-        super().__init__(timeout_s=_TIMEOUT_S, say=lambda _text: None)
+        # A report of a slow answer would be printed into the view.
+        super().__init__(timeout_s=_TIMEOUT_S, report=lambda _text: None)
         self._now = now
         self._due = -math.inf
         self._pause = QUERY_EVERY_S
         self._states: dict[str, JobState] = {}
         self._asked: frozenset[str] = frozenset()
         self.not_asked: frozenset[str] = frozenset()
-        """The jobs of the last call that are newer than the last query; SLURM may know them."""
+        """The jobs of the last call that the last query did not contain; SLURM may know them."""
         self.error: SlurmError | None = None
         """The error of the last query; None if SLURM answered."""
 
@@ -49,6 +50,7 @@ class PacedClient(SlurmClient):
         """
         if self._now() >= self._due:
             self._query(job_ids)
+
         self.not_asked = frozenset(job_ids) - self._asked
         if self.error is not None:
             raise self.error
@@ -57,10 +59,16 @@ class PacedClient(SlurmClient):
     def _query(self, job_ids: Sequence[str]) -> None:
         self._asked = frozenset(job_ids)
         try:
-            self._states, self.error = super().jobs(job_ids), None
+            self._states = super().jobs(job_ids)
+        except SlurmError as error:
+            if self.error is not None:
+                self._pause *= 2
+            self._pause = min(LONGEST_PAUSE_S, self._pause)
+            self._states = {}
+            self.error = error
+        else:
+            self.error = None
             # One call of `jobs` runs squeue several times if the jobs are many.
             self._pause = QUERY_EVERY_S * math.ceil(len(self._asked) / IDS_PER_QUERY)
-        except SlurmError as error:
-            self._pause = min(LONGEST_PAUSE_S, self._pause if self.error is None else 2 * self._pause)
-            self._states, self.error = {}, error
+
         self._due = self._now() + self._pause

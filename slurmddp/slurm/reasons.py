@@ -9,7 +9,8 @@ from slurmddp.slurm.states import clean_reason
 _PATIENCE = "Nothing to do: it starts when its turn comes."
 _SMALLER = _PATIENCE + " Fewer nodes or less time start sooner."
 _OTHER_PARTITION = (
-    "It starts when the site opens it. For another: cancel it, then `slurmddp resume {run} partition=...`."
+    "It starts when the site opens the partition. For another partition: cancel it, then "
+    "`slurmddp resume {run} partition=...`."
 )
 _HELD = "Release it with `scontrol release {job}`, or ask the site why it holds it."
 _NO_ACCOUNT = (
@@ -17,7 +18,7 @@ _NO_ACCOUNT = (
     "Cancel it, then `slurmddp resume {run}` with another `account=` or `partition=`.",
 )
 _NO_QOS = (
-    "the partition does not take its quality of service",
+    "the partition does not accept its quality of service",
     "Cancel it, then `slurmddp resume {run}` with another `qos=` or `partition=`.",
 )
 _USED_UP = (
@@ -26,24 +27,25 @@ _USED_UP = (
     "`scontrol show assoc_mgr flags=assoc,qos` shows what is used.",
 )
 
-# Compared by beginning, the longest first: dozens of QOS and Assoc limits differ only in their ends.
 _REASONS: dict[str, tuple[str, str]] = {
+    # What every waiting job may meet.
     "Priority": ("other jobs stand before it in the queue", _SMALLER),
     "Resources": ("the nodes it needs are busy", _SMALLER),
     "BeginTime": ("its begin time has not come", _PATIENCE),
     "Dependency": ("it waits for another job to end", _PATIENCE),
     "DependencyNeverSatisfied": (
-        "the job it waits for ended in a way that never lets it start",
-        "Cancel it and resume the run that it waits for, then this one; or start it without a wait: "
+        "the job that it waits for ended in such a way that this job never starts",
+        "Cancel it and resume the run that it waits for, then this run; or start it without a wait: "
         "`slurmddp resume {run} after=[]`.",
     ),
+    # Limits and states of its partition.
     "PartitionTimeLimit": (
         "it asks for more time than the partition allows",
-        "Cancel it, then `slurmddp resume {run} time_limit=...`; as it is, it may never start.",
+        "Cancel it, then `slurmddp resume {run} time_limit=...`; unchanged, it may never start.",
     ),
     "PartitionNodeLimit": (
         "it asks for more nodes than the partition has or allows",
-        "Cancel it, then submit it again with a smaller `nodes=`; it may never start as it is.",
+        "Cancel it, then submit it again with a smaller `nodes=`; unchanged, it may never start.",
     ),
     "PartitionDown": ("the partition is switched off", _OTHER_PARTITION),
     "PartitionInactive": ("the partition takes no jobs now", _OTHER_PARTITION),
@@ -51,6 +53,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "the partition does not allow what it asks for, often more nodes than it has",
         "Compare nodes, time and account with `scontrol show partition`.",
     ),
+    # Nodes that it needs.
     "ReqNodeNotAvail": (
         "nodes that it needs are down, drained or reserved (often for a maintenance)",
         "See `sinfo -R` and `scontrol show res`; a job that ends before a maintenance may start.",
@@ -64,6 +67,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "no node has what it asks for",
         "Check the cluster file's constraint, GPU type and counts with `sinfo -o '%N %f %G'`.",
     ),
+    # Holds: SLURM does not start such a job by itself.
     "JobHeldUser": ("it is held by you", _HELD),
     "JobHeldAdmin": ("it is held by the site, or after repeated launch failures", _HELD),
     "launch failed requeued held": (
@@ -72,6 +76,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "job requeued in": ("a person or the site requeued it and holds it", _HELD),
     "JobHoldMaxRequeue": ("it was requeued too often", _HELD),
+    # Limits of its account and quality of service. Dozens of them differ only in their ends.
     "QOS": (
         "a limit of its quality of service is reached",
         "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
@@ -82,7 +87,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "QOSMin": (
         "it asks for less than its quality of service requires",
-        "As it is, it never starts: cancel it, and ask for more or for another `qos=`.",
+        "Unchanged, it never starts: cancel it, and ask for more or for another `qos=`.",
     ),
     "Assoc": (
         "a limit of your account is reached",
@@ -112,18 +117,21 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Job's account not": _NO_ACCOUNT,
     "QOSNotAllowed": _NO_QOS,
     "Job's QOS not": _NO_QOS,
+    # Its reservation.
     "ReservationInvalid": (
         "its reservation is not valid",
-        "Compare it with `scontrol show res`; cancel it and submit it again with another, or without one.",
+        "Compare it with `scontrol show res`; cancel it and submit it again with another `reservation`, or "
+        "without one.",
     ),
     "ReservationDeleted": (
         "its reservation is gone",
         "Cancel it and submit it again with another `reservation`, or without one.",
     ),
-    "JobArrayTaskLimit": ("its array runs as many elements at once as it may", _PATIENCE),
+    "JobArrayTaskLimit": ("its array runs as many elements at once as it is allowed to", _PATIENCE),
+    # Other resources, and the state of SLURM itself.
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
-    "SchedDefer": ("SLURM decides about it in the next turn of its scheduler", _PATIENCE),
+    "SchedDefer": ("SLURM considers it in the next turn of its scheduler", _PATIENCE),
     "BurstBuffer": ("its burst buffer is not ready", _PATIENCE),
     "Power": ("SLURM has no power left for its nodes", _PATIENCE),
     "FedJobLock": ("another cluster of the federation may start it", _PATIENCE),
@@ -140,10 +148,11 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Prolog": ("its nodes are being prepared", _PATIENCE),
     "Cleaning": ("its last attempt is still being cleaned up", _PATIENCE),
 }
+"""For the beginning of each reason: why the job waits, and what to do. The longest beginning counts."""
 
 
 def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:
-    """Return why a job waits and what to do; an unknown reason is returned as it is.
+    """Return why a job waits and what to do; an unknown reason is quoted.
 
     Args:
         reason: SLURM's reason.
@@ -152,23 +161,31 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
         start: the expected start, as SLURM prints it; empty if not known.
         again: whether the job has run before and was requeued.
     """
-    given = clean_reason(reason)
-    if given == "BeginTime" and again:
-        return (
-            f"SLURM requeued it and starts it again {f'at {start}' if start else 'after a delay'}",
-            _PATIENCE,
-        )
-    if re.match(r"(?:QOS|Assoc)\w*Per(?:Job|Node)", given):  # Limits of one job don't pass with time.
+    reason = clean_reason(reason)
+    if not reason:
+        return "SLURM has not considered it yet", _PATIENCE
+
+    # SLURM gives a requeued job a begin time, on most sites two minutes later.
+    if reason == "BeginTime" and again:
+        when = f"at {start}" if start else "after a delay"
+        return f"SLURM requeued it and starts it again {when}", _PATIENCE
+
+    # A limit of one job does not change when other jobs end.
+    if re.match(r"(?:QOS|Assoc)\w*Per(?:Job|Node)", reason):
         return (
             "it asks for more than its account or quality of service gives one job",
-            f"As it is, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
+            f"Unchanged, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
         )
+
     # Ended jobs stay counted by GrpTRESMins and GrpWall, but not by GrpTRESRunMins.
-    if re.match(r"(?:QOS|Assoc)Grp(?:\w*(?<!Run)Minutes|WallLimit)", given):
+    if re.match(r"(?:QOS|Assoc)Grp(?:\w*(?<!Run)Minutes|WallLimit)", reason):
         return _USED_UP
+
     for name in sorted(_REASONS, key=len, reverse=True):
-        if given.startswith(name):
+        if reason.startswith(name):
             why, action = _REASONS[name]
-            expected = f" (SLURM expects to start it at {start})" if start else ""
-            return why + expected, action.replace("{run}", run).replace("{job}", job_id)
-    return (f"SLURM says {given!r}", "") if given else ("SLURM has not looked at it yet", _PATIENCE)
+            if start:
+                why += f" (SLURM expects to start it at {start})"
+            return why, action.replace("{run}", run).replace("{job}", job_id)
+
+    return f"SLURM's reason is {reason!r}", ""

@@ -1,6 +1,6 @@
-"""Explain SLURM's refusals, and recognise the errors that a second try may cure; pure.
+"""Explain SLURM's refusals, and recognize the errors after which the same request may succeed; pure.
 
-Messages always show SLURM's own words; these sentences add what to do.
+Messages always show SLURM's own sentences; the hints in this module add what to do.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ _TRANSIENT = re.compile(
     r"(?: \([^)]*\))?\.?$",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Whole sentences of SLURM and the system at the end of a line; a site's sentences may hold their words."""
+"""Whole sentences of SLURM and the system at the end of a line. A site's sentences may hold parts of them."""
 _UNKNOWN_OPTION = r"(?:unrecogni[sz]ed|unknown|invalid|no such) (?:options?|arguments?)"
 _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IGNORECASE | re.MULTILINE)
-"""The line with which sbatch ends; the lines before may be a site's own."""
+"""The line with which sbatch ends; the lines before it may come from the site's own programs."""
 
 _HINTS: tuple[tuple[str, str], ...] = (
+    # A job_submit plugin may refuse a job with a text of its own and SLURM's "Unspecified error".
     (
         r"(?s)error: (?!batch job submission).*submission failed: unspecified error|cli_filter",
-        "A rule of the site refuses the job; the lines before SLURM's own say why.",
+        "A rule of the site refuses the job; the lines before SLURM's own lines give the reason.",
     ),
     (
         rf"{_UNKNOWN_OPTION}:? '?--(?:parsable|test-only)",
@@ -35,7 +36,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"job array|array.*not (?:allowed|permitted|supported)",
-        "Where the site takes no job arrays, submitter=submitit submits one job for each point of a sweep.",
+        "If the site accepts no job arrays, use submitter=submitit: it submits one job for each point of a "
+        "sweep.",
     ),
     (
         rf"{_UNKNOWN_OPTION}|invalid --[a-z]|dependency problem",
@@ -51,12 +53,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"reservation",
-        "Name one that you may use now with `reservation` in the cluster file; "
+        "Name a reservation that you may use now with `reservation` in the cluster file; "
         "`scontrol show reservation` lists them.",
     ),
     (
         r"feature",
-        "No node has it: correct `constraint` in the cluster file; `sinfo -o '%P %f'` lists the features.",
+        "No node has this feature: correct `constraint` in the cluster file; `sinfo -o '%P %f'` lists all.",
     ),
     (
         r"licen[sc]e",
@@ -69,8 +71,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"configuration source|slurm\.conf",
-        "SLURM's programs are here, but no SLURM: go to a login node, start one with `slurmddp sandbox up`, "
-        "or train here with launcher=local.",
+        "This machine has SLURM's programs, but belongs to no cluster: go to a login node, start a SLURM "
+        "here with `slurmddp sandbox up`, or train here with launcher=local.",
     ),
     (
         r"wckey",
@@ -78,13 +80,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"generic resource|gres|invalid.*gpu",
-        "The site names its GPUs otherwise: set gpu_request (gres, gpus-per-node or none) and gpu_type "
+        "The site has other names for its GPUs: set gpu_request (gres, gpus-per-node or none) and gpu_type "
         "in the cluster file; `sinfo -o '%P %G'` shows what the nodes offer.",
     ),
     (
         r"memory specification|memory required|--mem",
-        "Change mem_gb=. Where the site takes no --mem, say `mem_request: none` in the cluster file, or "
-        "`mem_request: mem-per-cpu`.",
+        "Change mem_gb=. If the site accepts no --mem, set `mem_request: none` or `mem_request: mem-per-cpu` "
+        "in the cluster file.",
     ),
     (
         r"requested node configuration is not available|node count specification|more processors requested",
@@ -92,7 +94,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "`sinfo -o '%P %D %t %c %m %G'`, without what nodes keep for the system (`scontrol show node`: "
         "CPUEfctv, MemSpecLimit). With hint=nomultithread a job gets one CPU of each core.",
     ),
-    # A policy's refusal ends with "and/or time limits", whatever the limit is.
+    # A refusal for any limit of an account ends with "and/or time limits".
     (
         r"(?<!and/or )time limit",
         "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed.",
@@ -109,7 +111,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"temporarily unable to accept",
         "The site has as many jobs as SLURM keeps (MaxJobCount, with jobs that ended minutes ago): try again "
-        "later, or submit fewer at once.",
+        "later, or submit fewer jobs at once.",
     ),
     (
         r"unable to contact|gave no answer within|socket timed out|connection refused"
@@ -117,20 +119,25 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
     ),
     (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
-    (r"slurm_load_(?!job).*denied", "This site shows that to its staff only (PrivateData)."),
-    (r"access.*denied|permission denied", "SLURM allows that only to the owner of the job."),
+    # Queries about nodes, partitions and the like; a job has an owner.
+    (r"slurm_load_(?!job).*denied", "This site shows this only to its staff (PrivateData)."),
+    (r"access.*denied|permission denied", "SLURM allows this only to the owner of the job."),
 )
+"""Patterns of SLURM's sentences, each with what to do; the first pattern that matches counts."""
 
 
 def is_transient(text: str) -> bool:
     """Return whether the same request may succeed in a moment."""
+    # A site's own lines before the last line of sbatch may name an error of another program.
     verdicts = _VERDICT.findall(text)
-    return _TRANSIENT.search(verdicts[-1] if verdicts else text) is not None
+    if verdicts:
+        text = verdicts[-1]
+    return _TRANSIENT.search(text) is not None
 
 
 def hint_for(text: str) -> str:
-    """Return what to do about SLURM's words; a general sentence for unknown words."""
+    """Return what to do about SLURM's error output; a general sentence for an unknown error."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text, re.IGNORECASE):
             return hint
-    return "These are SLURM's own words; the site's documentation or support can tell more."
+    return "These are SLURM's own words; the site's documentation or support may explain them."

@@ -1,7 +1,7 @@
-"""Render a job as the batch script that SLURM runs, with its settings; pure: the same Job, the same bytes.
+"""Render a job as the batch script that SLURM runs, with its settings; pure: equal jobs give equal bytes.
 
-The text stands in `templates/job.sbatch.j2`. Values from a person are quoted, for sbatch in the header and
-for the shell below it. Only `setup` lines are shell, and stand as they are.
+The text of the script is in `templates/job.sbatch.j2`. Values from a person are quoted, for sbatch in the
+header and for the shell below it. Only `setup` lines are shell code, and stay unchanged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ _OF_A_TASK = (
     "cpus-per-gpu", "cpus-per-task", "gpus-per-socket", "gpus-per-task", "mem-per-cpu", "mem-per-gpu",
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "tres-per-task",
 )  # fmt: skip
-"""Options of sbatch that srun finds again in the environment, each as `SLURM_` and its name."""
-
-_OWN_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
+"""Options of sbatch that srun reads from the environment, each as `SLURM_` with its name."""
+_SCRIPT_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
+"""Variables that the batch script sets itself."""
 
 
 def render(job: Job) -> str:
-    """Return the batch script of `job`; raises ConfigError for values that no script can carry."""
+    """Return the batch script of `job`; raise ConfigError for values that no script can hold."""
+    # The title is in a comment, which a name with a line break would leave.
+    title = job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else ""
     return template("job.sbatch.j2").render(
-        title=job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else "",
+        title=title,
         header=_header(job),
         run=_shell("run_dir", str(job.run_dir)),
         logs=_shell("run_dir", f"{job.run_dir}/logs/attempt-"),
+        # srun replaces patterns such as %n in the name of an output file.
         output=_shell("run_dir", f"{job.run_dir}/logs/attempt-".replace("%", "%%")),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
@@ -55,21 +58,23 @@ def render(job: Job) -> str:
 
 
 def render_array(jobs: Sequence[Job], folder: Path) -> str:
-    """Return the batch script of an array, whose elements run the batch scripts of their run folders.
+    """Return the batch script of an array; each element runs the batch script in its run folder.
 
     Args:
         jobs: the jobs of the elements, in the order of their indexes; all have the same options.
         folder: the folder of the script, beside the run folders.
     """
-    most = jobs[0].array_parallelism
-    own: dict[str, Option] = {
-        "array": f"0-{len(jobs) - 1}" + (f"%{most}" if most else ""),
+    indexes = f"0-{len(jobs) - 1}"
+    if jobs[0].array_parallelism:
+        indexes += f"%{jobs[0].array_parallelism}"
+    options = {
+        **sbatch_options(jobs[0]),
+        "array": indexes,
         "job-name": job_name(folder.name.removeprefix(".")),
         "output": str(folder).replace("%", "%%") + "/slurm-%A_%a.out",
     }
-    options = sorted({**sbatch_options(jobs[0]), **own}.items())
     return template("array.sbatch.j2").render(
-        header=[_directive(name, value) for name, value in options],
+        header=[_directive(name, value) for name, value in sorted(options.items())],
         array=_shell("runs_dir", str(folder)),
         runs=_shell("runs_dir", str(folder.parent)),
     )
@@ -101,7 +106,7 @@ def settings(job: Job) -> dict[str, object]:
 
 
 def outline(job: Job) -> list[str]:
-    """Return the lines of the script that a person's settings decide: header, variables, set-up, srun."""
+    """Return the lines of the script that depend on a person's settings: header, variables, set-up, srun."""
     srun = [_argument(name, value) for name, value in srun_options(job).items()]
     python = _shell("python", job.python)
     agent = f"... {'job.pyz stage' if _is_staged(job) else f'{python} -m slurmddp.launchers.agent'} ..."
@@ -114,15 +119,17 @@ def outline(job: Job) -> list[str]:
 
 
 def _is_staged(job: Job) -> bool:
-    """Return whether each node copies the environment; raises ConfigError where it can't."""
+    """Return whether each node copies the environment; raise ConfigError if it can't."""
     folder = job.cluster.stage
     if not folder:
         return False
+
     if not folder.startswith(("/", "$")):
         raise ConfigError(
             f"cluster.stage={folder!r} is not a folder of a node's own disk.",
             hint="Give an absolute path, such as /tmp, or a variable of the node, such as $SLURM_TMPDIR.",
         )
+
     images = [name for name in srun_options(job) if name.startswith("container")]
     if images:
         raise ConfigError(
@@ -142,43 +149,55 @@ def _exports(job: Job) -> list[str]:
 
 
 def _inherited(job: Job) -> list[str]:
-    """Return the variables that a job submitted inside another job inherits from that job's options."""
+    """Return the variables with options of the job from which this job may be submitted.
+
+    SLURM sets the variables of options that this job has.
+    """
     options = sbatch_options(job)
     names = [name for name in _OF_A_TASK if name not in options]
     variables = [f"SLURM_{name.upper().replace('-', '_')}" for name in names]
-    return variables if "mem" in options else [*variables, "SLURM_MEM_PER_NODE"]
+    if "mem" not in options:
+        variables.append("SLURM_MEM_PER_NODE")
+    return variables
 
 
 def _step(job: Job) -> str:
-    """Return the shape of the step: one agent on each node, with all the CPUs that the job has there."""
-    nodes, cpus = job.resources.all_nodes, job.resources.cpus_per_node
+    """Return the shape of the step: one agent on each node, with all CPUs that the job has on the node."""
+    nodes = job.resources.all_nodes
+    cpus = job.resources.cpus_per_node
     shape = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
-    return shape if cpus is None else f"{shape} --cpus-per-task={cpus}"
+    # srun of SLURM 22.05 and 23.02 ignores the job's --cpus-per-task.
+    if cpus is not None:
+        shape += f" --cpus-per-task={cpus}"
+    return shape
 
 
 def _directive(name: str, value: Option) -> str:
+    """Return the line of the script's header for an option of sbatch."""
     if value is True:
         return f"#SBATCH --{name}"
     return f"#SBATCH --{name}={_quote_for_sbatch(str(value))}"
 
 
 def _quote_for_sbatch(value: str) -> str:
-    """Quote as sbatch reads its lines: it knows double quotes and backslashes, and expands nothing."""
+    """Quote a value for the header: sbatch knows double quotes and backslashes, and expands nothing."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _argument(name: str, value: Option) -> str:
+    """Return an option of srun, quoted for the shell."""
     return f"--{name}" if value is True else shlex.quote(f"--{name}={value}")
 
 
 def _export(name: str, value: str) -> str:
+    """Return the assignment of a variable of the cluster file, quoted for the shell."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
         raise ConfigError(
             f"cluster.env has the variable {name!r}.", hint="Names hold letters, digits and underscores."
         )
-    if name in _OWN_VARIABLES:
+    if name in _SCRIPT_VARIABLES:
         raise ConfigError(
             f"cluster.env sets {name}, which the batch script sets itself.", hint="Remove it there."
         )
@@ -186,12 +205,14 @@ def _export(name: str, value: str) -> str:
 
 
 def _shell(what: str, value: str) -> str:
+    """Quote the value of a key for the shell."""
     if "\0" in value:
-        raise ConfigError(f"{what} is {value!r}.", hint="No shell can carry a NUL.")
+        raise ConfigError(f"{what} is {value!r}.", hint="No text for a shell can hold a NUL.")
     return shlex.quote(value)
 
 
 def _setup_line(line: str) -> str:
+    """Return a setup line unchanged; raise ConfigError if it can't stand in the script."""
     if "\0" in line or re.match(r"\s*#SBATCH", line):
         raise ConfigError(
             f"cluster.setup has the line {line!r}.",

@@ -1,6 +1,6 @@
 """SLURM's names for the states of a job, and how its commands spell them; pure.
 
-Names as in https://slurm.schedmd.com/job_state_codes.html, base states and flags alike.
+The names are those of https://slurm.schedmd.com/job_state_codes.html, both base states and flags.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from slurmddp.slurm.job_script import is_of_unread_array, job_name, may_be_of
 
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """The job waits; it may have run before."""
-
 ACTIVE = frozenset(
     {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
     | {"POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
 )
 """The job holds nodes."""
-
 TERMINAL = frozenset(
     {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
     | {"DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 )
 """The job is over; only a requeue starts it again."""
-
 ALL = PENDING | ACTIVE | TERMINAL
-
 STARTED_BY_A_PERSON = (
     "JobHeld",
     "JobHoldMaxRequeue",
@@ -36,14 +32,13 @@ STARTED_BY_A_PERSON = (
     "DependencyNeverSatisfied",
 )
 """Beginnings of the reasons of waiting jobs that SLURM does not start by itself."""
-
 UNKNOWN = "UNKNOWN"
 """SLURM reported an unknown state; never treat it as terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """SLURM's facts about one job, as far as it was asked."""
+    """SLURM's facts about one job, as far as a query has shown them."""
 
     job_id: str
     state: str
@@ -58,13 +53,12 @@ class JobState:
     run: str = ""
     """The run that the token among the script's arguments names; empty without a token."""
     script: str = ""
-    """The path of the batch script, for an element of an array in its run folder; empty if not known."""
-
+    """The path of the batch script; empty if not known. The script of an element is in its run folder."""
     error: str = ""
     """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
 
     def may_be_of(self, run: Path) -> bool:
-        """Whether this can be a run's job: another cluster, or a new sandbox, uses the same ids."""
+        """Return whether this can be the job of a run: another cluster or a new sandbox has the same ids."""
         names = {run.name, job_name(run.name)}
         return may_be_of(names, self.run, self.script) or is_of_unread_array(self.job_id, self.script, run)
 
@@ -79,9 +73,9 @@ class JobState:
 
 def parse_state(text: str) -> str:
     """Return the state in SLURM's `text`: `CANCELLED by 1000`, `COMPLETED+`, `RUNNING,COMPLETING`."""
-    words = re.split(r"[\s,+]+", text.strip().upper())
-    word = words[0] if words else ""
-    return word if word in ALL else UNKNOWN
+    # The base state comes first, and flags or further words follow it.
+    state, *_ = re.split(r"[\s,+]+", text.strip().upper())
+    return state if state in ALL else UNKNOWN
 
 
 def parse_exit(text: str) -> int | None:
@@ -91,13 +85,13 @@ def parse_exit(text: str) -> int | None:
 
 
 def parse_start(text: str) -> str:
-    """Return SLURM's `2026-11-22T23:03:10` with a blank for the T; empty for `N/A` and the like."""
+    """Return SLURM's `2026-11-22T23:03:10` with a blank in place of the T; empty for `N/A` and the like."""
     time = text.strip()
     return time.replace("T", " ") if re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+", time) else ""
 
 
 def clean_reason(text: str) -> str:
-    """Return SLURM's reason without the parentheses of squeue; empty for `None` and the like."""
+    """Return SLURM's reason without the parentheses that squeue prints; empty for `None` and the like."""
     reason = text.strip()
     if reason.startswith("(") and reason.endswith(")"):
         reason = reason[1:-1]

@@ -1,7 +1,7 @@
-"""Spellings of a duration, in and out; pure.
+"""Read and write durations; pure.
 
 SLURM's own forms are `minutes`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` and `D-HH:MM:SS`; people also write
-`90m`, `2h`, `1d12h`. SLURM counts time limits in minutes and rounds seconds up, so all of this does too.
+`90m`, `2h`, `1d12h`. SLURM counts time limits in minutes and rounds seconds up, and so does this module.
 """
 
 from __future__ import annotations
@@ -15,46 +15,52 @@ _UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def parse_minutes(value: str | int) -> int:
-    """Return the time limit `value` in whole minutes, at least one; raises ConfigError on anything else."""
+    """Return the time limit `value` in whole minutes, at least one; raise ConfigError for other values."""
     return -(-parse_duration_s(value, "time_limit") // 60)
 
 
 def parse_duration_s(value: str | int, key: str) -> int:
-    """Return the seconds of the value of `key`, at least one; raises ConfigError on anything else."""
-    plain = isinstance(value, (str, int)) and not isinstance(value, bool)
-    seconds = parse_seconds(str(value).strip().lower()) if plain else None
+    """Return the seconds in the value of `key`, at least one; raise ConfigError for other values."""
+    seconds = None
+    # YAML reads `yes` as True, and True is an int.
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        seconds = parse_seconds(str(value).strip().lower())
     if seconds is None:
         raise ConfigError(f"{key}={value!r} is not a time.", hint=_FORMS)
     if seconds <= 0:
         raise ConfigError(
-            f"{key}={value!s} is not above 0.", hint=f"{_FORMS} Leave it out for no limit of your own."
+            f"{key}={value!s} is not above 0.", hint=f"{_FORMS} Omit {key} for no limit of your own."
         )
     return seconds
 
 
 def render_minutes(minutes: int) -> str:
-    """Return `minutes` as SLURM writes them, `D-HH:MM:SS` or `HH:MM:SS`."""
+    """Return `minutes` as SLURM prints a duration, `D-HH:MM:SS` or `HH:MM:SS`."""
     days, rest = divmod(minutes, 24 * 60)
-    hours, mins = divmod(rest, 60)
-    clock = f"{hours:02d}:{mins:02d}:00"
+    hours, minutes = divmod(rest, 60)
+    clock = f"{hours:02d}:{minutes:02d}:00"
     return f"{days}-{clock}" if days else clock
 
 
 def parse_slurm_limit(text: str) -> int | None:
-    """Return a limit that SLURM printed in minutes; None for UNLIMITED and the like."""
+    """Return the minutes of a limit that SLURM printed; None for UNLIMITED and the like."""
     seconds = parse_seconds(text.strip().lower())
     return None if seconds is None else -(-seconds // 60)
 
 
 def parse_seconds(text: str) -> int | None:
-    """Return the seconds of a lower-case time that a person or SLURM wrote; None for anything else."""
+    """Return the seconds of a duration in lower case; None for any other text."""
+    # For SLURM a plain number is a number of minutes.
     if re.fullmatch(r"\d+", text):
         return int(text) * 60
     if re.fullmatch(r"(\d+[dhms])+", text):
         return sum(int(number) * _UNIT_S[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
+
+    # Two numbers are minutes and seconds. After days, they are hours and minutes.
     match = re.fullmatch(r"(\d+):([0-5]?\d)", text)
     if match is not None:
         return int(match[1]) * 60 + int(match[2])
+
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::([0-5]?\d))?(?::([0-5]?\d))?", text)
     if match is None:
         return None

@@ -93,7 +93,7 @@ def test_a_dry_run_says_how_many_nodes_go_on_when_one_is_lost(project, cluster, 
 )
 def test_ranks_that_share_one_cpu_by_default_are_noted(project, cluster, capsys, own, is_noted):
     assert main(["train", "--dry-run", "+cluster=sandbox", "ranks_per_node=2", *own]) == 0
-    assert ("cpus_per_node=2 asks for one each" in capsys.readouterr().err) == is_noted
+    assert ("Set cpus_per_node=2 for one CPU each" in capsys.readouterr().err) == is_noted
 
 
 def test_a_dry_run_says_whether_this_slurm_would_take_it(project, cluster, capsys):

@@ -189,7 +189,7 @@ def test_nothing_is_queued_again_while_slurm_does_not_say_what_it_has(
 ) -> None:
     programs.write("timeouts", "1")
     programs.write("squeue-timeouts", "99")
-    with pytest.raises(SlurmError, match="did not say whether the job is in its queue") as caught:
+    with pytest.raises(SlurmError, match="did not answer whether the job is in its queue") as caught:
         slurm.submit(script, token="t:1")
     assert caught.value.may_be_queued
     assert programs.calls("sbatch") == 1
@@ -219,7 +219,7 @@ def test_a_person_is_told_of_a_wait_and_a_query_gives_up_early(
     monkeypatch.setattr(command, "_ANNOUNCED_AFTER_S", 0.1)
     said: list[str] = []
     with pytest.raises(SlurmError, match=r"squeue gave no answer within 0\.4 s\. \w") as caught:
-        SlurmClient(say=said.append).jobs(["1"])
+        SlurmClient(report=said.append).jobs(["1"])
     assert said == ["squeue has not answered yet; waiting up to 0.4 s for it."]
     assert "scontrol ping" in caught.value.hint
 
@@ -233,8 +233,10 @@ def test_a_silent_sbatch_may_have_queued_the_job_and_its_words_are_quoted(
     """sbatch tries again by itself, for instance while the site has too many jobs."""
     monkeypatch.setattr(client, "RETRY_DELAYS_S", (0.0,))
     hanging("sbatch", "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying")
-    slurm = SlurmClient(timeout_s=1.0, sleep=lambda _: None, say=lambda _: None)
-    with pytest.raises(SlurmError, match=r"within 1 s\. It said: sbatch: error: .* retrying\. \w") as caught:
+    slurm = SlurmClient(timeout_s=1.0, sleep=lambda _: None, report=lambda _: None)
+    with pytest.raises(
+        SlurmError, match=r"within 1 s\. It printed: sbatch: error: .* retrying\. \w"
+    ) as caught:
         slurm.submit(script, token="t:1")
     assert caught.value.may_be_queued and "MaxJobCount" in caught.value.hint
 
@@ -243,14 +245,15 @@ def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
     programs: FakePrograms, script: Path
 ) -> None:
     said: list[str] = []
-    slurm = SlurmClient(say=said.append)
+    slurm = SlurmClient(report=said.append)
     assert slurm.would_take(script, ["--exclude=n1"])
     assert said == []
     words = "allocation failure: Requested node configuration is not available"
     programs.write("test-only", f'[[ "$*" == *--exclude* ]] && echo "{words}" >&2 && exit 1')
     assert not slurm.would_take(script, ["--exclude=n1"])
     assert said == [
-        "The job does not avoid the nodes that failed recently (--exclude=n1): SLURM would refuse it then. "
+        "The job does not avoid the nodes that failed recently (--exclude=n1): "
+        "with these options SLURM would refuse it. "
         f"sbatch failed: {words}."
     ]
 
@@ -258,7 +261,7 @@ def test_a_person_learns_why_a_job_is_submitted_without_its_exclusion(
 def test_an_exclusion_is_not_blamed_for_another_refusal(programs: FakePrograms, script: Path) -> None:
     said: list[str] = []
     programs.write("test-only", 'echo "sbatch: error: Do not use --mem here." >&2; exit 1')
-    assert not SlurmClient(say=said.append).would_take(script, ["--exclude=n1"])
+    assert not SlurmClient(report=said.append).would_take(script, ["--exclude=n1"])
     assert said == []
 
 

@@ -13,7 +13,11 @@ from slurmddp.slurm.reasons import explain
         ("Priority", "other jobs", "when its turn comes"),
         ("(Resources)", "busy", "start sooner"),
         ("PartitionTimeLimit", "more time", "slurmddp resume gpt time_limit="),
-        ("DependencyNeverSatisfied", "never lets it start", "slurmddp resume gpt after=[]"),
+        (
+            "DependencyNeverSatisfied",
+            "ended in such a way that this job never starts",
+            "slurmddp resume gpt after=[]",
+        ),
         ("PartitionDown", "switched off", "slurmddp resume gpt partition="),
         ("QOSMaxGRESPerUser", "quality of service", "qos="),
         ("AssocGrpCPURunMinutesLimit", "your account", "when jobs of your account end"),
@@ -27,7 +31,7 @@ from slurmddp.slurm.reasons import explain
         ("QOSMinGRES", "less than its quality of service requires", "it never starts"),
         ("MaxBBPerAccount", "limit of its account", "account="),
         ("ReservationInvalid", "is not valid", "scontrol show res"),
-        ("QOSNotAllowed", "does not take its quality", "qos="),
+        ("QOSNotAllowed", "does not accept its quality", "qos="),
         ("ReservationDeleted", "is gone", "without one"),
         ("ReqNodeNotAvail, UnavailableNodes:node[3-4]", "drained or reserved", "sinfo -R"),
         ("JobHeldUser", "held by you", "scontrol release 7"),
@@ -40,14 +44,14 @@ from slurmddp.slurm.reasons import explain
         ),
         (
             "Job's QOS not permitted to use this partition (low allows foo not normal)",
-            "does not take its quality",
+            "does not accept its quality",
             "qos=",
         ),
         ("some (new) reason (of a site)", "'some (new) reason (of a site)'", ""),
         ("launch failed requeued held", "could not start it", "scontrol release 7"),
         ("BeginTime", "its begin time has not come", "Nothing to do"),
         ("SomethingNew", "SomethingNew", ""),
-        ("", "not looked at it yet", "Nothing to do"),
+        ("", "not considered it yet", "Nothing to do"),
     ],
 )
 def test_reasons_are_explained(reason, said, advice):

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _follow(folder: RunFolder, chosen: ChosenLogs, count: int | None) -> int:
-    slurm = SlurmClient(say=lambda _text: None)  # A notice of a slow answer would stand among the lines.
+    slurm = SlurmClient(report=lambda _text: None)  # A notice of a slow answer would stand among the lines.
     try:
         for line in follow(folder, chosen, count=count, has_ended=end_of(folder, slurm)):
             print(line, flush=True)

@@ -1,13 +1,13 @@
 """Compare a job with the accounts, qualities of service and limits that a site enforces; pure.
 
-sbatch queues a job over such a limit, and the job then waits with a reason that names only the limit's kind.
+sbatch queues a job over such a limit. The job then waits, with a reason that names only the kind of limit.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -27,23 +27,25 @@ class Limits:
     """The limits of one quality of service or one account; None and a missing resource stand for no limit."""
 
     key: str
-    """The key of a job that names it: `qos` or `account`."""
+    """The key of a job that names the owner of the limits: `qos` or `account`."""
     name: str
+    """The name of the quality of service or the account."""
     max_wall_min: int | None = None
+    """The longest time limit of a job, in minutes."""
     max_tres: Mapping[str, int] = field(default_factory=dict)
-    """Most of each resource for one job: `node`, `cpu`, `gres/gpu`."""
+    """The largest amount of each resource for one job, by name: `node`, `cpu`, `gres/gpu`."""
     grp_tres: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Most of each resource for all running jobs together, and the source of this limit: an account above
-    may set it."""
+    """The largest amount of each resource for all running jobs together, and the source of this limit: an
+    account above may set it."""
     max_submit: int | None = None
-    """Most jobs of one user in the queue."""
+    """The largest number of jobs that one user may have in the queue."""
     flags: frozenset[str] = frozenset()
     """The flags of a quality of service, such as `PartitionTimeLimit`."""
 
     @property
     def source(self) -> str:
         """The owner for a message: `QOS 'short'` or `account 'physics'`."""
-        return _called(self.key, self.name)
+        return _owner(self.key, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,9 @@ class Association:
 
     account: str
     partition: str
+    """The only partition in which the person may use the account; empty for all partitions."""
     qualities: tuple[str, ...]
+    """The qualities of service that the person may use with the account."""
     default_qos: str
     limits: Limits
 
@@ -62,7 +66,7 @@ class Accounting:
     """The facts of a site's accounting."""
 
     enforced: frozenset[str]
-    """Of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
+    """The values of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
     qualities: Mapping[str, Limits]
     """By the name in lower case: SLURM compares the names of accounts and QOS without case."""
     associations: tuple[Association, ...]
@@ -85,9 +89,8 @@ def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]
         text: the output of `sacctmgr show associations` for the person.
         accounts: its output for the accounts themselves, which have parents and limits of their own.
     """
-    rows = _rows(text, ASSOCIATION_FIELDS)
     groups = {
-        account.lower(): (parent.lower(), _shared(_called("account", account), tres))
+        account.lower(): (parent.lower(), _shared(_owner("account", account), tres))
         for account, user, parent, tres in _rows(accounts, ACCOUNT_FIELDS)
         if not user
     }
@@ -99,7 +102,7 @@ def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]
             default_qos=default,
             limits=_within(_limits("account", account, *cells), account.lower(), groups),
         )
-        for account, partition, qualities, default, *cells in rows
+        for account, partition, qualities, default, *cells in _rows(text, ASSOCIATION_FIELDS)
     )
 
 
@@ -111,12 +114,16 @@ def parse_queued(text: str) -> Counter[tuple[str, str]]:
 
 
 def parse_enforced(value: str) -> frozenset[str]:
-    """Return the words of AccountingStorageEnforce; `safe` and `qos` include what they imply."""
-    words = {word for word in value.lower().split(",") if word not in ("", "none", "(null)")}
-    if "all" in words:
-        words = {"associations", "limits", "qos", "safe"}
-    words |= {"limits"} if "safe" in words else set()
-    return frozenset(words | ({"associations"} if words & {"limits", "qos"} else set()))
+    """Return the values of AccountingStorageEnforce, with the values that they imply (slurm.conf(5))."""
+    enforced = {word for word in value.lower().split(",") if word not in ("", "none", "(null)")}
+    if "all" in enforced:
+        enforced = {"associations", "limits", "qos", "safe"}
+
+    if "safe" in enforced:
+        enforced.add("limits")
+    if enforced & {"limits", "qos"}:
+        enforced.add("associations")
+    return frozenset(enforced)
 
 
 def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs: int = 1) -> list[Finding]:
@@ -128,13 +135,18 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
         partition_qos: the QOS of each partition that the job may run in.
         jobs: the number of such jobs, the elements of an array.
     """
+    # SLURM refuses a wrong name, whatever the size of the job.
     findings = list(_names(job, site))
+    # Without `limits` in AccountingStorageEnforce, SLURM holds no job for its size.
     if findings or "limits" not in site.enforced:
         return findings
+
     of_partitions = [site.qualities.get(name.lower()) for name in partition_qos] or [None]
-    alternatives = [_over(job, _in_order(job, site, quality), site.queued, jobs) for quality in of_partitions]
-    # A job that fits one of its partitions starts there.
-    return min(map(list, alternatives), key=len)
+    alternatives = [
+        list(_over(job, _in_order(job, site, quality), site.queued, jobs)) for quality in of_partitions
+    ]
+    # A job that fits one of its partitions starts in this partition.
+    return min(alternatives, key=len)
 
 
 def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
@@ -142,47 +154,59 @@ def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
     name = _qos_of(job, site)
     if name:
         return name in site.qualities and flag in site.qualities[name].flags
-    # SLURM chooses one that the account may use.
+
+    # SLURM chooses a quality of service that the account may use.
     association = _association(job, site)
     possible = association.qualities if association else site.qualities
     known = [site.qualities[quality.lower()] for quality in possible if quality.lower() in site.qualities]
+    # Nothing shows which of them it chooses.
     return None if any(flag in quality.flags for quality in known) else False
 
 
 def _association(job: Job, site: Accounting) -> Association | None:
-    """Return the account in which a job runs; one for the job's partition comes first."""
+    """Return the account in which a job runs; an account for the job's partition comes first."""
     account = (job.cluster.account or site.default_account).lower()
-    asked = (job.cluster.partition or "").split(",")
-    usable = [one for one in site.associations if one.account.lower() == account]
-    ordered = [one for one in usable if one.partition in asked and one.partition]
-    ordered += [one for one in usable if not one.partition]
-    return ordered[0] if ordered else None
+    partitions = (job.cluster.partition or "").split(",")
+    usable = [association for association in site.associations if association.account.lower() == account]
+    in_partition = [
+        association for association in usable if association.partition and association.partition in partitions
+    ]
+    everywhere = [association for association in usable if not association.partition]
+    return next(iter([*in_partition, *everywhere]), None)
 
 
 def _qos_of(job: Job, site: Accounting) -> str:
     """Return the name of a job's quality of service in lower case; empty if it is not known."""
     if job.cluster.qos:
         return job.cluster.qos.lower()
+
     association = _association(job, site)
     if association is None:
         return ""
+    # SLURM uses the only quality of service of an account that has no default.
     if not association.default_qos and len(association.qualities) == 1:
         return association.qualities[0].lower()
     return association.default_qos.lower()
 
 
 def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:
-    """Return whose limits hold for a job: of those that set a limit, the first one counts."""
-    quality, association = site.qualities.get(_qos_of(job, site)), _association(job, site)
+    """Return the limits that hold for a job, in SLURM's order: the first that sets a limit counts."""
+    quality = site.qualities.get(_qos_of(job, site))
+    # The limits of the partition's QOS come before those of the job's QOS, unless the latter has this flag.
     sources = [of_partition, quality]
     if quality and "OverPartQOS" in quality.flags:
         sources.reverse()
-    return [one for one in (*sources, association.limits if association else None) if one is not None]
+
+    association = _association(job, site)
+    if association is not None:
+        sources.append(association.limits)
+    return [limits for limits in sources if limits is not None]
 
 
 def _names(job: Job, site: Accounting) -> Iterator[Finding]:
-    accounts = [one.account for one in site.associations]
-    account, qos = job.cluster.account, job.cluster.qos
+    """Yield a finding if the person may not use the account or the quality of service that a job names."""
+    account = job.cluster.account
+    accounts = [association.account for association in site.associations]
     if account and "associations" in site.enforced and account.lower() not in map(str.lower, accounts):
         yield Finding(
             key="account",
@@ -191,15 +215,18 @@ def _names(job: Job, site: Accounting) -> Iterator[Finding]:
             remedy=near_matches(account, accounts, else_all=False) or "Name one of them with account=.",
         )
         return
+
+    qos = job.cluster.qos
     if not qos or "qos" not in site.enforced:
         return
     usable = {
         name
-        for one in site.associations
-        if not account or account.lower() == one.account.lower()
-        for name in one.qualities
+        for association in site.associations
+        if not account or account.lower() == association.account.lower()
+        for name in association.qualities
         if name.lower() in site.qualities
     }
+
     if qos.lower() not in map(str.lower, usable):
         yield Finding(
             key="qos",
@@ -216,39 +243,63 @@ def _over(
 
     Args:
         job: the job.
-        sources: whose limits hold. Of those that set a limit, the first one counts.
+        sources: the limits that hold for the job; the first that sets a limit counts.
         queued: the person's jobs in the queue, by account and by QOS.
         jobs: the number of such jobs, the elements of an array.
     """
     size = job.resources
-    wall = next((one for one in sources if one.max_wall_min is not None), None)
+    wall = _first(sources, lambda limits: limits.max_wall_min is not None)
     if wall is not None:
         yield from too_long(size.time_limit_min, wall.max_wall_min, wall.source, "MaxWall")
-    asked = {
+
+    demands = {
         "node": ("nodes", size.all_nodes),
+        # A job that asks for no CPUs gets at least one on each node.
         "cpu": ("cpus_per_node", size.all_nodes * (size.cpus_per_node or 1)),
         "gres/gpu": ("gpus_per_node", size.all_nodes * size.gpus_per_node),
     }
-    for resource, (key, count) in asked.items():
-        largest = next((one for one in sources if resource in one.max_tres), None)
-        if largest is not None and count > largest.max_tres[resource]:
-            site = f"{largest.source} gives a job at most {largest.max_tres[resource]} (MaxTRES {resource})"
-            yield _too_much(job, key, count, site, "MaxTRES")
-        shared = next((one for one in sources if resource in one.grp_tres), None)
-        if shared is not None and count > shared.grp_tres[resource][0]:
-            most, owner = shared.grp_tres[resource]
-            site = f"{owner} gives all its jobs at most {most} together (GrpTRES {resource})"
-            yield _too_much(job, key, count, site, "GrpTRES")
-    crowd = next((one for one in sources if one.max_submit is not None), None)
-    if crowd is not None and crowd.max_submit is not None:
-        present = queued.get((crowd.key, crowd.name.lower()), 0)
-        if present + jobs > crowd.max_submit:
-            yield _too_many(crowd, present, jobs)
+    for resource, (key, count) in demands.items():
+        yield from _over_tres(job, sources, resource, key, count)
+
+    queue = _first(sources, lambda limits: limits.max_submit is not None)
+    if queue is not None and queue.max_submit is not None:
+        present = queued.get((queue.key, queue.name.lower()), 0)
+        if present + jobs > queue.max_submit:
+            yield _too_many_jobs(queue, present, jobs)
+
+
+def _first(sources: Sequence[Limits], sets_limit: Callable[[Limits], bool]) -> Limits | None:
+    return next(filter(sets_limit, sources), None)
+
+
+def _over_tres(job: Job, sources: Sequence[Limits], resource: str, key: str, count: int) -> Iterator[Finding]:
+    """Yield a finding if a job asks for more of a resource than one job, or all jobs together, may have.
+
+    Args:
+        job: the job.
+        sources: the limits that hold for the job; the first that sets a limit counts.
+        resource: SLURM's name of the resource.
+        key: the key that asks for the resource.
+        count: the amount that the whole job asks for.
+    """
+    of_job = _first(sources, lambda limits: resource in limits.max_tres)
+    if of_job is not None and count > of_job.max_tres[resource]:
+        site = f"{of_job.source} gives a job at most {of_job.max_tres[resource]} (MaxTRES {resource})"
+        yield _too_much(job, key, count, site, "MaxTRES")
+
+    of_all_jobs = _first(sources, lambda limits: resource in limits.grp_tres)
+    if of_all_jobs is not None and count > of_all_jobs.grp_tres[resource][0]:
+        largest, owner = of_all_jobs.grp_tres[resource]
+        site = f"{owner} gives all its jobs at most {largest} together (GrpTRES {resource})"
+        yield _too_much(job, key, count, site, "GrpTRES")
 
 
 def _too_much(job: Job, key: str, count: int, site: str, limit: str) -> Finding:
-    nodes = job.resources.all_nodes
-    value = str(count) if key == "nodes" else f"{count // nodes} on {nodes} nodes"
+    value = str(count)
+    if key != "nodes":
+        nodes = job.resources.all_nodes
+        value = f"{count // nodes} on {nodes} nodes"
+
     return Finding(
         key=key,
         value=value,
@@ -258,13 +309,18 @@ def _too_much(job: Job, key: str, count: int, site: str, limit: str) -> Finding:
     )
 
 
-def _too_many(limits: Limits, present: int, jobs: int) -> Finding:
-    more = f", and the array has {jobs} more" if jobs > 1 else ""
+def _too_many_jobs(limits: Limits, present: int, jobs: int) -> Finding:
+    site = (
+        f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
+        f"and you have {present}"
+    )
+    if jobs > 1:
+        site += f", and the array has {jobs} more"
+
     return Finding(
         key=limits.key,
         value=limits.name,
-        site=f"{limits.source} limits your jobs in the queue to {limits.max_submit} (MaxSubmitJobs), "
-        f"and you have {present}{more}",
+        site=site,
         remedy="Wait until a job ends, or use another qos=.",
         limit="MaxSubmitJobs",
     )
@@ -276,6 +332,8 @@ def _rows(text: str, fields: str) -> list[list[str]]:
 
 
 def _amounts(tres: str) -> dict[str, int]:
+    """Return the amount of each resource in a list such as `cpu=64,gres/gpu:a100=8`."""
+    # An amount with a unit, such as mem=64G, is left out.
     return {name: int(amount) for name, amount in re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres)}
 
 
@@ -286,29 +344,38 @@ def _shared(source: str, tres: str) -> dict[str, tuple[int, str]]:
 def _within(
     limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, tuple[int, str]]]]
 ) -> Limits:
-    """Return the limits of a person in an account with the limits of the account and of all above it."""
-    shared, above = dict(limits.grp_tres), set[str]()
-    while account in groups and account not in above:
-        above.add(account)
+    """Return the limits of a person in an account, with the limits of the account and of all above it.
+
+    Args:
+        limits: the limits of the person.
+        account: the name of the account in lower case.
+        groups: for each account, its parent and its limits for all running jobs together.
+    """
+    shared = dict(limits.grp_tres)
+    visited: set[str] = set()
+    while account in groups and account not in visited:
+        visited.add(account)
         account, amounts = groups[account]
         for name, limit in amounts.items():
             # An account above counts only with a smaller limit.
             shared[name] = min(shared.get(name, limit), limit, key=itemgetter(0))
+
     return replace(limits, grp_tres=shared)
 
 
-def _called(key: str, name: str) -> str:
-    """Return what a QOS or an account is called in a message."""
+def _owner(key: str, name: str) -> str:
+    """Return the name of a QOS or an account for a message."""
     return f"{'QOS' if key == 'qos' else key} {name!r}"
 
 
 def _limits(key: str, name: str, wall: str, tres: str, submit: str, shared: str, flags: str = "") -> Limits:
+    """Return the limits in the cells of a row of sacctmgr; an empty cell stands for no limit."""
     return Limits(
         key=key,
         name=name,
         max_wall_min=parse_slurm_limit(wall) if wall else None,
         max_tres=_amounts(tres),
-        grp_tres=_shared(_called(key, name), shared),
+        grp_tres=_shared(_owner(key, name), shared),
         max_submit=int(submit) if submit.isdigit() else None,
         flags=frozenset(flags.split(",")),
     )

@@ -1,6 +1,6 @@
 """Draft the cluster file of a partition from SLURM's facts; pure.
 
-Each value has a comment with the fact that it follows from. A person adds account, set-up and the like.
+Each value has a comment with the fact from which it follows. A person adds account, set-up and the like.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.units import render_minutes
 
 LONGEST_MIN = 24 * 60
-"""Minutes of a drafted time limit at most: shorter jobs start sooner, and a run continues in the next job."""
+"""The longest drafted time limit, in minutes: shorter jobs start sooner, and the run goes on in the next."""
 Line = tuple[str, str, str]
-"""Key, value in YAML, and where the value comes from."""
+"""Key, value in YAML, and the source of the value."""
+_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""Texts that YAML does not read as a text."""
 
 
 def usable(site: Site) -> list[Partition]:
-    """Return the partitions that take jobs of this account and have nodes."""
+    """Return the partitions that accept jobs of this account and have nodes."""
     with_nodes = {group.partition for group in site.groups if group.nodes}
     return [
-        one
-        for one in site.partitions.values()
-        if one.state == "UP" and not one.root_only and one.name in with_nodes
+        partition
+        for partition in site.partitions.values()
+        if partition.state == "UP" and not partition.root_only and partition.name in with_nodes
     ]
 
 
@@ -37,25 +39,28 @@ def file_name(partition: Partition) -> str:
 
 def draft(partition: Partition, site: Site) -> str:
     """Return the text of a cluster file for `partition`."""
-    everything = [group for group in site.groups if group.partition == partition.name]
-    nodes = _largest_kind(everything)
+    all_nodes = [group for group in site.groups if group.partition == partition.name]
+    nodes = _largest_kind(all_nodes)
     lines = [
         ("name", _scalar(file_name(partition)), f"+cluster={file_name(partition)} chooses this file"),
         ("partition", _scalar(partition.name), "scontrol show partition"),
         ("account", "null", f"yours, where the site asks for one (AllowAccounts={partition.accounts})"),
         ("qos", "null", f"null: the site's default (AllowQos={partition.qualities})"),
         ("constraint", "null", f"sinfo %f: {_features(nodes)}"),
-        *_gpus(nodes, everything, site),
+        *_gpus(nodes, all_nodes, site),
         _max_nodes(partition, nodes),
-        *_share(partition, nodes, site),
+        _cpus(partition, nodes),
+        *_memory(partition, nodes, site),
         _time_limit(partition),
     ]
-    key_width = max(len(f"{key}: {value}") for key, value, _ in lines)
-    text = [f"{f'{key}: {value}':<{key_width}}  # {source}" for key, value, source in lines]
-    return "\n".join([*_head(partition, everything, site), *text]) + "\n"
+
+    width = max(len(f"{key}: {value}") for key, value, _ in lines)
+    text = [f"{f'{key}: {value}':<{width}}  # {source}" for key, value, source in lines]
+    return "\n".join([*_head(partition, all_nodes, site), *text]) + "\n"
 
 
 def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[str]:
+    """Return the comments at the top of the file."""
     cluster = site.config.get("ClusterName", "this site")
     kinds = [
         f"{group.nodes} with {group.gres or 'no GPU'}, {group.cpus} CPUs, {group.memory_mb} MB, {group.state}"
@@ -69,6 +74,7 @@ def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[
 
 
 def _preemption(partition: Partition, site: Site) -> str:
+    """Return a sentence about the preemption of the partition's jobs."""
     kind = site.config.get("PreemptType", "preempt/none")
     if kind == "preempt/qos":
         return (
@@ -85,74 +91,107 @@ def _preemption(partition: Partition, site: Site) -> str:
 
 
 def _largest_kind(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Return the nodes with the GPUs of which the partition has most; without GPUs all nodes.
-
-    Whole GPUs come before parts of GPUs, on which ranks of one job can't exchange data by NCCL.
-    """
+    """Return the nodes with the most frequent GPUs of the partition; without GPUs return all nodes."""
     sums: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
     for group in nodes:
         whole, all_gpus = sums.get(group.gpus, (0, 0))
         whole += group.nodes * sum(count for kind, count in group.gpus if not is_slice(kind))
         sums[group.gpus] = (whole, all_gpus + group.nodes * group.gpu_count())
+
+    # Whole GPUs come first, because ranks of one job can't exchange data by NCCL on parts of GPUs.
     largest = max(sums, key=lambda gpus: sums[gpus])
     return [group for group in nodes if group.gpus == largest]
 
 
-def _gpus(nodes: Sequence[NodeGroup], everything: Sequence[NodeGroup], site: Site) -> list[Line]:
+def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
+    """Return the lines about GPUs; without GPUs the number of ranks.
+
+    Args:
+        nodes: the nodes for which the file is drafted; their GPUs are equal.
+        all_nodes: all nodes of the partition.
+        site: the site.
+    """
     first = nodes[0]
     if not first.gpus:
         cores = first.cores_per_socket
         ranks = str(first.sockets) if cores > 1 else "null"
         source = f"sinfo %z: {first.sockets} sockets of {cores} cores"
         return [("gpus_per_node", "0", "sinfo %G: none"), ("ranks_per_node", ranks, source)]
-    kinds = {kind for group in everything for kind, _ in group.gpus}
+
+    # A type is needed only if the partition has GPUs of several types.
+    kinds = {kind for group in all_nodes for kind, _ in group.gpus}
     (kind, count), *others = sorted(first.gpus, key=lambda gpus: (is_slice(gpus[0]), -gpus[1]))
-    is_named = bool(kind) and len(kinds) > 1
-    wanted = count if is_named or not others else first.gpu_count()
+    gpu_type = ("gpu_type", "null", "null: any type (sinfo %G)")
+    if kind and len(kinds) > 1:
+        other_kinds = ", ".join(name or "GPUs without a type" for name in sorted(kinds - {kind}))
+        gpu_type = ("gpu_type", _scalar(kind), f"the partition also has {other_kinds} (sinfo %G)")
+    elif others:
+        count = first.gpu_count()
+
     plugin = site.config.get("SelectType", "unknown")
+    # Only select/cons_tres knows --gpus-per-node.
     dialect = "gpus-per-node" if plugin.endswith("cons_tres") else "gres"
-    why = f"the partition also has {', '.join(sorted(kinds - {kind, ''}))}" if is_named else "null: any type"
     return [
-        ("gpus_per_node", str(wanted), f"sinfo %G: {first.gres}"),
-        ("gpu_type", _scalar(kind) if is_named else "null", f"{why} (sinfo %G)"),
+        ("gpus_per_node", str(count), f"sinfo %G: {first.gres}"),
+        gpu_type,
         ("gpu_request", dialect, f"scontrol show config: SelectType={plugin}"),
     ]
 
 
 def _max_nodes(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
+    """Return the line with the largest number of nodes that the partition has and allows."""
     count = sum(group.nodes for group in nodes)
     limit = partition.max_nodes
     shown = "UNLIMITED" if limit is None else limit
     return "max_nodes", str(min(count, limit or count)), f"MaxNodes={shown}; {count} such nodes (sinfo %D)"
 
 
-def _share(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
-    """Return the lines of CPUs and memory: all that each of the nodes has."""
-    cpus, memory = min(group.cpus for group in nodes), min(group.memory_mb for group in nodes)
-    allowed, gpus = partition.max_cpus_per_node, nodes[0].gpu_count()
-    reserved_cpus = max(group.reserved_cpus for group in nodes)
-    reserved_mb = max(group.reserved_mb for group in nodes)
-    source = f"sinfo %c: {cpus + reserved_cpus}"
-    source += f"; {reserved_cpus} for the system (CoreSpecCount)" if reserved_cpus else ""
-    source += f"; MaxCPUsPerNode={allowed}" if allowed is not None else ""
-    cpus = min(cpus, allowed or cpus)
-    source += f"; {cpus // gpus} for each GPU" if gpus else ""
-    lines = [("cpus_per_node", str(cpus), source)]
+def _cpus(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
+    """Return the line with the CPUs of each node."""
+    cpus = min(group.cpus for group in nodes)
+    reserved = max(group.reserved_cpus for group in nodes)
+    source = f"sinfo %c: {cpus + reserved}"
+    if reserved:
+        source += f"; {reserved} for the system (CoreSpecCount)"
+
+    allowed = partition.max_cpus_per_node
+    if allowed is not None:
+        source += f"; MaxCPUsPerNode={allowed}"
+        cpus = min(cpus, allowed or cpus)
+
+    gpus = nodes[0].gpu_count()
+    if gpus:
+        source += f"; {cpus // gpus} for each GPU"
+    return "cpus_per_node", str(cpus), source
+
+
+def _memory(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
+    """Return the lines about the memory of each node."""
     parameters = site.config.get("SelectTypeParameters", "")
+    # Without one of the plugin's MEMORY parameters SLURM does not allocate memory.
     if "MEMORY" not in parameters.upper():
-        found = parameters or "unknown"
-        return [*lines, ("mem_request", "none", f"memory is not allocated (SelectTypeParameters={found})")]
-    most = partition.max_memory_mb
-    limit = f"; {reserved_mb} MB for the system (MemSpecLimit)" if reserved_mb else ""
-    limit += f"; MaxMemPerNode={most}" if most is not None else ""
+        source = f"memory is not allocated (SelectTypeParameters={parameters or 'unknown'})"
+        return [("mem_request", "none", source)]
+
+    memory_mb = min(group.memory_mb for group in nodes)
+    reserved_mb = max(group.reserved_mb for group in nodes)
+    source = f"GiB; sinfo %m: {memory_mb + reserved_mb} MB"
+    if reserved_mb:
+        source += f"; {reserved_mb} MB for the system (MemSpecLimit)"
+
+    largest_mb = partition.max_memory_mb
+    if largest_mb is not None:
+        source += f"; MaxMemPerNode={largest_mb}"
+        memory_mb = min(memory_mb, largest_mb or memory_mb)
+
     return [
-        *lines,
-        ("mem_gb", gib(min(memory, most or memory)), f"GiB; sinfo %m: {memory + reserved_mb} MB{limit}"),
+        ("mem_gb", gib(memory_mb), source),
         ("mem_request", "mem", f"memory is allocated (SelectTypeParameters={parameters})"),
     ]
 
 
 def _time_limit(partition: Partition) -> Line:
+    """Return the line with the time limit of a job."""
     longest = partition.max_time_min
     shown = "UNLIMITED" if longest is None else render_minutes(longest)
     minutes = min(LONGEST_MIN, longest or LONGEST_MIN)
@@ -164,14 +203,12 @@ def _time_limit(partition: Partition) -> Line:
 
 
 def _features(nodes: Sequence[NodeGroup]) -> str:
+    """Return the features of nodes, for a comment."""
     names = dict.fromkeys(feature for group in nodes for feature in group.features)
     return ", ".join(names) or "none"
 
 
 def _scalar(text: str) -> str:
-    """Return a text in YAML; in quotes if YAML could read something else."""
-    plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and text.lower() not in _YAML_WORDS
-    return text if plain else json.dumps(text)
-
-
-_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+    """Return a text as a value in YAML, in quotes if YAML would not read it as a text."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and text.lower() not in _YAML_WORDS
+    return text if is_plain else json.dumps(text)

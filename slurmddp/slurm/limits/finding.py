@@ -1,4 +1,4 @@
-"""One reason why a request does not fit a site; comparisons that partitions, nodes and accounts share."""
+"""One reason why a request does not fit a site, and comparisons that partitions, nodes and accounts share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding:
     site: str
     """A clause: the site's limit, or the things that the site has."""
     remedy: str
-    """Sentences that tell the person which key to change, and how."""
+    """Sentences about the key to change, and how to change it."""
     limit: str = ""
     """SLURM's name of a limit over which sbatch queues a job that then waits; empty if sbatch refuses it."""
 
@@ -30,13 +30,14 @@ def too_long(minutes: int | None, longest: int | None, source: str, limit: str) 
     """Return a finding if a job runs longer than the site allows.
 
     Args:
-        minutes: the time limit of the job; None for a job without one.
+        minutes: the time limit of the job; None for a job without a time limit.
         longest: the longest time limit in minutes; None for no limit.
         source: the partition, QOS or account with the limit, for the message.
         limit: SLURM's name of the limit.
     """
     if minutes is None or longest is None or minutes <= longest:
         return []
+
     shown = render_minutes(longest)
     return [
         Finding(
@@ -49,9 +50,15 @@ def too_long(minutes: int | None, longest: int | None, source: str, limit: str) 
     ]
 
 
-def too_many_cpus(cpus: int | None, most: int | None, site: str) -> list[Finding]:
-    """Return a finding if a job asks for more CPUs on each node than `most`; `site` says who gives these."""
-    if cpus is None or most is None or cpus <= most:
+def too_many_cpus(cpus: int | None, largest: int | None, site: str) -> list[Finding]:
+    """Return a finding if a job asks for more CPUs on each node than the site gives.
+
+    Args:
+        cpus: the CPUs that the job asks for on each node; None if it asks for none.
+        largest: the largest number of CPUs; None for no limit.
+        site: the clause of the finding about the site.
+    """
+    if cpus is None or largest is None or cpus <= largest:
         return []
-    remedy = f"Use cpus_per_node={most} or fewer."
+    remedy = f"Use cpus_per_node={largest} or fewer."
     return [Finding(key="cpus_per_node", value=str(cpus), site=site, remedy=remedy)]

@@ -12,10 +12,9 @@ from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
-"""Of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
-
+"""Columns of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
 _AWAY = ("down", "drain", "fail", "maint", "inval", "unknown")
-"""Beginnings of the states of nodes that take no new job now."""
+"""Beginnings of the states of nodes that accept no new job now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +28,21 @@ class NodeGroup:
     cores_per_socket: int = 1
     memory_mb: int
     gpus: tuple[tuple[str, int], ...] = ()
-    """Type and number of the GPUs of each node; an empty type if the site names none."""
+    """Type and number of the GPUs of each node; the type is empty if the site names none."""
     features: tuple[str, ...] = ()
     state: str = "idle"
     reserved_cpus: int = 0
-    """CPUs of a node that no job gets; `cpus` is without them."""
+    """CPUs of a node that no job gets; `cpus` does not contain them."""
     reserved_mb: int = 0
-    """Memory of a node that no job gets; `memory_mb` is without it."""
+    """Memory of a node that no job gets; `memory_mb` does not contain it."""
 
     def gpu_count(self, kind: str | None = None) -> int:
-        """Return the number of GPUs of each node, of one type or of all."""
+        """Return the number of GPUs of each node, of one type or of all types."""
         return sum(count for name, count in self.gpus if kind in (None, name))
 
     @property
     def gres(self) -> str:
-        """The GPUs as SLURM writes them: `gpu:a100:8`."""
+        """The GPUs as SLURM prints them: `gpu:a100:8`."""
         return ",".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in self.gpus)
 
 
@@ -58,7 +57,7 @@ def without_reserved(
 ) -> tuple[NodeGroup, ...]:
     """Return groups without the CPUs and memory that their nodes keep for the system.
 
-    sinfo shows all that a node has.
+    sinfo shows all CPUs and all memory of a node.
 
     Args:
         groups: the groups as sinfo shows them.
@@ -66,14 +65,17 @@ def without_reserved(
     """
     reserved: dict[tuple[str, int, int], tuple[int, int]] = {}
     for facts in nodes:
-        cpus, memory = _number(facts.get("CPUTot", "")), _number(facts.get("RealMemory", ""))
-        usable = _number(facts.get("CPUEfctv", "")) or cpus
-        own = (cpus - usable, _number(facts.get("MemSpecLimit", "")))
+        cpus = _number(facts.get("CPUTot", ""))
+        memory_mb = _number(facts.get("RealMemory", ""))
+        # Without CPUEfctv no CPU is known to be reserved.
+        reserved_cpus = cpus - (_number(facts.get("CPUEfctv", "")) or cpus)
+        reserved_mb = _number(facts.get("MemSpecLimit", ""))
         for partition in facts.get("Partitions", "").split(","):
-            # Nodes that look alike to sinfo may differ in this; what all of them have is safe.
-            key = (partition, cpus, memory)
-            most = reserved.get(key, (0, 0))
-            reserved[key] = (max(own[0], most[0]), max(own[1], most[1]))
+            # Nodes that look alike to sinfo may differ in this. The largest reserve holds for all of them.
+            key = (partition, cpus, memory_mb)
+            largest_cpus, largest_mb = reserved.get(key, (0, 0))
+            reserved[key] = (max(reserved_cpus, largest_cpus), max(reserved_mb, largest_mb))
+
     return tuple(
         _reduced(group, *reserved.get((group.partition, group.cpus, group.memory_mb), (0, 0)))
         for group in groups
@@ -91,36 +93,50 @@ def _reduced(group: NodeGroup, cpus: int, memory_mb: int) -> NodeGroup:
 
 
 def is_slice(kind: str) -> bool:
-    """Return whether a type of GPU is a part of one: `1g.10gb`, `a100_3g.20gb`."""
+    """Return whether a type of GPU is a part of a GPU: `1g.10gb`, `a100_3g.20gb`."""
     return re.search(r"(?<!\d)\d+g\.\d+gb", kind) is not None
 
 
 def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
-    """Return type and number of each kind of GPU in generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
-    plain = re.sub(r"\([^)]*\)", "", gres)  # `(null)`, and the sockets and indices of devices
-    found = []
-    for name, *rest in (one.split(":") for one in plain.split(",")):
-        words = [word for word in rest if word != "no_consume"]
-        if name == "gpu":
-            count = int(words.pop()) if words and words[-1].isdigit() else 1
-            found.append((words[0] if words else "", count))
-    return tuple(found)
+    """Return type and number of the GPUs in generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
+    # In parentheses are `(null)`, or the sockets and indices of devices.
+    plain = re.sub(r"\([^)]*\)", "", gres)
+    gpus = []
+    for name, *rest in (resource.split(":") for resource in plain.split(",")):
+        if name != "gpu":
+            continue
+
+        # `no_consume` is a flag and no type.
+        parts = [part for part in rest if part != "no_consume"]
+        count = 1
+        if parts and parts[-1].isdigit():
+            count = int(parts.pop())
+        kind = "".join(parts[:1])
+        gpus.append((kind, count))
+
+    return tuple(gpus)
 
 
 def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str) -> list[Finding]:
-    """Return a finding for each thing that no node, or not enough nodes, of a partition have."""
-    found = [*_features(job, nodes, partition), *_gpus(job, nodes, partition), *_sizes(job, nodes, partition)]
-    if found:
-        return found
-    asked, enough = job.resources.all_nodes, sum(group.nodes for group in nodes if _holds(job, group))
-    if asked <= enough:
+    """Return a finding for each demand of a job that no node, or not enough nodes, of a partition meet."""
+    findings = [
+        *_features(job, nodes, partition),
+        *_gpus(job, nodes, partition),
+        *_sizes(job, nodes, partition),
+    ]
+    if findings:
+        return findings
+
+    # Each demand is met by some node, but perhaps all of them by too few nodes.
+    suitable = sum(group.nodes for group in nodes if _holds(job, group))
+    if job.resources.all_nodes <= suitable:
         return []
     return [
         Finding(
             key=nodes_key,
-            value=str(asked),
-            site=f"partition {partition!r} has {enough} nodes with the GPUs, CPUs, memory and features",
-            remedy=f"Use {nodes_key}={enough}, or ask for less on each node.",
+            value=str(job.resources.all_nodes),
+            site=f"partition {partition!r} has {suitable} nodes with the GPUs, CPUs, memory and features",
+            remedy=f"Use {nodes_key}={suitable}, or ask for less on each node.",
         )
     ]
 
@@ -136,7 +152,7 @@ def _group(row: Sequence[str]) -> NodeGroup:
         cores_per_socket=cores,
         memory_mb=_number(memory),
         gpus=parse_gpus(gres),
-        features=tuple(one for one in features.split(",") if one and one != "(null)"),
+        features=tuple(name for name in features.split(",") if name not in ("", "(null)")),
         state=state,
     )
 
@@ -148,28 +164,35 @@ def _number(text: str) -> int:
 
 
 def _wanted_gpus(job: Job) -> int:
+    """Return the GPUs that a job requests on each node."""
     return 0 if job.cluster.gpu_request == "none" else job.resources.gpus_per_node
 
 
 def wanted_memory_mb(job: Job) -> int:
     """Return the memory in MB that a job requests on each node; 0 for a job that requests none, or all."""
-    return 0 if job.cluster.mem_request == "none" else round((job.resources.mem_gb or 0) * 1024)
+    if job.cluster.mem_request == "none":
+        return 0
+    return round((job.resources.mem_gb or 0) * 1024)
 
 
 def _required_features(job: Job) -> tuple[str, ...]:
     """Return the features that each node must have; an empty tuple for a constraint with alternatives."""
     text = job.cluster.constraint or ""
-    return () if re.search(r"[|()\[\]*!]", text) else tuple(_named_features(text))
+    if re.search(r"[|()\[\]*!]", text):
+        return ()
+    return tuple(_named_features(text))
 
 
 def _named_features(constraint: str) -> list[str]:
-    """Return the features between the operators of a constraint; `*` is followed by a number of nodes."""
+    """Return the features between the operators of a constraint."""
+    # `*` is followed by a number of nodes.
     parts = re.split(r"[&|,()\[\]]", re.sub(r"\*\d+", "", constraint))
-    # A feature after `!` may well be on no node.
+    # `!` excludes a feature, which no node needs to have.
     return [part.strip() for part in parts if part.strip() and not part.strip().startswith("!")]
 
 
 def _holds(job: Job, group: NodeGroup) -> bool:
+    """Return whether the nodes of a group meet all demands of a job."""
     return (
         group.gpu_count(job.cluster.gpu_type) >= _wanted_gpus(job)
         and group.cpus >= (job.resources.cpus_per_node or 0)
@@ -191,66 +214,80 @@ def _features(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[
 
 
 def _gpus(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
-    wanted, kind = _wanted_gpus(job), job.cluster.gpu_type
+    wanted = _wanted_gpus(job)
+    kind = job.cluster.gpu_type
     if not wanted:
         return
-    kinds = _in_order(name for group in nodes for name, _ in group.gpus)
+
+    kinds = list(dict.fromkeys(name for group in nodes for name, _ in group.gpus))
     if kind is not None and kinds and kind not in kinds:
         named = [name for name in kinds if name]
-        untyped = f"the GPUs of partition {partition!r} have no type"
+        site = f"the GPUs of partition {partition!r} have no type"
+        if named:
+            site = f"partition {partition!r} has the types {', '.join(named)}"
         yield Finding(
             key="cluster.gpu_type",
             value=kind,
-            site=f"partition {partition!r} has the types {', '.join(named)}" if named else untyped,
-            remedy=near_matches(kind, named) or "Leave gpu_type out.",
+            site=site,
+            remedy=near_matches(kind, named) or "Omit gpu_type.",
         )
         return
-    most = max((group.gpu_count(kind) for group in nodes), default=0)
-    if wanted > most:
-        has = f"at most {most} GPUs on a node" if most else "no GPUs that SLURM hands out"
-        yield Finding(
-            key="gpus_per_node",
-            value=str(wanted),
-            site=f"partition {partition!r} has {has}",
-            remedy=f"Use gpus_per_node={most} or fewer, or another partition=."
-            if most
-            else "Choose another partition=. If its nodes have GPUs, set gpu_request: none there.",
+
+    largest = max((group.gpu_count(kind) for group in nodes), default=0)
+    if wanted <= largest:
+        return
+    site = f"partition {partition!r} has at most {largest} GPUs on a node"
+    remedy = f"Use gpus_per_node={largest} or fewer, or another partition=."
+    # At some sites the GPUs come with the node, and SLURM does not allocate them.
+    if not largest:
+        site = f"partition {partition!r} has no GPUs that SLURM allocates"
+        remedy = (
+            "Choose another partition=. If the nodes have GPUs, set gpu_request: none in the cluster file."
         )
+    yield Finding(key="gpus_per_node", value=str(wanted), site=site, remedy=remedy)
 
 
 def _sizes(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Finding]:
-    most_cpus, most_mb = max(group.cpus for group in nodes), max(group.memory_mb for group in nodes)
-    site = f"the nodes of partition {partition!r} have at most {most_cpus} CPUs"
-    yield from too_many_cpus(job.resources.cpus_per_node, most_cpus, site)
-    if wanted_memory_mb(job) > most_mb:
+    largest_cpus = max(group.cpus for group in nodes)
+    site = f"the nodes of partition {partition!r} have at most {largest_cpus} CPUs"
+    yield from too_many_cpus(job.resources.cpus_per_node, largest_cpus, site)
+
+    largest_mb = max(group.memory_mb for group in nodes)
+    if wanted_memory_mb(job) > largest_mb:
         yield Finding(
             key="mem_gb",
             value=f"{job.resources.mem_gb:g}",
-            site=f"the nodes of partition {partition!r} have at most {gib(most_mb)} GiB ({most_mb} MB)",
-            remedy=f"Use mem_gb={gib(most_mb)} or less; 0 asks for all of a node.",
+            site=f"the nodes of partition {partition!r} have at most {gib(largest_mb)} GiB ({largest_mb} MB)",
+            remedy=f"Use mem_gb={gib(largest_mb)} or less; 0 asks for all memory of a node.",
         )
 
 
 def listed_nodes(job: Job) -> int | None:
-    """Return how many nodes `nodelist` names if the job has more, so that SLURM adds nodes of its choice."""
-    given = str(job.cluster.sbatch.get("nodelist") or "")
-    if not given or "/" in given:  # With a slash it is the name of a file with nodes.
+    """Return how many nodes `nodelist` names if the job has more nodes; else None.
+
+    SLURM adds nodes of its choice to such a list.
+    """
+    nodelist = str(job.cluster.sbatch.get("nodelist") or "")
+    # A value with a slash is the name of a file with nodes.
+    if not nodelist or "/" in nodelist:
         return None
-    listed = len({*expand(given)})
+
+    listed = len({*expand(nodelist)})
     return listed if listed < job.resources.all_nodes else None
 
 
 def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
-    """Return how many nodes with the job's demands take no new job now; 0 if enough others do."""
-    holding = [group for group in nodes if _holds(job, group)]
-    away = sum(group.nodes for group in holding if group.state.startswith(_AWAY))
-    up = sum(group.nodes for group in holding) - away
+    """Return how many nodes that meet the job's demands accept no new job now; 0 if enough others do."""
+    suitable = [group for group in nodes if _holds(job, group)]
+    away = sum(group.nodes for group in suitable if group.state.startswith(_AWAY))
+    up = sum(group.nodes for group in suitable) - away
     return away if up < job.resources.all_nodes else 0
 
 
 def beyond_nodelist(job: Job) -> list[str]:
     """Return a note about a job that has more nodes than `nodelist` names."""
-    if (listed := listed_nodes(job)) is None:
+    listed = listed_nodes(job)
+    if listed is None:
         return []
     return [
         f"cluster.sbatch.nodelist={job.cluster.sbatch['nodelist']} names {listed} of the job's "
@@ -261,7 +298,3 @@ def beyond_nodelist(job: Job) -> list[str]:
 def gib(megabytes: int) -> str:
     """Return SLURM's megabytes as GiB, rounded down to a tenth."""
     return f"{megabytes * 10 // 1024 / 10:g}"
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -25,31 +25,43 @@ class Partition:
     is_default: bool = False
     state: str = "UP"
     max_time_min: int | None = None
+    """The longest time limit of a job, in minutes."""
     max_nodes: int | None = None
+    """The largest number of nodes of a job."""
     total_nodes: int | None = None
     max_cpus_per_node: int | None = None
+    """The largest number of CPUs of a job on each node."""
     max_memory_mb: int | None = None
-    """Most memory of a job on each node."""
+    """The largest memory of a job on each node."""
     preempt_mode: str = "OFF"
     grace_s: int = 0
     """Seconds between the SIGTERM and the SIGKILL of a preempted job."""
     qos: str = ""
     """The quality of service whose limits hold for all jobs of the partition."""
     accounts: str = "ALL"
+    """The accounts that may use the partition (AllowAccounts)."""
     qualities: str = "ALL"
+    """The qualities of service that may use the partition (AllowQos)."""
     root_only: bool = False
 
 
 def parse_partitions(text: str) -> dict[str, Partition]:
     """Return the partitions in the output of `scontrol -o show partition`, by name."""
-    found = [parse_facts(line) for line in text.splitlines() if line.startswith("PartitionName=")]
-    return {facts["PartitionName"]: _partition(facts) for facts in found}
+    rows = [parse_facts(line) for line in text.splitlines() if line.startswith("PartitionName=")]
+    return {facts["PartitionName"]: _partition(facts) for facts in rows}
 
 
 def chosen(job: Job, partitions: Mapping[str, Partition]) -> list[Partition]:
-    """Return the partitions that a job may run in: those it names, else the default."""
-    asked = [name for name in (job.cluster.partition or "").split(",") if name]
-    return [one for one in partitions.values() if one.name in asked or (one.is_default and not asked)]
+    """Return the partitions that a job may run in: those that it names, or else the default partition."""
+    names = _named(job)
+    if names:
+        return [partition for partition in partitions.values() if partition.name in names]
+    return [partition for partition in partitions.values() if partition.is_default]
+
+
+def _named(job: Job) -> list[str]:
+    """Return the partitions that a job names; SLURM starts the job in any of them."""
+    return [name for name in (job.cluster.partition or "").split(",") if name]
 
 
 def check(
@@ -69,8 +81,8 @@ def check(
     """
     if not partitions:
         return []
-    asked = [name for name in (job.cluster.partition or "").split(",") if name]
-    unknown = [name for name in asked if name not in partitions]
+
+    unknown = [name for name in _named(job) if name not in partitions]
     if unknown:
         return [
             _unusable(
@@ -80,68 +92,94 @@ def check(
             )
             for name in unknown
         ]
+
     candidates = chosen(job, partitions)
     if not candidates:
         return [_unusable("null", "SLURM has no default partition here", "Name one with partition=.")]
-    problems = []
+
+    findings: list[Finding] = []
     for partition in candidates:
-        own = [group for group in groups if group.partition == partition.name]
-        found = _misfits(job, partition, nodes_key)
-        told = {one.key for one in found}
-        further = nodes.misfits(job, own, partition.name, nodes_key) if own else []
-        problems.append([*found, *(one for one in further if one.key not in told)])
-    return [] if any(not found for found in problems) else [one for found in problems for one in found]
+        of_partition = [group for group in groups if group.partition == partition.name]
+        misfits = _misfits(job, partition, of_partition, nodes_key)
+        # The job starts in a partition that it fits.
+        if not misfits:
+            return []
+        findings += misfits
+    return findings
 
 
 def _unusable(name: str, site: str, remedy: str) -> Finding:
-    """Return the finding for a partition that is missing or takes no jobs."""
+    """Return the finding for a partition that is missing or accepts no jobs."""
     return Finding(key="partition", value=name, site=site, remedy=remedy)
 
 
-def _misfits(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
+def _misfits(
+    job: Job, partition: Partition, groups: Sequence[nodes.NodeGroup], nodes_key: str
+) -> list[Finding]:
+    """Return a finding for each reason why a partition, by its limits and nodes, would never start a job."""
+    findings = _over_limits(job, partition, nodes_key)
+    if not groups:
+        return findings
+
+    # The limit of the partition counts for a key, even if its nodes have less.
+    keys = {finding.key for finding in findings}
+    of_nodes = nodes.misfits(job, groups, partition.name, nodes_key)
+    return [*findings, *(finding for finding in of_nodes if finding.key not in keys)]
+
+
+def _over_limits(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
     source = f"partition {partition.name!r}"
-    problems = _too_many_nodes(job, partition, nodes_key)
-    problems += too_long(job.resources.time_limit_min, partition.max_time_min, source, "MaxTime")
+    findings = _too_many_nodes(job, partition, nodes_key)
+    findings += too_long(job.resources.time_limit_min, partition.max_time_min, source, "MaxTime")
+    # SLURM accepts jobs for a partition that is DOWN, and starts them when it is UP again.
     if partition.state in {"INACTIVE", "DRAIN"}:
-        site = f"{source} takes no jobs now ({partition.state})"
-        problems.append(_unusable(partition.name, site, "Use another partition=."))
-    most = partition.max_cpus_per_node
-    problems += too_many_cpus(job.resources.cpus_per_node, most, f"{source} gives {most} (MaxCPUsPerNode)")
-    return [*problems, *_too_much_memory(job, partition)]
+        site = f"{source} accepts no jobs now ({partition.state})"
+        findings.append(_unusable(partition.name, site, "Use another partition=."))
+
+    largest = partition.max_cpus_per_node
+    site = f"{source} gives {largest} (MaxCPUsPerNode)"
+    findings += too_many_cpus(job.resources.cpus_per_node, largest, site)
+    return [*findings, *_too_much_memory(job, partition)]
 
 
 def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Finding]:
-    asked = job.resources.all_nodes
+    count = job.resources.all_nodes
     limits = {"MaxNodes": partition.max_nodes, "TotalNodes": partition.total_nodes}
     known = {name: limit for name, limit in limits.items() if limit is not None}
     source = min(known, key=lambda name: known[name], default="")
-    if not source or asked <= known[source]:
+    if not source or count <= known[source]:
         return []
-    most, value, fewer = known[source], str(asked), f"{nodes_key}={known[source]} or fewer"
+
+    largest = known[source]
+    value = str(count)
+    fewer = f"{nodes_key}={largest} or fewer"
+    # The key alone would not show the number of nodes that the job asks for.
     if job.resources.spare_nodes:
         value = f"{job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
-        fewer = f"{most} nodes or fewer in all"
+        fewer = f"{largest} nodes or fewer in all"
+
     return [
         Finding(
             key=nodes_key,
             value=value,
-            site=f"partition {partition.name!r} gives a job at most {most} ({source})",
+            site=f"partition {partition.name!r} gives a job at most {largest} ({source})",
             remedy=f"Use {fewer}, or another partition=.",
         )
     ]
 
 
 def _too_much_memory(job: Job, partition: Partition) -> list[Finding]:
-    asked, most_mb = nodes.wanted_memory_mb(job), partition.max_memory_mb
-    if most_mb is None or asked <= most_mb:
+    largest_mb = partition.max_memory_mb
+    if largest_mb is None or nodes.wanted_memory_mb(job) <= largest_mb:
         return []
-    most = nodes.gib(most_mb)
+
+    largest = nodes.gib(largest_mb)
     return [
         Finding(
             key="mem_gb",
             value=f"{job.resources.mem_gb:g}",
-            site=f"partition {partition.name!r} gives a job {most} GiB of each node (MaxMemPerNode)",
-            remedy=f"Use mem_gb={most} or less.",
+            site=f"partition {partition.name!r} gives a job {largest} GiB of each node (MaxMemPerNode)",
+            remedy=f"Use mem_gb={largest} or less.",
         )
     ]
 
@@ -158,6 +196,7 @@ def _partition(facts: Mapping[str, str]) -> Partition:
         max_memory_mb=_number(facts.get("MaxMemPerNode", "")),
         preempt_mode=facts.get("PreemptMode", "OFF"),
         grace_s=_number(facts.get("GraceTime", "")) or 0,
+        # SLURM prints N/A for a partition without a quality of service.
         qos=facts.get("QoS", "N/A").replace("N/A", ""),
         accounts=facts.get("AllowAccounts", "ALL"),
         qualities=facts.get("AllowQos", "ALL"),
@@ -166,4 +205,5 @@ def _partition(facts: Mapping[str, str]) -> Partition:
 
 
 def _number(text: str) -> int | None:
+    """Return a number; None for UNLIMITED and the like."""
     return int(text) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""Ask SLURM about the site: its partitions, nodes, settings and accounting."""
+"""Query SLURM about the site: its partitions, nodes, settings and accounting."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from slurmddp.slurm.limits.partitions import Partition, parse_partitions
 from slurmddp.slurm.limits.site import Site
 
 _DENIED = re.compile("access/permission denied", re.IGNORECASE)
+"""SLURM's error for a query that only the site's staff may make (PrivateData)."""
 _Shown = TypeVar("_Shown")
 
 
 def describe(slurm: SlurmClient) -> Site:
-    """Return partitions, nodes, settings and accounting of a SLURM; raises SlurmError.
+    """Return the partitions, nodes, settings and accounting of a SLURM.
 
-    What the site shows to its staff only (`PrivateData`) is left out, with a line about it.
+    Facts that the site shows only to its staff (`PrivateData`) are omitted and reported.
+
+    Raises:
+        SlurmError: SLURM does not answer.
     """
     config = _config(slurm)
     site = Site(
@@ -33,17 +37,19 @@ def describe(slurm: SlurmClient) -> Site:
         groups=_if_shown(slurm, _groups, "nodes") or (),
         config=config,
     )
-    return replace(site, accounting=_accounting(slurm, config)) if site.has_accounting else site
+    if site.has_accounting:
+        site = replace(site, accounting=_accounting(slurm, config))
+    return site
 
 
 def partitions(slurm: SlurmClient) -> dict[str, Partition]:
     """Return the partitions and their limits, by name."""
-    # Hidden ones too: sbatch takes them.
+    # With hidden partitions, which sbatch accepts too.
     return parse_partitions(slurm.query(["scontrol", "--all", "-o", "show", "partition"]))
 
 
 def cluster_name(slurm: SlurmClient) -> str:
-    """Return the name that SLURM's configuration gives this cluster; raises SlurmError."""
+    """Return the name that SLURM's configuration gives this cluster; raise SlurmError without a name."""
     name = _config(slurm).get("ClusterName", "")
     if not name:
         raise SlurmError("scontrol show config names no cluster.", hint="Look for ClusterName in slurm.conf.")
@@ -51,9 +57,12 @@ def cluster_name(slurm: SlurmClient) -> str:
 
 
 def max_array_size(slurm: SlurmClient) -> int:
-    """Return how many elements an array may have: MaxArraySize bounds the index.
+    """Return the largest number of elements of an array: MaxArraySize bounds the index.
 
-    0: there are no arrays here, or the site does not say. Raises SlurmError without an answer.
+    0: the site has no arrays, or does not show its limit.
+
+    Raises:
+        SlurmError: SLURM does not answer.
     """
     try:
         text = _config(slurm).get("MaxArraySize", "")
@@ -69,41 +78,53 @@ def _config(slurm: SlurmClient) -> dict[str, str]:
 
 
 def _groups(slurm: SlurmClient) -> tuple[NodeGroup, ...]:
+    # Without --exact sinfo shows the smallest CPU count and memory of a partition's nodes in one state.
     groups = parse_groups(slurm.query(["sinfo", "--noheader", "--all", "--exact", "-o", SINFO_FORMAT]))
     nodes = slurm.query(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
     return without_reserved(groups, [parse_facts(line) for line in nodes])
 
 
 def _if_shown(slurm: SlurmClient, ask: Callable[[SlurmClient], _Shown], what: str) -> _Shown | None:
-    """Return the answer to a query; None if SLURM gives it to the site's staff only."""
+    """Return the result of a query; report and return None if SLURM answers only the site's staff.
+
+    Args:
+        slurm: the SLURM to query.
+        ask: makes the query.
+        what: the facts that the query returns, for the report.
+    """
     try:
         return ask(slurm)
     except SlurmError as error:
         if _DENIED.search(error.message) is None:
             raise
-        slurm.say(f"{error.message} The {what} of this site are left out of the comparison.")
+        slurm.report(f"{error.message} The {what} of this site are not compared.")
         return None
 
 
 def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Accounting | None:
+    """Return the accounting of a site; report and return None if it does not answer."""
     if shutil.which("sacctmgr") is None:
         return None
+
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     name = pwd.getpwuid(os.getuid()).pw_name
     associations = [*show, "associations"]
-    if cluster := config.get("ClusterName"):  # One database may serve several clusters.
+    # One database may serve several clusters.
+    if cluster := config.get("ClusterName"):
         associations.append(f"cluster={cluster}")
     try:
         qualities = slurm.query([*show, "qos", f"format={accounting.QOS_FIELDS}"])
         of_user = [*associations, "where", f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"]
+        # The rows without a user are those of the accounts themselves.
         of_accounts = [*associations, "where", "user=", f"format={accounting.ACCOUNT_FIELDS}"]
         limits = accounting.parse_associations(slurm.query(of_user), slurm.query(of_accounts))
         default = slurm.query([*show, "user", name, "format=DefaultAccount"])
         user = ["--user", str(os.getuid())]
         queued = slurm.query(["squeue", "--noheader", "--all", "--array", *user, "-o", "%a|%q"])
     except SlurmError as error:
-        slurm.say(f"{error.message} Limits of accounts and QOS are not compared.")
+        slurm.report(f"{error.message} Limits of accounts and QOS are not compared.")
         return None
+
     return accounting.Accounting(
         enforced=accounting.parse_enforced(config.get("AccountingStorageEnforce", "")),
         qualities=accounting.parse_qualities(qualities),

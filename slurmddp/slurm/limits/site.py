@@ -1,4 +1,4 @@
-"""A site as SLURM describes it, and the comparison of a job with all of it; pure."""
+"""A site as SLURM describes it, and the comparison of a job with the whole site; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmddp.slurm.limits.partitions import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The facts of one SLURM, as `queries.describe` asks for them."""
+    """The facts of one SLURM, as `queries.describe` returns them."""
 
     partitions: Mapping[str, Partition]
     groups: tuple[NodeGroup, ...] = ()
@@ -40,23 +40,28 @@ class Site:
 
 def partitions_for(job: Job, site: Site) -> dict[str, Partition]:
     """Return the partitions without the limits that the quality of service of a job lifts."""
-    found = dict(site.partitions)
+    partitions = dict(site.partitions)
     if _has_flag(job, site, "PartitionMaxNodes"):
-        found = {name: replace(partition, max_nodes=None) for name, partition in found.items()}
+        partitions = {name: replace(partition, max_nodes=None) for name, partition in partitions.items()}
     if _has_flag(job, site, "PartitionTimeLimit"):
-        found = {name: replace(partition, max_time_min=None) for name, partition in found.items()}
-    return found
+        partitions = {name: replace(partition, max_time_min=None) for name, partition in partitions.items()}
+    return partitions
 
 
 def may_lift(job: Job, site: Site, finding: Finding) -> bool:
-    """Return whether a rule of the site that no command of SLURM shows may lift what a finding says."""
+    """Decide whether the limit of a finding may be lifted by a rule that no command of SLURM shows."""
+    # A plugin may choose the partition and the QOS, and change the time.
     has_plugins = site.config.get("JobSubmitPlugins", "(null)") not in ("", "(null)")
     if has_plugins and (finding.limit or not job.cluster.partition):
-        return True  # A plugin may choose the partition and the QOS, and change the time.
+        return True
+
+    # A quality of service may lift the MaxNodes of a partition.
     if finding.key in ("nodes", "max_nodes") and not finding.limit:
         return _has_flag(job, site, "PartitionMaxNodes") is None
     if finding.limit != "MaxTime":
         return False
+
+    # A reservation or `time-min` may lift the MaxTime of a partition.
     sbatch = {str(name).replace("_", "-") for name, value in job.cluster.sbatch.items() if value}
     if job.cluster.reservation or not sbatch.isdisjoint({"reservation", "time-min"}):
         return True
@@ -64,25 +69,27 @@ def may_lift(job: Job, site: Site, finding: Finding) -> bool:
 
 
 def nodes_to_ask(job: Job, site: Site) -> int | None:
-    """Return about how many nodes `sbatch --test-only` gives a true answer, if the job has more.
+    """Return the largest number of nodes for which `sbatch --test-only` answers truly, if the job has more.
 
-    It refuses more nodes than `nodelist` names or than the partition's MaxNodes, also where SLURM adds nodes
-    of its choice, and where the quality of service lifts MaxNodes.
+    sbatch --test-only refuses more nodes than `nodelist` names or than the partition's MaxNodes. It does so
+    even if SLURM would add nodes of its choice, or if the quality of service lifts MaxNodes.
     """
     listed = listed_nodes(job)
     if listed:
         return listed
-    limits = [one.max_nodes for one in partitions.chosen(job, site.partitions)]
-    most = max((limit for limit in limits if limit is not None), default=0)
-    if not most or None in limits or job.resources.all_nodes <= most:
+
+    limits = [partition.max_nodes for partition in partitions.chosen(job, site.partitions)]
+    largest = max((limit for limit in limits if limit is not None), default=0)
+    if not largest or None in limits or job.resources.all_nodes <= largest:
         return None
-    return None if _has_flag(job, site, "PartitionMaxNodes") is False else most
+    return None if _has_flag(job, site, "PartitionMaxNodes") is False else largest
 
 
 def _has_flag(job: Job, site: Site, flag: str) -> bool | None:
     """Return whether the quality of service of a job has a flag; None if it is not known."""
     if site.accounting is not None:
         return accounting.has_flag(job, site.accounting, flag)
+    # Without an answer of the accounting, a quality of service may have any flag.
     return None if job.cluster.qos or site.has_accounting else False
 
 
@@ -95,19 +102,20 @@ def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> l
         nodes_key: the key that holds the job's number of nodes.
         jobs: the number of such jobs, the elements of an array.
     """
-    found = partitions.check(job, partitions_for(job, site), site.groups, nodes_key=nodes_key)
-    found += _gpu_request(job, site)
+    findings = partitions.check(job, partitions_for(job, site), site.groups, nodes_key=nodes_key)
+    findings += _gpu_request(job, site)
     if site.accounting is not None:
-        of_partitions = [one.qos for one in partitions.chosen(job, site.partitions) if one.qos]
-        found += accounting.check(job, site.accounting, of_partitions, jobs=jobs)
-    return found
+        candidates = partitions.chosen(job, site.partitions)
+        of_partitions = [partition.qos for partition in candidates if partition.qos]
+        findings += accounting.check(job, site.accounting, of_partitions, jobs=jobs)
+    return findings
 
 
 def check_cluster(job: Job, site: Site) -> list[Finding]:
     """Return a finding for each key of a cluster file that does not fit the site.
 
     Args:
-        job: a job with the file's cluster and no settings of its own.
+        job: a job with the cluster of the file and no other settings.
         site: the site.
     """
     nodes_key = "nodes" if job.cluster.max_nodes is None else "max_nodes"
@@ -115,24 +123,27 @@ def check_cluster(job: Job, site: Site) -> list[Finding]:
 
 
 def at_largest_size(job: Job) -> Job:
-    """Return the job with all nodes that its cluster file allows."""
-    most = job.cluster.max_nodes
-    if most is None:
+    """Return the job with as many nodes as its cluster file allows."""
+    largest = job.cluster.max_nodes
+    if largest is None:
         return job
-    return replace(job, resources=replace(job.resources, nodes=most, spare_nodes=0))
+    return replace(job, resources=replace(job.resources, nodes=largest, spare_nodes=0))
 
 
 def _gpu_request(job: Job, site: Site) -> list[Finding]:
-    """Return a finding for `--gpus-per-node` at a site whose scheduler knows no such option."""
+    """Return a finding for `--gpus-per-node` at a site whose scheduler does not know this option."""
+    if not job.resources.gpus_per_node or job.cluster.gpu_request != "gpus-per-node":
+        return []
+
+    # Other plugins know GPUs only by --gres.
     plugin = site.config.get("SelectType", "select/cons_tres")
-    asks = job.resources.gpus_per_node and job.cluster.gpu_request == "gpus-per-node"
-    if not asks or plugin.endswith("cons_tres"):
+    if plugin.endswith("cons_tres"):
         return []
     return [
         Finding(
             key="cluster.gpu_request",
             value="gpus-per-node",
-            site=f"this SLURM has SelectType={plugin}, which knows no --gpus-per-node",
+            site=f"this SLURM has SelectType={plugin}, which does not know --gpus-per-node",
             remedy="Set gpu_request: gres in the cluster file.",
         )
     ]

@@ -49,6 +49,13 @@ def test_a_draft_of_gpu_nodes_names_the_type_where_the_partition_has_several() -
     assert "2 with gpu:v100:4, 96 CPUs, 500000 MB, idle" in text
 
 
+def test_a_draft_names_the_gpus_without_a_type_that_the_partition_also_has() -> None:
+    cluster = site()
+    nodes = parse_groups("gpu|4|64|2:32:1|257000|gpu:a100:8|f|idle\ngpu|1|64|2:32:1|257000|gpu:2|f|idle\n")
+    text, _ = drafted("gpu", replace(cluster, groups=nodes))
+    assert "# the partition also has GPUs without a type (sinfo %G)" in text
+
+
 def test_each_value_of_a_draft_says_where_it_comes_from() -> None:
     text, _ = drafted("gpu", site())
     lines = [line for line in text.splitlines() if not line.startswith("#")]

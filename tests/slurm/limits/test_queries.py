@@ -75,13 +75,12 @@ def test_what_a_site_shows_to_its_staff_only_is_left_out(
     programs: FakePrograms,
 ) -> None:
     said: list[str] = []
-    slurm = SlurmClient(say=said.append)
+    slurm = SlurmClient(report=said.append)
     write_site(programs)
     programs.write("deny-nodes", "")
     assert describe(slurm) == replace(sites.site(), groups=())
     assert said == [
-        "sinfo failed: slurm_load_node: Access/permission denied. "
-        "The nodes of this site are left out of the comparison."
+        "sinfo failed: slurm_load_node: Access/permission denied. The nodes of this site are not compared."
     ]
     programs.write("deny-partitions", "")
     assert describe(slurm) == replace(sites.site(), groups=(), partitions={})
