@@ -13,11 +13,11 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 
 _RETRY_S = 3.0
-"""Seconds during which a name server that answers `try again` is asked again."""
+"""Seconds for which a name server that answers `try again` is asked again."""
 
 
 class Address(NamedTuple):
-    """One resolved address of a host."""
+    """A resolved address of a host."""
 
     family: socket.AddressFamily
     text: str
@@ -32,7 +32,7 @@ def master_name(info: RankInfo) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name or address means the own machine on every machine."""
+    """Return whether a name or address means, on every machine, that machine itself."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -42,26 +42,28 @@ def is_loopback(name: str) -> bool:
 def find_rank_zero(info: RankInfo) -> list[Address]:
     """Return the addresses of rank 0's host, IPv4 first.
 
-    Ranks on one machine use loopback, whatever the name of the machine is. A person who says `localhost`
-    means it. If a port is given as well, torchrun listens there, on all addresses of its machine.
-
     Raises:
         MismatchError: the name does not resolve, or is loopback although the ranks are on several nodes.
     """
+    # Ranks on one machine use loopback, whatever the name of the machine is.
     if info.master_addr is None and (info.nodes == 1 or info.emulated):
         return [LOOPBACK]
+
     name = master_name(info)
-    found = resolve(name)
+    addresses = resolve(name)
+    # A person who sets `localhost` means it.
     if info.nodes == 1 or is_loopback(name):
-        return found
-    reachable = [address for address in found if not is_loopback(address.text)]
+        return addresses
+
+    reachable = [address for address in addresses if not is_loopback(address.text)]
     if reachable:
         return reachable
+    # If a port is given as well, torchrun listens on it, on all addresses of its machine.
     if info.master_port is not None:
-        return found
+        return addresses
     raise MismatchError(
         f"The ranks are on {info.nodes} nodes, but on {socket.gethostname()} the name of rank 0's node, "
-        f"{name!r}, is {found[0].text}: every node takes this address for itself.",
+        f"{name!r}, is {addresses[0].text}: on every node this address means the node itself.",
         hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach (in the cluster "
         "file's setup lines: `export SLURMDDP_MASTER_ADDR=$(hostname -I | cut -d' ' -f1)`), or correct "
         "/etc/hosts.",
@@ -74,7 +76,7 @@ def not_here(info: RankInfo, addresses: list[Address]) -> MismatchError:
         f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
         f"{', '.join(address.text for address in addresses)}, which is not an address of this machine.",
         hint="Set SLURMDDP_MASTER_ADDR to an address of rank 0's node, or correct /etc/hosts or DNS. With "
-        "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: leave that out.",
+        "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: omit that option.",
     )
 
 
@@ -85,23 +87,14 @@ def resolve(name: str) -> list[Address]:
         MismatchError: the name is no address, or no name server knows it.
         SlurmddpError: the name servers have not answered.
     """
-    if is_malformed_ipv4(name):  # Only a name server that answers would say so.
+    # If no name server answers, such a name would seem to be unknown for a while only.
+    if is_malformed_ipv4(name):
         raise MismatchError(
             f"The address of rank 0's node, {name!r}, is not an IPv4 address.",
-            hint="It has four numbers up to 255, such as 10.0.0.7.",
+            hint="An IPv4 address has four numbers up to 255, such as 10.0.0.7.",
         )
-    deadline = time.monotonic() + _RETRY_S
-    while True:
-        try:
-            records = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            break
-        except (socket.gaierror, UnicodeError) as error:
-            again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
-            if again and time.monotonic() < deadline:
-                time.sleep(0.5)
-                continue
-            raise _unresolved(name, error, again) from error
-    addresses = [Address(family, str(place[0])) for family, _, _, _, place in records]
+
+    addresses = _look_up(name)
     usable = [address for address in dict.fromkeys(addresses) if _has_sockets(address.family)]
     if not usable:
         raise MismatchError(
@@ -110,6 +103,21 @@ def resolve(name: str) -> list[Address]:
             hint="Set SLURMDDP_MASTER_ADDR to an address of that node that all nodes can use.",
         )
     return sorted(usable, key=lambda address: address.family != socket.AF_INET)
+
+
+def _look_up(name: str) -> list[Address]:
+    """Return the addresses that the name servers give; ask again for a while if their answer asks for it."""
+    deadline = time.monotonic() + _RETRY_S
+    while True:
+        try:
+            records = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            return [Address(family, str(address[0])) for family, _, _, _, address in records]
+        except (socket.gaierror, UnicodeError) as error:
+            # EAI_AGAIN is a temporary failure of the name servers.
+            again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if not again or time.monotonic() >= deadline:
+                raise _unresolved(name, error, again) from error
+        time.sleep(0.5)
 
 
 def is_malformed_ipv4(name: str) -> bool:
@@ -124,7 +132,8 @@ def is_malformed_ipv4(name: str) -> bool:
 
 
 def _has_sockets(family: socket.AddressFamily) -> bool:
-    """Return whether this machine has sockets of `family`; a name server may return IPv6 all the same."""
+    """Return whether this machine has sockets of `family`."""
+    # A name server may return IPv6 addresses to a kernel without IPv6.
     if family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
@@ -135,7 +144,7 @@ def _has_sockets(family: socket.AddressFamily) -> bool:
 
 
 def _unresolved(name: str, error: Exception, temporary: bool) -> SlurmddpError:
-    # A name server may be down for a while, so that a temporary error allows another attempt.
+    # A name server may be down for a while; an error that is no MismatchError allows another attempt.
     kind = SlurmddpError if temporary else MismatchError
     return kind(
         f"The name of rank 0's node, {name!r}, does not resolve on {socket.gethostname()}: {error}.",

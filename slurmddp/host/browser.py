@@ -1,4 +1,4 @@
-"""The browser of this machine, where there is a display."""
+"""Show pages in the browser of this machine, if it has a display."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 def show(page: Path) -> None:
     """Show a page in the browser; do nothing without a display."""
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        import webbrowser  # Most commands open no page.
+        # Most commands open no page.
+        import webbrowser
 
         webbrowser.open(page.as_uri())

@@ -1,7 +1,8 @@
 """Choose the processors of each rank of a node, and its number of threads.
 
-An agent and its ranks may run on all processors that SLURM gives to the job on the node. Without a choice the
-ranks move between sockets, and each rank starts as many threads as all ranks together may run.
+An agent and its ranks may run on all processors that SLURM gives to the job on the node. Without a choice,
+the ranks would move between sockets, and each rank would start as many threads as there are processors for
+all ranks together.
 """
 
 from __future__ import annotations
@@ -18,26 +19,25 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""A person who sets one of these variables places the threads."""
-_RANKS_PER_CPU, _RANKS_ANYWHERE = 16, 64
+"""Variables by which a person places the threads; then slurmddp does not bind the ranks."""
+_RANKS_PER_CPU = 16
+_RANKS_ANYWHERE = 64
 
 
 def most_ranks(cpus: int) -> int:
-    """Return the number of ranks that may share `cpus` CPUs.
-
-    A small trial may crowd a machine, as under mpiexec. A number beyond this limit is a mistake, and its
-    processes could use up the memory of a machine that other people work on.
-    """
+    """Return the largest number of ranks that may share `cpus` CPUs."""
+    # A small trial may crowd a machine, as under mpiexec. A number beyond this limit is a mistake, and its
+    # processes could use up the memory of a machine that other people work on.
     return max(_RANKS_PER_CPU * cpus, _RANKS_ANYWHERE)
 
 
 def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 1) -> None:
-    """Raise ConfigError if the ranks are more than may share the CPUs.
+    """Raise ConfigError if there are more ranks than may share the CPUs.
 
     Args:
         ranks: the number of ranks on all machines.
         cpus: the number of CPUs of each machine.
-        given: the words that set the number, with `{}` in its place.
+        given: the setting as typed, with `{}` in place of the number.
         place: the name of such a machine.
         machines: the number of machines.
     """
@@ -65,7 +65,10 @@ class Cpus:
     @property
     def usable(self) -> int:
         """The number of processors that can work at once."""
-        return max(1, len(self.allowed) if self.quota is None else min(len(self.allowed), int(self.quota)))
+        count = len(self.allowed)
+        if self.quota is not None:
+            count = min(count, int(self.quota))
+        return max(1, count)
 
     @property
     def on_machine(self) -> int | None:
@@ -74,120 +77,142 @@ class Cpus:
 
     def cores(self) -> list[tuple[int, ...]]:
         """Return the processors by core, sorted by NUMA node."""
-        found: dict[tuple[int, int], list[int]] = {}
+        cores: dict[tuple[int, int], list[int]] = {}
         for cpu in sorted(self.allowed):
-            found.setdefault((self.numa.get(cpu, 0), self.core.get(cpu, cpu)), []).append(cpu)
-        return [tuple(found[place]) for place in sorted(found)]
+            place = (self.numa.get(cpu, 0), self.core.get(cpu, cpu))
+            cores.setdefault(place, []).append(cpu)
+        return [tuple(cores[place]) for place in sorted(cores)]
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Return the numbers of a list in the kernel's format: `0-3,8,10-11`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
+    # The list of a NUMA node without processors is empty.
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
-    """Return whether the processors of this process belong to the ranks of its node only.
-
-    Without a control group or a binding by SLURM, a process may run on processors of other jobs. Two jobs
-    that both bind from the first processor on would then share processors, as would two runs on a laptop.
-    """
+    """Return whether the processors of this process belong to the ranks of its node only."""
     if environ.get(BIND_VARIABLE, "").lower() in ("off", "0", "no", "false"):
         return False
+
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     granted = int(text) if text.isdecimal() else 0
-    # SLURM grants more than the machine has if nodes of a sandbox share it.
+    # Without a control group or a binding by SLURM, a process may run on processors of other jobs. Two jobs
+    # that both bind from the first processor on would then share processors, as would two runs on a laptop.
+    # If nodes of a sandbox share a machine, SLURM grants more processors than the machine has.
     confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
+
     by_agent = RESTART_COUNT_VARIABLE in environ and info.environment == "slurm" and not info.emulated
     return by_agent and confined and not any(environ.get(name) for name in _PERSONAL)
 
 
 def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | None] = ()) -> frozenset[int]:
-    """Return the processors of one rank: whole adjacent cores that no other rank of the node has.
+    """Return the processors of a rank: whole adjacent cores that no other rank of the node has.
 
-    With more ranks than cores each rank gets hyper-threads. With more ranks than these all ranks share all.
+    If there are more ranks than cores, each rank gets hyper-threads. If there are more ranks than
+    hyper-threads, the ranks share all processors.
 
     Args:
-        cpus: of the node.
-        local_rank: of the rank.
-        ranks: of the node.
-        gpu_numa: the NUMA node of each rank's GPU. Each rank then gets cores of this NUMA node, if these
-            suffice for all ranks.
+        cpus: the processors of the node.
+        local_rank: the local rank.
+        ranks: the number of ranks on the node.
+        gpu_numa: the NUMA node of each rank's GPU. Each rank then gets cores of this NUMA node, if each NUMA
+            node has a core for each of its ranks.
     """
     cores = cpus.cores()
+
     if len(gpu_numa) == ranks and None not in gpu_numa:
         beside = {node: [core for core in cores if cpus.numa.get(core[0]) == node] for node in gpu_numa}
         if all(len(beside[node]) >= gpu_numa.count(node) for node in beside):
             node = gpu_numa[local_rank]
             return _part(beside[node], gpu_numa[:local_rank].count(node), gpu_numa.count(node))
+
     if ranks > len(cores):
         cores = [(cpu,) for core in cores for cpu in core]
     return _part(cores, local_rank, ranks) or cpus.allowed
 
 
 def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset[int]:
-    first, last = index * len(cores) // parts, (index + 1) * len(cores) // parts
+    first = index * len(cores) // parts
+    last = (index + 1) * len(cores) // parts
     return frozenset(cpu for core in cores[first:last] for cpu in core)
 
 
-def threads_on(cpus: Cpus, taken: Collection[int]) -> int:
-    """Return the number of threads for the processors `taken`: one per core."""
-    return max(1, len({cpus.core.get(cpu, cpu) for cpu in taken}))
+def threads_on(cpus: Cpus, share: Collection[int]) -> int:
+    """Return the number of threads for the processors `share`: a thread for each core."""
+    return max(1, len({cpus.core.get(cpu, cpu) for cpu in share}))
 
 
 def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
     """Return a warning if fewer processors can be used than SLURM promises; None if they suffice.
 
-    `together`: the processors are for all ranks of the node, as under an agent, not for this rank only.
+    Args:
+        info: this rank.
+        cpus: the processors of this process.
+        together: whether all ranks of the node share these processors, as under an agent.
     """
     if info.cpus is None or info.emulated:
         return None
-    asked = info.cpus * (info.local_world_size if together else 1)
-    if cpus.usable >= asked:
+
+    promised = info.cpus
+    receiver = "this rank"
+    if together:
+        promised *= info.local_world_size
+        receiver = "the ranks of this node"
+    if cpus.usable >= promised:
         return None
+
     if cpus.on_machine == cpus.usable:
-        limit, advice = "this machine has", "the configuration of its partition claims more than there is"
+        limit = "this machine has"
+        advice = "the configuration of its partition claims more processors than it has"
     elif cpus.usable == len(cpus.allowed):
-        limit, advice = "the processes are bound to", "`srun` needs the job's `--cpus-per-task` too"
+        limit = "the processes are bound to"
+        advice = "`srun` needs the job's `--cpus-per-task` too"
     else:
-        limit, advice = "a control group (cpu.max) lets them use", "raise the limit of the container"
-    whom = "the ranks of this node" if together else "this rank"
-    return f"SLURM promises {asked} CPU(s) to {whom}, but {limit} {cpus.usable}: {advice}."
+        limit = "a control group (cpu.max) lets them use"
+        advice = "raise the limit of the container"
+    return f"SLURM promises {promised} CPU(s) to {receiver}, but {limit} {cpus.usable}: {advice}."
 
 
 _ROOT = Path("/")
 
 
 def read_cpus(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Cpus:
-    """Return the processors of this process, with the facts that the machine shows."""
-    own = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
-    return Cpus(own, _numa_nodes(root), _cores(root, own), cpu_quota(root))
+    """Return the processors of this process, with their place in the machine as far as it is known."""
+    if allowed is None:
+        allowed = os.sched_getaffinity(0)
+    cpus = frozenset(allowed)
+    return Cpus(cpus, _numa_nodes(root), _cores(root, cpus), cpu_quota(root))
 
 
 def numa_node_of(pci_address: str, root: Path = _ROOT) -> int | None:
-    """Return the NUMA node of a PCI device such as `0000:3b:00.0`; None if the machine does not say."""
+    """Return the NUMA node of a PCI device such as `0000:3b:00.0`; None if it is unknown."""
     with suppress(OSError, ValueError):
         node = int((root / "sys/bus/pci/devices" / pci_address / "numa_node").read_text())
+        # The kernel writes -1 for a device without a NUMA node.
         return node if node >= 0 else None
     return None
 
 
 def _numa_nodes(root: Path) -> dict[int, int]:
-    found: dict[int, int] = {}
+    """Return the NUMA node of each processor; empty if the kernel, or a container, does not show them."""
+    nodes: dict[int, int] = {}
     for file in root.glob("sys/devices/system/node/node[0-9]*/cpulist"):
         with suppress(OSError, ValueError):
             number = int(file.parent.name.removeprefix("node"))
-            found.update(dict.fromkeys(parse_cpu_list(file.read_text()), number))
-    return found
+            nodes.update(dict.fromkeys(parse_cpu_list(file.read_text()), number))
+    return nodes
 
 
 def _cores(root: Path, allowed: Iterable[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    """Return the first hyper-thread of each processor's core, as far as the kernel shows it."""
+    cores: dict[int, int] = {}
     for cpu in allowed:
         file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         with suppress(OSError, ValueError):
-            found[cpu] = min(parse_cpu_list(file.read_text()))
-    return found
+            cores[cpu] = min(parse_cpu_list(file.read_text()))
+    return cores

@@ -7,11 +7,11 @@ import fcntl
 from typing import IO
 
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
-"""The second one is of network file systems that lock bytes in place of the file."""
+"""Errors for a file that another process has locked; EACCES comes from network file systems."""
 _NO_LOCKS = (
     errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY, errno.EBADF,
 )  # fmt: skip
-"""The last one is of NFS, for a lock against all on a file that is not open for writing."""
+"""Errors for a file that can't be locked; EBADF comes from NFS if the file is not open for writing."""
 
 
 def try_lock(file: int | IO[bytes], *, shared: bool = False) -> bool | None:
@@ -22,13 +22,14 @@ def try_lock(file: int | IO[bytes], *, shared: bool = False) -> bool | None:
         shared: whether other processes may hold such a lock as well.
 
     Returns:
-        True if the file is locked now, False if another process holds a lock. None if it can't be locked,
-        such as on a file system without locks: the caller has to do its work without one.
+        True if the file is locked now, False if another process holds a lock. None if the file can't be
+        locked, as on a file system without locks: the caller then has to do its work without a lock.
 
     Raises:
         OSError: the disk has an error.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The first name of a numbered series that nothing else has."""
+"""Choose the first free name of a numbered series."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def first_free(stem: str, is_taken: Callable[[str], object], *, plain: str = "")
     Args:
         stem: the beginning of each name.
         is_taken: returns whether a name is in use.
-        plain: a name to take instead of `STEM1`.
+        plain: the name in place of `STEM1`.
     """
     names = (plain if plain and number == 1 else f"{stem}{number}" for number in count(1))
     return next(name for name in names if not is_taken(name))

@@ -1,4 +1,4 @@
-"""Give a file a second name, or a copy where the filesystem has no hard links."""
+"""Give a file a second name, or make a copy on a file system without hard links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def link(path: Path, link: Path) -> None:
-    """Make a hard link; copy the file on a filesystem without hard links, or to a different one."""
+    """Make a hard link; copy the file if the file system has no hard links, or `link` is on another one."""
     try:
         os.link(path, link, follow_symlinks=False)
     except FileExistsError:

@@ -1,11 +1,10 @@
-"""The page of memory on which a rank shows its heartbeat, written without a lock, a system call or a wait.
+"""The page of memory in which a rank shows its heartbeat, without a lock, a system call or a wait.
 
-The agent makes one page per rank (a memfd) and hands it down by number. So a page outlives its rank, and
-the next rank in its place gets it. Each value is eight aligned bytes that one process writes and another
-reads, so no process ever sees half a value. All processes of a host share the clock, CLOCK_MONOTONIC.
+The agent creates a page (a memfd) for each rank, which inherits its descriptor. A page outlives its rank, and
+the next rank in its place gets the same page. All processes of a host share the clock, CLOCK_MONOTONIC.
 
-The same memory holds, behind the page, the Python stacks of the rank and its loader workers
-(`launchers/watchdog/stacks.py`). A file would not do, because stacks are needed when a file system hangs.
+Behind the page, the same memory holds the Python stacks of the rank and its loader workers
+(`launchers/watchdog/stacks.py`). Stacks are not in a file, because they are needed when a file system hangs.
 """
 
 from __future__ import annotations
@@ -32,66 +31,70 @@ _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED, _FINISHED, _EXIT_CODE = range(7)
 _SINCE, _STEPPED, _STEP_S, _WAIT_S, _FORWARD_S = range(7, 12)
-_HAS_ERROR, _IS_LOST_RANK = 12, 13
-_TEXT, _HINT = slice(1024, 2560), slice(2560, 4096)
-"""Where the page holds the error by which the rank ends, and what to do about it; padded with zeros."""
+_HAS_ERROR = 12
+_IS_LOST_RANK = 13
+_TEXT = slice(1024, 2560)
+_HINT = slice(2560, 4096)
+"""Places in the page of the error that ends the rank, and of its hint; both are padded with zeros."""
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 
 @dataclass(frozen=True)
 class RankHeartbeat:
-    """The heartbeat of one rank, as its page shows it at one moment."""
+    """The heartbeat of a rank, as its page shows it at a moment."""
 
     phase: str
     since: float
-    """When the phase began, or the rank last showed a heartbeat in it."""
+    """When the phase began, or when the rank last showed a heartbeat in it."""
     step: int
-    """The last step that this rank has completed; -1 before the first."""
+    """The last step that this rank has completed; -1 before the first step."""
     resumed: int
     """The step from which this rank resumed; 0 for a new training, -1 until it is known."""
     steps: int
     """Steps completed by this process."""
     stepped: float
-    """When the last step was completed; 0.0 before."""
+    """When the last step was completed; 0.0 before the first step."""
     step_s: float
-    """Seconds of all completed steps together, waiting for data included."""
+    """Seconds of all completed steps together, including waits for data."""
     wait_s: float
-    """Seconds of these that the rank waited for data."""
+    """Seconds of all waits for data together."""
     watched: bool = False
-    """Whether the code that the rank runs now shows heartbeats."""
+    """Whether the code that the rank is running shows heartbeats."""
     forward_s: float = 0.0
-    """Seconds of all forward passes together; on a GPU estimated from some of them."""
+    """Seconds of all forward passes together; on a GPU estimated from a sample of the passes."""
     finished: bool = False
-    """Whether a training that answers requests to stop has come to its own end."""
+    """Whether a training that answers requests to stop has reached its end."""
     exit_code: int = 0
-    """The exit code that the rank means when its interpreter exits with 0 or 1; 0 if it names none."""
+    """The exit code that the rank means when its interpreter exits with 0 or 1; 0 if it means that code."""
 
 
 @dataclass(frozen=True)
 class ReportedError:
-    """The error by which a rank said that it ends."""
+    """The error that a rank has reported before its end."""
 
     text: str
     """The message of the error; empty if the traceback in the log explains more."""
     hint: str
-    """The advice to the person; empty if only the author of the program can give one."""
+    """The advice to the person; empty if only the author of the program can give advice."""
     is_lost_rank: bool = False
     """Whether the rank only lost another rank."""
 
 
 class HeartbeatPage:
-    """The page of one rank: the rank writes, the agent reads."""
+    """The page of a rank: the rank writes, the agent reads."""
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind `descriptor`; -1 makes a page that no other process sees."""
         self.descriptor = descriptor
         self._page = mmap.mmap(descriptor, _PAGE_BYTES)
+        # Each value is eight aligned bytes, so that a reader never sees a half-written value.
         self._counts = memoryview(self._page).cast("q")
         self._times = memoryview(self._page).cast("d")
 
     @classmethod
     def create(cls) -> HeartbeatPage:
-        """Return a new page for one rank, which inherits its descriptor by number."""
+        """Return a new page for a rank."""
+        # Without the flag MFD_CLOEXEC, the rank inherits the descriptor under the same number.
         descriptor = os.memfd_create(_NAME, 0)
         os.ftruncate(descriptor, _PAGE_BYTES)
         page = cls(descriptor)
@@ -111,18 +114,23 @@ class HeartbeatPage:
         self.enter("starting")
 
     def enter(self, phase: str) -> float:
-        """Show a heartbeat in `phase`, one of PHASES, or that it begins now; return the time."""
+        """Show a heartbeat in `phase`, or that the phase begins; return the time.
+
+        Args:
+            phase: one of PHASES.
+        """
         now = time.monotonic()
+        # The time comes first: a reader between the two writes must not see an old time in a new phase.
         self._times[_SINCE] = now
         self._counts[_PHASE] = _INDEX[phase]
         return now
 
     def watch(self, watched: bool) -> None:
-        """Show whether heartbeats follow from here on."""
+        """Show whether heartbeats follow from now on."""
         self._counts[_WATCHED] = watched
 
     def finish(self) -> None:
-        """Show that the training has come to its own end, not to a stop."""
+        """Show that the training has reached its end, and was not stopped."""
         self._counts[_FINISHED] = True
 
     def resumed(self, step: int) -> None:
@@ -130,7 +138,14 @@ class HeartbeatPage:
         self._counts[_RESUMED] = step
 
     def completed(self, step: int, seconds: float, wait_s: float, forward_s: float = 0.0) -> None:
-        """Show that `step` is done, and its seconds: in all, of waits for data, of forward passes."""
+        """Show that a step is done.
+
+        Args:
+            step: the number of the step.
+            seconds: how long the step took.
+            wait_s: seconds of the step in which the rank waited for data.
+            forward_s: seconds of its forward passes.
+        """
         self._times[_STEP_S] += seconds
         self._times[_WAIT_S] += wait_s
         self._times[_FORWARD_S] += forward_s
@@ -139,33 +154,41 @@ class HeartbeatPage:
         self._counts[_STEP] = step
 
     def explain_exit(self, code: int) -> None:
-        """Show the exit code that the rank means: a script can't choose the code of its own error."""
+        """Show the exit code that the rank means."""
+        # An uncaught error of a script ends its interpreter with code 1, whatever the error is.
         self._counts[_EXIT_CODE] = code
 
     def explained(self, code: int) -> int:
-        """Return what a rank means by exit code 0, or by an error's 1; any other code means itself."""
+        """Return the exit code that a rank meant when it exited with `code`."""
         meant = self.read().exit_code
         replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED
-        return meant if meant and code == replaced else code
+        if meant and code == replaced:
+            return meant
+        return code
 
     def report_error(self, error: ReportedError) -> None:
-        """Show by which error the rank ends; texts that are too long are cut off."""
+        """Show the error that ends the rank; texts that are too long are cut off."""
         for place, text in ((_TEXT, error.text), (_HINT, error.hint)):
             size = place.stop - place.start
             self._page[place] = text.encode(errors="replace")[:size].ljust(size, b"\0")
         self._counts[_IS_LOST_RANK] = error.is_lost_rank
+
+        # The mark comes last: the rank may be killed before all texts are written.
         self._counts[_HAS_ERROR] = True
 
     def reported_error(self) -> ReportedError | None:
-        """Return the error by which the rank ended; None if it reported none."""
+        """Return the error that the rank reported; None if it reported none."""
         if not self._counts[_HAS_ERROR]:
             return None
+
+        # A text may be cut off inside a character.
         text, hint = (self._page[place].rstrip(b"\0").decode(errors="ignore") for place in (_TEXT, _HINT))
         return ReportedError(text, hint, bool(self._counts[_IS_LOST_RANK]))
 
     def read(self) -> RankHeartbeat:
         """Return the heartbeat that the page shows now."""
-        counts, times = self._counts, self._times
+        counts = self._counts
+        times = self._times
         return RankHeartbeat(
             phase=PHASES[counts[_PHASE]],
             since=times[_SINCE],
@@ -195,7 +218,7 @@ class HeartbeatPage:
         return os.pread(self.descriptor, end - begin, _PAGE_BYTES + begin).decode(errors="replace")
 
     def close(self) -> None:
-        """Release the page; only the agent calls it, once the rank is gone for good."""
+        """Release the page; only the agent calls it, after the last rank of the page has ended."""
         self._counts.release()
         self._times.release()
         self._page.close()
@@ -204,20 +227,22 @@ class HeartbeatPage:
 
 
 def descriptor_from(environ: Mapping[str, str]) -> int:
-    """Return the descriptor of the page that the agent gave this process, or -1.
-
-    A program that a rank starts inherits the variable, but not the descriptor.
-    """
+    """Return the descriptor of the page that the agent gave this process, or -1."""
     number = environ.get(HEARTBEAT_VARIABLE, "")
+    if not number.isdecimal():
+        return -1
+
+    # A program that a rank starts inherits the variable, but not the descriptor: the number may lead to
+    # another file.
     with suppress(OSError):
-        if number.isdecimal():
-            name = str(Path(f"/proc/self/fd/{number}").readlink())
-            return int(number) if name.startswith(f"/memfd:{_NAME}") else -1
+        name = str(Path(f"/proc/self/fd/{number}").readlink())
+        if name.startswith(f"/memfd:{_NAME}"):
+            return int(number)
     return -1
 
 
 def arm_stacks(environ: Mapping[str, str]) -> None:
-    """Let this process, and processes that it forks, write stacks for the agent; do nothing without one."""
+    """Let this process, and processes that it forks, write stacks for the agent, if there is an agent."""
     descriptor = descriptor_from(environ)
     if descriptor >= 0:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)

@@ -1,8 +1,8 @@
-"""The beginning and the end of a Python program, for a process that another process has forked.
+"""The start and the end of a Python program, for a process that another process has forked.
 
-Such a process copies what imported modules have drawn, and leaves by `os._exit`. These functions give it what
-a program gets that starts as `python script.py`: random numbers of its own, and an end at which threads
-finish, exit handlers run, and open files reach the disk.
+A forked process has copies of the random states of imported modules, and ends by `os._exit`. These functions
+give it what a program has that starts as `python script.py`: its own random numbers, and an end at which
+threads finish, exit handlers run, and open files reach the disk.
 """
 
 from __future__ import annotations
@@ -17,61 +17,69 @@ from contextlib import suppress
 from typing import Any
 
 _ARCHIVES = {"zipfile": "ZipFile", "shelve": "Shelf"}
-"""Classes of Python, by module, whose `__del__` writes what completes their file."""
+"""Classes of the standard library, by module, whose `__del__` completes their file."""
 _C_WRITERS = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
 
 def draw_anew() -> None:
-    """Give this forked process random states of its own; Python's `random` reseeds itself at a fork.
-
-    CUDA's generators draw their first seed when CUDA starts, which is after the fork.
-    """
+    """Give this forked process its own random states."""
+    # Python's `random` reseeds itself at a fork. CUDA's generators draw their first seed when CUDA starts,
+    # which is after the fork.
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "default_generator"):
         torch.default_generator.seed()
+
+    # The secret by which processes of `multiprocessing` recognise each other.
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         multiprocessing.current_process().authkey = os.urandom(32)
 
 
 def note_uncaught(error: BaseException) -> None:
-    """Let exit handlers see that the program ends by `error`, where Python leaves it for them."""
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    """Store the error by which the program ends where exit handlers look for it, as Python does."""
+    sys.last_type = type(error)
+    sys.last_value = error
+    sys.last_traceback = error.__traceback__
 
 
 def finish(code: int, limit_s: float | None = None) -> None:
-    """Do what Python does at the end of a program, up to the end of the process itself.
-
-    No object is destroyed: the destructor of a process group, for one, waits for a thread of torch, which may
-    wait for the interpreter's lock, which its caller holds.
+    """Do what Python does at the end of a program, except for ending the process.
 
     Args:
-        code: the exit code of the process.
-        limit_s: seconds after which the process ends in any case, whatever it waits for; None: no limit.
+        code: the exit code of the process if `limit_s` is over.
+        limit_s: seconds after which the process ends, whatever it still waits for; None for no limit.
     """
     if limit_s is not None:
         limit = threading.Timer(limit_s, os._exit, (code,))
         limit.daemon = True
         limit.start()
-    threading._shutdown()  # type: ignore[attr-defined]  # Threads may still write files.
+
+    # Threads may still write files.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # Files are closed, but no object is destroyed. The destructor of a process group waits for a thread of
+    # torch, which may wait for the interpreter lock that the destructor's caller holds.
     close_files()
 
 
 def close_files() -> None:
-    """Close every file that this process has open and has not forgotten, except for the standard streams."""
+    """Close every file object of this process that still exists, except for the standard streams."""
     standard = _standard_streams()
     modules = [(sys.modules[name], kind) for name, kind in _ARCHIVES.items() if name in sys.modules]
     kinds = (io.IOBase, *(getattr(module, kind) for module, kind in modules))
     files = [entry for entry in gc.get_objects() if issubclass(type(entry), kinds)]
-    # A file that writes into another one comes before it.
+
+    # A file that writes into another file is closed before it.
     for file in sorted(files, key=_depth):
         if id(file) not in standard:
-            with suppress(Exception):  # As at the end of Python, the next file is closed all the same.
+            # An error in a file must not keep the other files open. Python ends in the same way.
+            with suppress(Exception):
                 file.close()
+
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -80,13 +88,15 @@ def close_files() -> None:
 def _standard_streams() -> set[int]:
     """Return the identities of the standard streams and of the layers below them."""
     layers: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    # The list grows while the loop runs: text, buffer, descriptor.
     for layer in layers:
-        layers += [below for name in ("buffer", "raw") if (below := getattr(layer, name, None)) is not None]
+        below = [getattr(layer, name, None) for name in ("buffer", "raw")]
+        layers += [inner for inner in below if inner is not None]
     return {id(layer) for layer in layers}
 
 
 def _depth(file: Any) -> int:
-    """Return how close a file is to the kernel: archive, text, compression, buffer, descriptor."""
+    """Return how near to the kernel a file is: archive, text, compression, buffer, descriptor."""
     if not isinstance(file, io.IOBase):
         return -1
     if isinstance(file, io.TextIOBase):

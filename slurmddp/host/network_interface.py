@@ -1,8 +1,8 @@
 """Choose the network interface for gloo, and check interfaces that a person named.
 
 By default gloo resolves the name of this machine, on many systems to 127.0.1.1, and then waits on loopback
-for peers on other nodes. The right interface is the one by which the kernel reaches rank 0. NCCL probes the
-fabric itself.
+for peers on other nodes. The right interface is the interface by which the kernel reaches rank 0. NCCL probes
+the fabric itself.
 """
 
 from __future__ import annotations
@@ -25,45 +25,59 @@ _IFREQ_BYTES = 40
 _NAME_BYTES = 16
 
 
-def check_named(environ: Mapping[str, str], backend: str | None, nodes: int, here: Collection[str]) -> None:
+def check_named(
+    environ: Mapping[str, str], backend: str | None, nodes: int, interfaces: Collection[str]
+) -> None:
     """Raise MismatchError if the environment names interfaces that can't be used.
-
-    gloo would fail without naming the interface. NCCL would wait for ranks on other nodes for minutes.
 
     Args:
         environ: may hold GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
-        backend: of the process group, or None.
-        nodes: how many nodes the ranks are on.
-        here: the interfaces of this machine.
+        backend: the backend of the process group, or None.
+        nodes: the number of nodes that the ranks are on.
+        interfaces: the interfaces of this machine.
     """
+    on_loopback = f"the ranks are on {nodes} nodes, which loopback does not connect"
+
+    # gloo would fail without naming the interface.
     gloo = [name.strip() for name in environ.get(GLOO_VARIABLE, "").split(",") if name.strip()]
-    if missing := [name for name in gloo if name not in here]:
-        raise _unusable(GLOO_VARIABLE, environ, f"there is no {missing[0]}", here)
+    missing = [name for name in gloo if name not in interfaces]
+    if missing:
+        raise _unusable(GLOO_VARIABLE, environ, f"there is no {missing[0]}", interfaces)
     if nodes > 1 and _LOOPBACK in gloo:
-        raise _unusable(GLOO_VARIABLE, environ, f"loopback leads to no other of the {nodes} nodes", here)
-    asked = environ.get(_NCCL_VARIABLE, "") if "nccl" in (backend or "") else ""
-    chosen = nccl_choice(asked, here)
-    if asked and not chosen:
-        raise _unusable(_NCCL_VARIABLE, environ, "it fits no interface", here)
-    if asked and nodes > 1 and set(chosen) == {_LOOPBACK}:
-        raise _unusable(_NCCL_VARIABLE, environ, f"loopback leads to no other of the {nodes} nodes", here)
+        raise _unusable(GLOO_VARIABLE, environ, on_loopback, interfaces)
+
+    # NCCL would wait for ranks on other nodes for minutes.
+    pattern = environ.get(_NCCL_VARIABLE, "")
+    if not pattern or "nccl" not in (backend or ""):
+        return
+    chosen = nccl_choice(pattern, interfaces)
+    if not chosen:
+        raise _unusable(_NCCL_VARIABLE, environ, "it fits no interface", interfaces)
+    if nodes > 1 and set(chosen) == {_LOOPBACK}:
+        raise _unusable(_NCCL_VARIABLE, environ, on_loopback, interfaces)
 
 
-def nccl_choice(asked: str, here: Collection[str]) -> list[str]:
+def nccl_choice(pattern: str, interfaces: Collection[str]) -> list[str]:
     """Return the interfaces that NCCL uses for `eth,ib` (prefixes), `=eth0` (equal), `^docker` (excluded)."""
-    exclude, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
-    names = [name for name in asked.lstrip("^").removeprefix("=").split(",") if name]
+    excludes = pattern.startswith("^")
+    is_exact = pattern.lstrip("^").startswith("=")
+    names = [name for name in pattern.lstrip("^").removeprefix("=").split(",") if name]
 
     def fits(interface: str) -> bool:
-        return any(interface == name if exact else interface.startswith(name) for name in names)
+        if is_exact:
+            return interface in names
+        return any(interface.startswith(name) for name in names)
 
-    return sorted(interface for interface in here if fits(interface) != exclude)
+    return sorted(interface for interface in interfaces if fits(interface) != excludes)
 
 
-def _unusable(variable: str, environ: Mapping[str, str], why: str, here: Collection[str]) -> MismatchError:
+def _unusable(
+    variable: str, environ: Mapping[str, str], reason: str, interfaces: Collection[str]
+) -> MismatchError:
+    known = ", ".join(sorted(interfaces))
     return MismatchError(
-        f"{variable}={environ[variable]!r} can't be used on {socket.gethostname()}: {why}.",
-        hint=f"Interfaces here are {', '.join(sorted(here))}. Unset {variable} to let slurmddp choose.",
+        f"{variable}={environ[variable]!r} can't be used on {socket.gethostname()}: {reason}.",
+        hint=f"The interfaces of this machine are {known}. Unset {variable} to let slurmddp choose.",
     )
 
 
@@ -79,38 +93,46 @@ def address_towards(address: str) -> str:
     """Return the local address from which this machine reaches `address`; raise OSError without a route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # Chooses the local address; sends nothing.
+        # Connecting a datagram socket chooses the local address, and sends nothing.
+        probe.connect((address, 9))
         return str(probe.getsockname()[0])
 
 
 def interface_with(address: str) -> str | None:
-    """Return the name of the interface that has the local `address`."""
-    wanted = ipaddress.ip_address(address)
-    addresses = _ipv6_addresses() if wanted.version == 6 else _ipv4_addresses()
+    """Return the name of the interface that has the local `address`; None if no interface has it."""
+    local = ipaddress.ip_address(address)
+    addresses = _ipv6_addresses() if local.version == 6 else _ipv4_addresses()
     for name, text in addresses:
-        if ipaddress.ip_address(text) == wanted:
+        if ipaddress.ip_address(text) == local:
+            # A secondary address may have a label of its own: `eth0:1`.
             return name.partition(":")[0]
     return None
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
-    """Return (name, address) of every IPv4 address, secondary addresses included."""
+    """Return the interface and the address of every IPv4 address, including secondary addresses."""
+    # SIOCGIFCONF (netdevice(7)) fills an array of structures: a name of 16 bytes, then the socket address,
+    # whose IPv4 address begins after the family and the port.
     buffer = array.array("B", bytes(_IFREQ_BYTES * 1024))
     place, size = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         answer = fcntl.ioctl(control, _SIOCGIFCONF, struct.pack("iL", size, place))
     used = struct.unpack("iL", answer)[0]
-    found = []
+
+    addresses = []
     for start in range(0, used, _IFREQ_BYTES):
         name = buffer[start : start + _NAME_BYTES].tobytes().split(b"\0", 1)[0].decode()
         packed = buffer[start + _NAME_BYTES + 4 : start + _NAME_BYTES + 8].tobytes()
-        found.append((name, socket.inet_ntoa(packed)))
-    return found
+        addresses.append((name, socket.inet_ntoa(packed)))
+    return addresses
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
+    """Return the interface and the address of every IPv6 address."""
     table = Path("/proc/net/if_inet6")
+    # The kernel may lack IPv6.
     if not table.exists():
         return []
+
     rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
     return [(row[5], str(ipaddress.IPv6Address(int(row[0], 16)))) for row in rows if len(row) == 6]

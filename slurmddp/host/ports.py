@@ -1,8 +1,8 @@
-"""Ports that follow from the id of a launch, so that its processes find each other.
+"""Ports that are derived from the id of a launch, so that its processes find each other.
 
 All processes derive the same list of ports. The listener takes the first free port of the list. A client
-walks the list and asks each listener for a proof, so that it skips listeners of other jobs, foreign services
-and earlier attempts.
+tries the ports in order and asks each listener for a proof. It thereby skips other services, and listeners of
+other jobs and earlier attempts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from slurmddp.host.address import Address, find_rank_zero, not_here
 FIRST_PORT = 15000
 PORTS = 15000
 CANDIDATES = 32
-"""Length of the list. All ports lie below the ephemeral ports of Linux (32768 and up)."""
+"""Number of ports in the list; all are below the ephemeral ports of Linux (32768 and up)."""
 
 
 def candidate_ports(identity: str) -> list[int]:
-    """Return the ports to try, in order; `identity` is the id of the launch, with the purpose of the port."""
+    """Return the ports to try, in order.
+
+    Args:
+        identity: the id of the launch, with the purpose of the port.
+    """
     ports: list[int] = []
     number = 0
     while len(ports) < CANDIDATES:
@@ -38,23 +42,32 @@ def candidate_ports(identity: str) -> list[int]:
 def listen(
     address: Address, ports: list[int], publish: Callable[[int], bool] = lambda port: False
 ) -> socket.socket:
-    """Listen on the first of `ports` that is free on `address`, and on no other address.
+    """Return a socket that listens on the first free port of `ports`, on this address only.
 
-    If all are taken, listen on a port that the kernel picks, if `publish` can write it for the clients.
+    Args:
+        address: a local address.
+        ports: the ports to try.
+        publish: writes a port for the clients and returns whether it could. If all ports are taken, the
+            kernel chooses a port, which clients can find in no other way.
+
+    Raises:
+        SlurmddpError: all ports are taken, and another port can't be published.
     """
     for port in ports:
         try:
             return _open(address, port)
         except OSError as error:
+            # EACCES: a security module of the kernel denies the port.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
+
     listener = _open(address, 0)
     if publish(listener.getsockname()[1]):
         return listener
     listener.close()
     raise SlurmddpError(
         f"Rank 0 tried {len(ports)} ports on {address.text}, {ports[0]} first, and none is free.",
-        hint="Something on this node holds thousands of ports (`ss -ltn` shows what): exclude the node.",
+        hint="A program on this node holds thousands of ports (`ss -ltnp` shows it): exclude the node.",
     )
 
 
@@ -65,7 +78,11 @@ def _open(address: Address, port: int) -> socket.socket:
 def listen_as_rank_zero(
     info: RankInfo, ports: list[int], publish: Callable[[int], bool] = lambda port: False
 ) -> socket.socket:
-    """Listen on the first address of rank 0 that belongs to this machine (see `listen`)."""
+    """Return a socket that listens on the first address of rank 0 that belongs to this machine.
+
+    Raises:
+        MismatchError: no address of rank 0 belongs to this machine.
+    """
     addresses = find_rank_zero(info)
     for address in addresses:
         try:
@@ -73,11 +90,12 @@ def listen_as_rank_zero(
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
+
     raise not_here(info, addresses)
 
 
 def free_address(info: RankInfo, purpose: str) -> tuple[str, int]:
-    """Return an address of rank 0 and a port that is free there, for ranks that will listen on it soon."""
+    """Return an address of rank 0 and a free port on it; a rank will listen on that port soon."""
     with listen_as_rank_zero(info, candidate_ports(f"{info.launch_id} {purpose}")) as probe:
         address, port = probe.getsockname()[:2]
         return address, port

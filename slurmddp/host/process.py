@@ -1,4 +1,4 @@
-"""Processes of this machine: which run, who is the parent of whom, which die together, and the orphan reaper.
+"""Look at the processes of this machine, and let processes end together with their parents.
 
 On Linux, a process can ask for a signal at the death of its parent, and an ancestor can adopt orphans below
 it. Python offers neither, so this module calls prctl(2) through the C library.
@@ -24,28 +24,30 @@ PROC = Path("/proc")
 
 
 def stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from field 3, the state, on (proc(5)); None if it can't be read."""
+    """Return the fields of /proc/PID/stat (proc(5)) from field 3, the state; None if it can't be read."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The program's name stands in brackets and may hold anything, brackets and spaces included.
+    # The name of the program is in parentheses; it may itself hold parentheses and spaces.
     return text.rpartition(")")[2].split()
 
 
 def all_stats() -> dict[int, list[str]]:
     """Return the fields of `stat` for every process that can be read, by pid."""
-    pids = [int(folder.name) for folder in PROC.glob("[0-9]*")]
-    return {pid: fields for pid in pids if (fields := stat(pid))}
+    stats = {int(folder.name): stat(int(folder.name)) for folder in PROC.glob("[0-9]*")}
+    # A process may end after the listing.
+    return {pid: fields for pid, fields in stats.items() if fields}
 
 
 def exists(pid: int) -> bool:
-    """Return whether a process exists, as a zombie or of another account too; below 0: a process group."""
+    """Return whether a process exists, also as a zombie; a negative `pid` means a process group."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
+        # The process belongs to another account.
         pass
     return True
 
@@ -56,48 +58,55 @@ def handles(pid: int, sent: signal.Signals) -> bool:
 
 
 def _signals_of(pid: int, field: str) -> frozenset[int]:
-    """Return the signals, by number, in a field of /proc/PID/status (proc(5)); empty without the file."""
+    """Return the signals, by number, in a field of /proc/PID/status (proc(5)); empty if it can't be read."""
     with suppress(OSError):
         for line in (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith(f"{field}:"):
+                # Bit 0 stands for signal 1.
                 mask = int(line.split()[1], 16)
                 return frozenset(bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1)
     return frozenset()
 
 
 def start_time(pid: int) -> str | None:
-    """Return the id of the boot and the clock tick at which a process started; None without /proc.
-
-    Both stay the same when the clock is set.
-    """
+    """Return the id of the boot and the clock tick at which a process started; None without /proc."""
+    # A time of day would change when the clock is set, and a tick alone would repeat after the next boot.
     fields = stat(pid)
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return None
-    return f"{boot} {fields[19]}" if fields else None
+    if not fields:
+        return None
+    return f"{boot} {fields[19]}"
 
 
 def starter(environ: Mapping[str, str], names: Collection[str]) -> int | None:
     """Return the pid of the launcher that has set variables for this process; None if it can't be seen.
 
-    The launcher is the nearest ancestor that was started with other values. So a shell around this process,
-    which has inherited its variables, is not taken for the launcher.
+    The launcher is the nearest ancestor that was started with other values.
 
     Args:
         environ: the variables of this process.
         names: the variables that the launcher sets.
     """
-    own, pid = {name: environ.get(name) for name in names}, os.getppid()
-    while (fields := stat(pid)) is not None:
+    values = {name: environ.get(name) for name in names}
+    pid = os.getppid()
+    fields = stat(pid)
+
+    while fields is not None:
         try:
-            started_with = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
+            # The variables with which the process was started; later changes don't appear in this file.
+            pairs = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return None
-        found = dict(pair.split("=", 1) for pair in started_with if "=" in pair)
-        if {name: found.get(name) for name in names} != own:
+        variables = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        # A shell between the launcher and this process has inherited the same values.
+        if {name: variables.get(name) for name in names} != values:
             return pid
+
         pid = int(fields[1])
+        fields = stat(pid)
     return None
 
 
@@ -116,6 +125,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 def die_with_parent(sent: signal.Signals, parent: int | None = None) -> None:
     """Ask for the signal `sent` at the parent's death; send it now if `parent` is given and already dead."""
     _prctl(_PR_SET_PDEATHSIG, sent)
+    # The parent may have died before the kernel noted the request.
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), sent)
 
@@ -126,20 +136,24 @@ def adopt_orphans() -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name that `ps` and /proc/PID/comm show for this process; 15 bytes at most."""
+    """Set the name of this process in `ps` and /proc/PID/comm; the kernel cuts it off after 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def children() -> list[int]:
-    """Return the pids of all children, adopted orphans and zombies included."""
+    """Return the pids of all children, including adopted orphans and zombies."""
     return [pid for pid, fields in all_stats().items() if int(fields[1]) == os.getpid()]
 
 
 def end_children(timeout_s: float) -> None:
     """Kill all children, and then the orphans that they leave to this process (see `adopt_orphans`)."""
     deadline = time.monotonic() + timeout_s
-    while (left := children()) and time.monotonic() < deadline:
-        for pid in left:
+    while time.monotonic() < deadline:
+        pids = children()
+        if not pids:
+            break
+
+        for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
@@ -155,9 +169,12 @@ def has_ended(pid: int) -> bool:
 def reap_orphans(but: Collection[int]) -> None:
     """Reap the adopted orphans that have ended (see `adopt_orphans`), but not the pids in `but`."""
     with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid in but:
-                return  # Its owner reaps it after the SIGCHLD.
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            # The code that started a child in `but` reaps it after the SIGCHLD; until then, each call returns
+            # that child.
+            if ended is None or ended.si_pid in but:
+                return
             os.waitpid(ended.si_pid, 0)
 
 
@@ -166,19 +183,20 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own session; it gets `death_signal` when the calling thread dies."""
     parent = os.getpid()
-    # Until the child has left our process group, a signal to the group reaches it too. The child would write
-    # it into our wake-up pipe, and one Ctrl-C would count as two.
+    # Until the child has left the process group of this process, a signal to the group reaches it, too. The
+    # child would write it into the wake-up pipe of this process, and one Ctrl-C would count as two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_A_TERMINAL)
 
     def bind() -> None:
-        with suppress(ValueError):  # Only the main thread of a program has a wake-up pipe.
+        # Only the main thread of a program has a wake-up pipe.
+        with suppress(ValueError):
             signal.set_wakeup_fd(-1)
         die_with_parent(death_signal, parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of any thread at a fork; between fork and exec `bind` takes no lock.
+            # Python 3.12 warns if a process with threads forks: a lock may be held. `bind` takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(command, preexec_fn=bind, start_new_session=True, **options)
     finally:
@@ -194,50 +212,59 @@ def signal_group(leader: int, sent: signal.Signals) -> None:
 def end_group_of_dead(leader: int, timeout_s: float) -> None:
     """Kill the processes that a dead child has left in its group, and let its resource tracker finish.
 
-    `multiprocessing` starts a tracker beside a program that uses shared memory. The tracker removes what the
-    program has left there, once the other processes are gone. Killed before, it would leave that in the
-    machine's memory, and the next program could not use the same names.
-
     Args:
-        leader: pid of the child, which nobody has reaped yet: its group can't be another process's.
-        timeout_s: for the tracker, before it is killed as well.
+        leader: the pid of the child. Nobody has reaped it yet, so no other process can have this number.
+        timeout_s: seconds for the tracker, before it is killed as well.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         orphans = _orphans_in(leader)
+        # `multiprocessing` starts a tracker beside a program that uses shared memory. After the end of the
+        # other processes, the tracker removes what the program has left in shared memory. If it were killed
+        # before, the memory would stay taken, and the next program could not use the same names.
         trackers = [pid for pid in orphans if _may_be_tracker(pid)]
         if not trackers:
             break
+
         for pid in set(orphans) - set(trackers):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
+
     signal_group(leader, signal.SIGKILL)
 
 
 def _orphans_in(group: int) -> list[int]:
     """Return the adopted orphans in a process group that run (see `adopt_orphans`); none if unknown."""
-    listed = PROC / str(os.getpid()) / "task" / str(os.getpid()) / "children"  # far fewer than in /proc
-    with suppress(OSError):
+    # This file lists the children alone; /proc lists all processes of the machine.
+    listed = PROC / str(os.getpid()) / "task" / str(os.getpid()) / "children"
+    try:
         pids = [int(pid) for pid in listed.read_text(encoding="ascii").split()]
-        stats = {pid: fields for pid in pids if (fields := stat(pid))}
-        return [pid for pid, fields in stats.items() if int(fields[2]) == group and fields[0] != "Z"]
-    return []
+    except OSError:
+        return []
+
+    orphans = []
+    for pid in pids:
+        fields = stat(pid)
+        if fields and int(fields[2]) == group and fields[0] != "Z":
+            orphans.append(pid)
+    return orphans
 
 
 def _may_be_tracker(pid: int) -> bool:
     with suppress(OSError):
         command_line = (PROC / str(pid) / "cmdline").read_bytes()
-        # The kernel shows no command line during an exec. The program that started the tracker does not wait
-        # for the end of the exec: it can be dead by now.
+        # During an exec the kernel shows no command line. The program that started the tracker does not wait
+        # for the exec, so it may have died before the exec ends.
         return not command_line or b"multiprocessing.resource_tracker" in command_line
     return False
 
 
 def peak_memory_bytes() -> int:
-    """Return the most bytes of physical memory that this process has held at once; 0 if unknown."""
+    """Return the peak of physical memory that this process has used, in bytes; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in (PROC / "self" / "status").read_text(encoding="utf-8").splitlines():
+            # The "high water mark" of the resident set, in kB.
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
@@ -249,10 +276,10 @@ def usable_cpus() -> int:
 
 
 class OpenFiles:
-    """The limit of open files of this process, and the limit that it had at its start."""
+    """The limit of open files of this process, and the limit at its start."""
 
     first: int | None = None
-    """The soft limit before `allow_most` raised it, for sbatch: it hands its limits on to the job."""
+    """The soft limit before `allow_most` raised it; sbatch would pass a raised limit on to the job."""
 
     @classmethod
     def allow_most(cls) -> int:
@@ -265,10 +292,7 @@ class OpenFiles:
 
 
 def age_s() -> float:
-    """Return the seconds since this process was forked; 0.0 if the kernel does not say.
-
-    srun and the local launcher start a program right after the fork.
-    """
+    """Return the seconds since this process was forked, just before its program started; 0.0 if unknown."""
     try:
         started = int((stat(os.getpid()) or [])[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
@@ -277,18 +301,18 @@ def age_s() -> float:
 
 
 REAPER_NAME = "ddp-reaper"
-"""The orphan reaper's name in /proc/PID/comm; its command line is the command line of its parent."""
+"""The name of the orphan reaper in /proc/PID/comm; its command line is the command line of its parent."""
 _SLOTS = 1024
 _PARENT_IS_GONE = signal.SIGHUP
-_POLLED_S = 0.1
+_POLL_S = 0.1
 
 
 class OrphanReaper:
-    """A process that outlives its parent to kill the parent's process groups; this is the parent's handle.
+    """The parent's handle of a process that outlives the parent and then kills the parent's process groups.
 
-    When an agent is killed, the kernel kills its ranks, but not the processes that the ranks started: data
-    workers, servers. SLURM finds such orphans only if it tracks jobs by control groups. The reaper also ends
-    the agents of a local launcher that was killed. A table in shared memory holds the groups that it kills.
+    When an agent is killed, the kernel kills its ranks, but not the processes that the ranks started, such as
+    data workers and servers. SLURM finds such orphans only if it tracks jobs by control groups. The reaper
+    also ends the agents of a local launcher that was killed.
     """
 
     def __init__(self, patience_s: float = 0.0) -> None:
@@ -297,8 +321,10 @@ class OrphanReaper:
         Args:
             patience_s: seconds after the parent's death before the reaper kills the groups.
         """
+        # The table of groups is in shared memory, so that the parent can change it after the fork.
         self._leaders = memoryview(mmap.mmap(-1, 4 * _SLOTS)).cast("i")
         parent = os.getpid()
+
         # The reaper reacts only to its parent's death and to SIGKILL.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -313,18 +339,19 @@ class OrphanReaper:
         self._leaders[self._slot(0)] = leader
 
     def forget(self, leader: int) -> None:
-        """Spare a group; call this before the kernel can give the leader's number to another"""
+        """Spare a group; call this before the kernel can give the leader's number to another process."""
         self._leaders[self._slot(leader)] = 0
 
     def _slot(self, content: int) -> int:
         return next(slot for slot in range(_SLOTS) if self._leaders[slot] == content)
 
     def signals_seen(self) -> frozenset[int]:
-        """Return the signals that others have sent to the processes below the parent, by number.
+        """Return the signals, by number, that were sent to all processes below the parent.
 
-        Some sites let SLURM signal every process of a step, most only its tasks. The reaper blocks all
-        signals, so those that reach it wait and can be seen, before any process below the parent can react.
+        Some sites let SLURM signal every process of a step, most only its tasks.
         """
+        # The reaper blocks all signals, so that they stay pending and can be seen, even before a process
+        # below the parent can react.
         return _signals_of(self.pid, "ShdPnd")
 
     def close(self) -> None:
@@ -336,18 +363,27 @@ class OrphanReaper:
 
 
 def _reap(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
+    """Wait for the parent's death, and then kill its process groups."""
     try:
-        os.setsid()  # A signal to the parent's group must not reach the reaper.
+        # A signal to the parent's group must not reach the reaper.
+        os.setsid()
         set_name(REAPER_NAME)
         die_with_parent(_PARENT_IS_GONE, parent)
+        # An open pipe would keep its reader waiting after the parent's death.
         os.closerange(0, 1 << 16)
-        while os.getppid() == parent:  # `scancel --signal=HUP` may reach the reaper as well.
+
+        # `scancel --signal=HUP` may send the same signal to the reaper while the parent lives.
+        while os.getppid() == parent:
             signal.sigwait({_PARENT_IS_GONE})
-        left, until = list(filter(None, leaders)), time.monotonic() + patience_s
-        while left and time.monotonic() < until:
-            time.sleep(_POLLED_S)
-            left = [leader for leader in left if exists(-leader)]
-        for leader in left:
-            signal_group(leader, signal.SIGKILL)  # All processes of the group get it at once.
+
+        living = list(filter(None, leaders))
+        deadline = time.monotonic() + patience_s
+        while living and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            living = [leader for leader in living if exists(-leader)]
+
+        # A signal to a group reaches all its processes at once.
+        for leader in living:
+            signal_group(leader, signal.SIGKILL)
     finally:
         os._exit(0)

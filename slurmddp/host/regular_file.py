@@ -1,4 +1,4 @@
-"""Open regular files only: a FIFO that has taken the place of a file blocks its reader for ever."""
+"""Open regular files only: a FIFO in place of a file would block its reader for ever."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
         flags: further flags of `os.open`, such as `os.O_NOFOLLOW`.
 
     Raises:
-        FileNotFoundError: nothing has that name.
-        OSError: the file can't be opened, or something else has its name: a link that leads to no file too.
+        FileNotFoundError: the file does not exist.
+        OSError: the file can't be opened, or is no regular file, or is a link without a target.
     """
     try:
         # Without O_NONBLOCK, a FIFO would not even open before it has a writer.
@@ -34,8 +34,11 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP) or not os.path.islink(path):  # noqa: PTH114
             raise
+        # For a link without a target, the error would name a file that exists in every listing.
         target = os.readlink(path)  # noqa: PTH115
         raise OSError(errno.EINVAL, f"it is a link to {target}", str(path)) from error
+
+    # The open file is checked, not its name: another file may take the name at any time.
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
@@ -45,18 +48,19 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
 
 
 def _opened(path: Path | str, flags: int) -> int:
-    """Open a file; try again if this host has remembered a file that another host has replaced."""
+    """Open a file; if this host remembers a file that another host has replaced, try again."""
     try:
         return os.open(path, flags)
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
 
-    os.listdir(os.path.dirname(path) or ".")  # noqa: PTH208, PTH120 - GlusterFS forgets the old file now
+    # A listing makes GlusterFS forget the old file.
+    os.listdir(os.path.dirname(path) or ".")  # noqa: PTH208, PTH120
     return os.open(path, flags)
 
 
 def read_regular(path: Path | str) -> bytes:
-    """Return the content of a regular file; raises OSError as `open_regular` does."""
+    """Return the content of a regular file; raise OSError as `open_regular` does."""
     with open_regular(path) as stream:
         return stream.read()

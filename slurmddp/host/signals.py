@@ -1,7 +1,7 @@
 """Signals as messages: a process collects signals and reads them between other events.
 
-Python writes the number of each signal into a pipe (`signal.set_wakeup_fd`). So one `select` waits for
-signals, for the end of children (SIGCHLD) and for output alike, without polling and without a race.
+Python writes the number of each signal into a pipe (`signal.set_wakeup_fd`). A single `select` can then wait
+for signals, for the end of children (SIGCHLD) and for output, without polling and without a race.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import select
 import signal
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR2})
-"""What SLURM sends before it takes a job away; both mean: save and leave."""
+"""The signals that SLURM sends before it ends a job; both ask the ranks to save and end."""
 
 
 class SignalInbox:
-    """Context manager of the main thread: collects the given signals until `read` or `wait` returns them."""
+    """A context manager that collects signals until `read` or `wait` returns them; for the main thread."""
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
         self._signals = frozenset(signals)
@@ -34,6 +33,7 @@ class SignalInbox:
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+
         for number in self._signals:
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -43,8 +43,11 @@ class SignalInbox:
     ) -> None:
         for number, handler in self._before.items():
             # None stands for a handler that C code has installed: Python can't install it again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if handler is None:
+                handler = signal.SIG_DFL
+            signal.signal(number, handler)
         self._before.clear()
+
         signal.set_wakeup_fd(self._wakeup_before)
         self._close()
 
@@ -52,7 +55,8 @@ class SignalInbox:
         """Do nothing: Python has already written the number to the wake-up pipe."""
 
     def _close(self) -> None:
-        with self._lock:  # Another thread may be in `read`.
+        # Another thread may be in `read`.
+        with self._lock:
             os.close(self._reader)
             os.close(self._writer)
             self._reader = self._writer = -1
@@ -63,23 +67,30 @@ class SignalInbox:
 
     def read(self) -> list[signal.Signals]:
         """Return the signals since the last call, in their order, without waiting; empty after the end."""
-        with self._lock, suppress(BlockingIOError):
-            numbers = os.read(self._reader, 4096) if self._reader >= 0 else b""
-            return [signal.Signals(number) for number in numbers if number in self._signals]
-        return []
+        with self._lock:
+            if self._reader < 0:
+                return []
+            try:
+                numbers = os.read(self._reader, 4096)
+            except BlockingIOError:
+                return []
+        # The pipe also gets signals that other code handles.
+        return [signal.Signals(number) for number in numbers if number in self._signals]
 
     def wait(self, timeout_s: float, others: Iterable[int] = ()) -> list[signal.Signals]:
-        """Return the next signals as soon as one arrives.
+        """Return the next signals as soon as a signal arrives.
 
-        The result is empty after `timeout_s`, and when one of the descriptors in `others` is readable.
+        The result is empty after `timeout_s`, and when a descriptor in `others` is readable.
         """
-        poll = select.poll()  # `select` itself takes no descriptor above 1023.
+        # `select.select` takes no descriptor above 1023.
+        poll = select.poll()
         for descriptor in (self._reader, *others):
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, timeout_s) * 1000)
         return self.read()
 
     def close_in_child(self) -> None:
-        """Let go of the parent's pipe; a forked child calls this before it unblocks signals."""
+        """Close the pipe of the parent; a forked child calls this before it unblocks signals."""
+        # Otherwise the child would write its signals into the pipe of the parent.
         signal.set_wakeup_fd(-1)
         self._close()

@@ -1,7 +1,7 @@
-"""Standard streams that can't end a process: on a full disk a line is lost, and nothing else happens.
+"""Standard streams that can't end a process: if the disk is full, a line is lost, and nothing else happens.
 
-Python raises an error for a line that can't be written. So a log on a full disk would end an agent at its
-first message, and would replace the exit code of a rank.
+Python raises an error for a line that can't be written. A log on a full disk would therefore end an agent at
+its first message, and would replace the exit code of a rank.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class _Lossy(io.FileIO):
             written: int | None = super().write(data)
             if written is not None:
                 return written
+        # The writer would try again with data that was not written.
         return memoryview(data).nbytes
 
 
@@ -36,30 +37,35 @@ def lines_to(descriptor: int) -> TextIO:
 def keep_output() -> None:
     """Replace both output streams of this process by streams that never fail.
 
-    Call this before the process opens files: a file would take the descriptor of a closed stream.
+    Call this before the process opens files.
     """
+    # The next file that a process opens would take the number of a stream that was closed.
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # A flush may fail on a full disk.
+        # A flush may fail on a full disk. Python sets a stream to None if its descriptor is closed.
+        with suppress(OSError, AttributeError):
             stream.flush()
-    sys.stdout, sys.stderr = lines_to(1), lines_to(2)
+    sys.stdout = lines_to(1)
+    sys.stderr = lines_to(2)
 
 
 def tell(text: str) -> None:
-    """Print `text` to stderr, and to the log of this process if a program has replaced stderr.
-
-    The reason of a rank's end is read from its log, so it must reach the log even if stderr was closed.
-    """
+    """Print `text` to stderr, and to the log of this process if a program has replaced stderr."""
     before = log_size()
-    with suppress(Exception):  # The program's stream may do anything.
+    # The stream of a program may raise any error.
+    with suppress(Exception):
         print(text, file=sys.stderr, flush=True)
         if sys.stderr.fileno() == 2:
             return
-    if log_size() == before:  # The program's stream may write to the log.
+
+    # The agent reads the reason of a rank's end from the log, so the text must reach the log. The stream of
+    # the program may have written it there.
+    if log_size() == before:
         with suppress(OSError):
             print(text, file=lines_to(2), flush=True)
 

@@ -1,4 +1,4 @@
-"""The TCP sockets of this machine (of this network namespace), as /proc/net lists them."""
+"""List the TCP sockets of this machine (of its network namespace) from /proc/net."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _LISTEN = "0A"
 
 @dataclass(frozen=True)
 class TcpSocket:
-    """One line of the kernel's table; closed connections stay in it for a minute (TIME_WAIT)."""
+    """A line of the kernel's table; a closed connection stays in it for a minute (TIME_WAIT)."""
 
     ports: frozenset[int]
-    """The local and the remote port; 0 is the remote port of a socket that listens."""
+    """The local and the remote port; a socket that listens has the remote port 0."""
     listens: bool
     inode: str
-    """The number by which a process names it, `socket:[INODE]`; "0" once no process has it."""
+    """The number of the socket in /proc/PID/fd, `socket:[INODE]`; "0" once no process has the socket."""
 
 
 def tcp_sockets() -> list[TcpSocket]:
-    """Return the TCP sockets of all users; raises OSError if the kernel doesn't list them."""
+    """Return the TCP sockets of all accounts; raise OSError if the kernel does not list them."""
     tables = [_TABLES[0].read_text(encoding="ascii")]
-    with suppress(FileNotFoundError):  # a kernel without IPv6
+    # The kernel may lack IPv6.
+    with suppress(FileNotFoundError):
         tables.append(_TABLES[1].read_text(encoding="ascii"))
     return [socket for table in tables for socket in parse(table)]
 
@@ -34,14 +35,16 @@ def parse(table: str) -> Iterator[TcpSocket]:
     """Yield the sockets of a table such as /proc/net/tcp (proc(5))."""
     for line in table.splitlines()[1:]:
         fields = line.split()
+        # An address and its port, both in hexadecimal digits: `0100007F:3A98`.
         ports = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
         yield TcpSocket(frozenset(ports), listens=fields[3] == _LISTEN, inode=fields[9])
 
 
 def inodes_of(pids: Iterable[int]) -> set[str]:
-    """Return the inodes of the sockets that processes have open; nothing for a process that has ended."""
+    """Return the inodes of the sockets that processes have open; a process that has ended has none."""
     inodes = set()
     for pid in pids:
+        # A process may end, or close a descriptor, while its descriptors are listed.
         with suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):

@@ -7,10 +7,8 @@ from pathlib import Path
 
 
 def working_folder() -> Path:
-    """Return the current folder by its path in `$PWD`, which may lead through links.
-
-    Compute nodes may lack the physical path, for instance where an automounter shows a file system by links.
-    """
+    """Return the current folder by its path in `$PWD`, which may lead through links."""
+    # Compute nodes may lack the physical path, as where an automounter shows a file system by links.
     shown = os.environ.get("PWD", "")
     if shown == os.path.normpath(shown) and shown.startswith("/") and _is_current(shown):
         return Path(shown)
@@ -18,7 +16,8 @@ def working_folder() -> Path:
 
 
 def _is_current(path: str) -> bool:
-    """Return whether `path` is the current folder: a program may have left the folder of its shell."""
+    """Return whether `path` is the current folder."""
+    # A program may have left the folder that its shell recorded.
     try:
         return os.path.samefile(path, ".")  # noqa: PTH121
     except OSError:

@@ -86,10 +86,10 @@ def test_interfaces_that_can_be_right_are_left_to_the_person(environ, backend, n
     [
         ("GLOO_SOCKET_IFNAME", "eth1", 1, "there is no eth1"),
         ("GLOO_SOCKET_IFNAME", "eth0,bond0", 2, "there is no bond0"),
-        ("GLOO_SOCKET_IFNAME", "lo", 2, "loopback leads to no other of the 2 nodes"),
+        ("GLOO_SOCKET_IFNAME", "lo", 2, "the ranks are on 2 nodes, which loopback does not connect"),
         ("NCCL_SOCKET_IFNAME", "bond", 1, "it fits no interface"),
         ("NCCL_SOCKET_IFNAME", "=ib", 2, "it fits no interface"),
-        ("NCCL_SOCKET_IFNAME", "lo", 2, "loopback leads to no other of the 2 nodes"),
+        ("NCCL_SOCKET_IFNAME", "lo", 2, "the ranks are on 2 nodes, which loopback does not connect"),
     ],
 )
 def test_interfaces_that_are_wrong_are_refused_with_those_that_there_are(variable, value, nodes, words):

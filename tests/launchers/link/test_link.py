@@ -159,7 +159,7 @@ def test_several_nodes_without_a_secret_are_refused():
 def test_loopback_between_several_real_nodes_is_refused(monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [(socket.AF_INET, 1, 6, "", ("127.0.1.1", 0))])
     for node in (0, 1):
-        with pytest.raises(MismatchError, match="every node takes this address for itself"):
+        with pytest.raises(MismatchError, match="on every node this address means the node itself"):
             open_link(place(node, 2, "5.0.0", emulated=False), SECRET)
 
 
