@@ -27,6 +27,16 @@ Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessG
 """Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
 
 
+def register_shm() -> None:
+    """Register `shm`. torch calls it by an entry point when a script names the backend (2.14)."""
+    register("shm")
+
+
+def register_hierarchical() -> None:
+    """Register `hierarchical`, as `register_shm` registers `shm`."""
+    register("hierarchical")
+
+
 def register(backend: str) -> str:
     """Make a backend usable in torch.distributed; return the name by which torch knows it.
 
@@ -48,7 +58,7 @@ def register(backend: str) -> str:
 
     names = {device: _register_one(name) for device, name in split_devices(backend).items()}
     joined = ",".join(f"{device}:{name}" for device, name in names.items())
-    transports = [name for name in names.values() if name.upper() in distributed.Backend._plugins]
+    transports = [name for name in names.values() if _is_transport(name)]
     if not transports:
         return joined
 
@@ -109,6 +119,13 @@ def _register_one(name: str) -> str:
     return _add(name, create, list(getattr(transport, "devices", ("cpu",))))
 
 
+def _is_transport(name: str) -> bool:
+    """Decide whether a backend is built as `create(store, rank, world_size, timeout)`."""
+    plugin = distributed.Backend._plugins.get(name.upper())
+    # Since 2.14 torch's own backends are plugins too, and are built with other arguments.
+    return plugin is not None and not plugin.extended_api
+
+
 def _for_each_device(names: Mapping[str, str]) -> Create:
     """Return a function that builds a group per device: torch keeps no backend beside a group in Python."""
 
@@ -118,8 +135,8 @@ def _for_each_device(names: Mapping[str, str]) -> Create:
         groups = {}
         for device, name in names.items():
             device_store = distributed.PrefixStore(f"{device}/", store)
-            plugin = distributed.Backend._plugins.get(name.upper())
-            if plugin:
+            if _is_transport(name):
+                plugin = distributed.Backend._plugins[name.upper()]
                 groups[device] = plugin.creator_fn(device_store, rank, world_size, timeout)
             else:
                 groups[device] = _of_torch(device, name, device_store, rank, world_size, timeout)

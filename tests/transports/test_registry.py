@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from importlib.metadata import entry_points
+
 import pytest
 import torch
 from torch import distributed
@@ -9,7 +12,7 @@ from torch import distributed
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import BACKENDS
 from slurmddp.transports.device_group import DeviceGroup
-from slurmddp.transports.registry import known_backends, register
+from slurmddp.transports.registry import TRANSPORTS, _for_each_device, known_backends, register
 from support.distributed import group_jobs
 from support.distributed.ranks import run_ranks
 
@@ -31,6 +34,26 @@ def test_g3_a_backend_that_cant_work_is_refused_by_name(backend: str, message: s
         register(backend)
     if backend == "gllo":
         assert "gloo" in caught.value.hint
+
+
+def test_backends_of_torch_that_are_plugins_are_built_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = distributed.Backend._plugins
+    of_torch = distributed.Backend._BackendPlugin(lambda options, backend_options: None, True)
+    for name in ("GLOO", "NCCL"):
+        monkeypatch.setitem(plugins, name, of_torch)
+    registered = set(plugins)
+
+    assert register("cpu:gloo,cuda:nccl") == "cpu:gloo,cuda:nccl"
+    assert set(plugins) == registered
+    group = _for_each_device({"cpu": "gloo"})(distributed.HashStore(), 0, 1, timedelta(seconds=60))
+    group.allreduce([torch.ones(1)]).wait()
+
+
+def test_torch_finds_the_shipped_transports_by_entry_points() -> None:
+    points = {point.name: point for point in entry_points(group="torch.distributed.backends")}
+    for name in TRANSPORTS:
+        points[name].load()()
+        assert name.upper() in distributed.Backend._plugins
 
 
 def test_the_names_that_a_submission_accepts_are_the_ones_of_the_ranks() -> None:
