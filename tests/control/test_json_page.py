@@ -38,6 +38,7 @@ from slurmddp.control.status import status
 from slurmddp.control.stop import stop
 from slurmddp.settings.spec import Job
 from support import ROOT
+from support.wrapping import wrap
 
 PAGE = ROOT / "docs" / "json.md"
 SEARCH = "train -m hydra/sweeper=optuna"
@@ -63,18 +64,19 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 """The function of each command with `--json`."""
 HEAD = f"""# Results as JSON
 
-Generated from the dataclasses of the results. With `--json` a command prints one JSON document on its
-standard output: the value that a function of `slurmddp.control` returns to Python. Messages go to the
-error output. After an error the exit code says why (`slurmddp --help`).
+This page is generated from the dataclasses of the results. With `--json` a command prints one JSON
+document on its standard output. This document is the value that a function of `slurmddp.control`
+returns to Python. Messages go to the standard error. After an error the exit code names the kind of
+error (`slurmddp --help`).
 
 ```bash
 slurmddp status first --json
 slurmddp list --state failed --json
 ```
 
-Each document is an object whose first key is `version`, which is {VERSION}. It grows when a key is removed
-or changes its meaning; keys may be added. Times are in seconds since the epoch. NaN and infinity become
-null.
+Each document is an object. Its first key is `version`, with the value {VERSION}. The version grows when a
+key is removed or changes its meaning. New keys may be added without a new version. Times are in
+seconds since the epoch. NaN and infinity become null.
 
 ## Commands
 """
@@ -96,7 +98,7 @@ def page() -> str:
             function += f" For a sweep it returns the result of {links[other]}."
         sections.append(f"### {command}\n")
         if links[kind].startswith(f"[{command}]"):
-            sections += [described(kind), f"{function}\n", table(kind)]
+            sections += [described(kind), f"{wrap(function)}\n", table(kind)]
         else:
             sections.append(f"The result of {links[kind]}.\n")
 
@@ -109,9 +111,10 @@ def page() -> str:
 
 def described(kind: type) -> str:
     """Return the first paragraph of a dataclass's docstring, and whose keys it has beside its own."""
-    text = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+    text, _, _ = (inspect.getdoc(kind) or "").partition("\n\n")
     bases = [json_type(base) for base in kind.__bases__ if is_dataclass(base)]
-    return in_json(text) + "".join(f" It has the keys of {base} as well." for base in bases) + "\n"
+    text += "".join(f" It has the keys of {base} as well." for base in bases)
+    return wrap(in_json(text)) + "\n"
 
 
 def table(kind: type) -> str:

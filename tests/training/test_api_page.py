@@ -16,14 +16,15 @@ import pytest
 
 from slurmddp.settings.schema import KEEP_LAST
 from support import ROOT
+from support.wrapping import wrap
 
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# The API
 
-Generated from the docstrings of `slurmddp/training/distributon.py` and
-`slurmddp/training/data/distributed_loader.py`. [own-script.md](own-script.md) shows the calls in whole
-programs. Parameters before `/` are given by position, those after `*` by name. The errors are classes
-of `slurmddp.errors`.
+This page is generated from the docstrings of `slurmddp/training/distributon.py` and
+`slurmddp/training/data/distributed_loader.py`. [own-script.md](own-script.md) shows the calls in
+whole programs. Pass the parameters before `/` by position, and the parameters after `*` by name.
+The errors are classes of `slurmddp.errors`.
 
 """
 SECTIONS = ("Args", "Returns", "Raises", "Example")
@@ -128,12 +129,12 @@ def body(one: Member, parts: dict[str, str]) -> Iterator[str]:
 
 
 def described(parts: dict[str, str]) -> Iterator[str]:
-    yield parts[""] + "\n"
+    yield wrap(parts[""]) + "\n"
     if "Args" in parts:
         rows = [f"| `{name}` | {cell(text)} |" for name, text in entries(parts["Args"]).items()]
         yield "\n".join(["| argument | meaning |", "|---|---|", *rows, ""])
     if "Returns" in parts:
-        yield f"Returns: {parts['Returns']}\n"
+        yield wrap(f"Returns: {parts['Returns']}") + "\n"
     if "Raises" in parts:
         rows = [f"| `{name}` | {cell(text)} |" for name, text in entries(parts["Raises"]).items()]
         yield "\n".join(["| raises | if |", "|---|---|", *rows, ""])
