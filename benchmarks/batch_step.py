@@ -40,13 +40,13 @@ import sys
 from pathlib import Path
 from slurmddp.slurm.script import render
 from slurmddp.settings.spec import Job, Program, Resources
-from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.schema import Cluster, PolicySettings
 from slurmddp.runs.folder.create import prepare
 project = Path(sys.argv[1])
 job = Job(name="b", run_name="b-1", run_dir=project / "runs/b-1", project_dir=project, launcher="slurm",
           submitter="sbatch", python=sys.argv[2], cluster=Cluster(name="here", mem_request="none"),
           resources=Resources(nodes=1, ranks_per_node=1), snapshot=False,
-          policy=Policy(), program=Program(target="none", config={"name": "b"}))
+          policy=PolicySettings(), program=Program(target="none", config={"name": "b"}))
 prepare(job, render(job))
 """
 

@@ -71,7 +71,7 @@ class SlurmddpLauncher(Launcher):
         """Start each job and return at once if they are submitted; the results hold the names of the runs."""
         from slurmddp.cli import messages
         from slurmddp.cli.start_view import StartView
-        from slurmddp.config.checks.spelling import refuse_respelled
+        from slurmddp.config.checks.unquoted_values import refuse_respelled
         from slurmddp.control.jobs import jobs_of
         from slurmddp.control.sweep import start_sweep
         from slurmddp.errors import EXIT_FINISHED, SlurmddpError

@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError, near_matches
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.arguments import quoted
 from slurmddp.settings.check_values import check_folder
-from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.schema import Cluster, PolicySettings
 from slurmddp.settings.spec import BACKENDS, Job, Program
 
 
@@ -62,6 +62,7 @@ def build_job(
     if config["elastic"]:
         final = hold_global_batch(final, resources)
     paths.check_folder(run_dir)
+    on_event = _on_event(config["policy"].get("on_event", ()))
     return Job(
         name=config["name"],
         run_name=run_dir.name,
@@ -72,7 +73,7 @@ def build_job(
         python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
         cluster=cluster or Cluster(name="local"),
         resources=resources,
-        policy=Policy(**{**config["policy"], "on_event": _on_event(config["policy"].get("on_event", ()))}),
+        policy=PolicySettings(**{**config["policy"], "on_event": on_event}),
         program=Program(target=config["program"]["_target_"], config=final),
         overrides=tuple(overrides),
         snapshot=config["snapshot"],

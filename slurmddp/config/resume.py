@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from slurmddp.config.checks import sbatch_environment, spelling
+from slurmddp.config.checks import sbatch_environment, unquoted_values
 from slurmddp.config.checks.master_address import refuse_malformed_address
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
@@ -52,7 +52,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
         resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
-    spelling.refuse_respelled(stored, changes, ())
+    unquoted_values.refuse_respelled(stored, changes, ())
     checked = sbatch_environment.fill(check(stored), os.environ)
     refuse_malformed_address(checked, os.environ)
     refuse_shorter(folder, before, checked, [key for key, _ in new])

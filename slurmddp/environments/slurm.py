@@ -24,10 +24,6 @@ from slurmddp.short_text import first_items
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on do not come from srun: interactive (salloc's shell), batch, extern."""
 
-STEP_OPTIONS = ("--wait=0", "--mpi=none", "--export=ALL")
-"""Options of every srun of slurmddp: tasks may end at any time after the first, no MPI of the site starts
-them, and they get all variables."""
-
 _SINGLE_HINT = "For one process that ignores SLURM, set SLURMDDP_ENVIRONMENT=single."
 
 

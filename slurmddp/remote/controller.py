@@ -22,6 +22,7 @@ from slurmddp.environments import names, slurm
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
+from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
@@ -119,7 +120,7 @@ class Workers:
         if in_allocation:
             # A worker that has died must not end the other workers.
             options = [f"--ntasks={self._count}", "--kill-on-bad-exit=0", "--unbuffered"]
-            command = ["srun", *slurm.STEP_OPTIONS, *options, *command]
+            command = ["srun", *STEP_OPTIONS, *options, *command]
         else:
             launch = {names.LAUNCHER_VARIABLE: "local", names.LAUNCH_ID_VARIABLE: secrets.token_hex(8)}
             environment = scrub(environment) | launch

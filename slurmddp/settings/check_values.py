@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.errors import ConfigError, near_matches, nearest
-from slurmddp.settings.keys import OPEN_NODES, Key, every_key, keys
-from slurmddp.settings.schema import Cluster, Config, NamedNodes, Node
+from slurmddp.errors import ConfigError, near_matches
+from slurmddp.settings.keys import Key, keys
+from slurmddp.settings.schema import Cluster, Config, NamedTargetNodes, TargetNode
 from slurmddp.settings.spec import SPECIAL_KEYS
+from slurmddp.settings.unknown_keys import refuse_misplaced, unknown_key
 from slurmddp.short_text import shorten
 
 Section = TypeVar("Section")
@@ -34,41 +35,20 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (bool,): ("true or false (or on, off)", "true"),
     (int, Literal["auto"]): ("auto or a whole number", "auto"),
     (int, str): ('a time such as "HH:MM:SS", "90m" or a number of minutes', "02:00:00"),
-    (Node,): ("a mapping with a `_target_`", ""),
-    (NamedNodes,): ("a mapping of names to mappings with a `_target_`", ""),
+    (TargetNode,): ("a mapping with a `_target_`", ""),
+    (NamedTargetNodes,): ("a mapping of names to mappings with a `_target_`", ""),
     (tuple[str, ...],): ("a list of texts", ""),
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
 """The name and an example of each kind of value."""
-_SBATCH_OPTIONS = frozenset(
-    {"begin", "comment", "contiguous", "deadline", "dependency", "exclude", "exclusive", "hold", "licenses"}
-    | {"mail-type", "mail-user", "nice", "nodelist", "priority", "switches", "tmp", "wckey"}
-)
-"""Options of sbatch that people type as keys; `sbatch:` of a cluster takes every other option too."""
 _SECTION = ("a mapping of keys to values", "")
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole configuration with typed values; raises ConfigError for the first wrong value."""
-    _refuse_misplaced(config)
+    refuse_misplaced(config)
     return check_section(config, Config)
-
-
-def _refuse_misplaced(config: Mapping[str, Any]) -> None:
-    """Refuse a key that belongs to another section: `lr=1` and `train.lr=1` for `optimizer.lr=1`."""
-    sections = {name: value for name, value in config.items() if isinstance(value, Mapping)}
-    known = {*every_key(), *(f"{node}.{key}" for node in OPEN_NODES for key in sections.get(node, ()))}
-    closed = {"": config, **{f"{name}.": sections.get(name, {}) for name in ("train", "policy")}}
-    names = [f"{prefix}{key}" for prefix, given in closed.items() for key in given]
-    for name in names:
-        if name in known:
-            continue
-        meant = sorted(one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2])
-        if meant:
-            raise ConfigError(
-                f"`{name}` is not a key of the configuration.", hint=f"Did you mean {' or '.join(meant)}?"
-            )
 
 
 def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
@@ -144,22 +124,6 @@ def check_folder(name: str, path: str) -> None:
         )
 
 
-def unknown_key(key: str, known: Mapping[str, Key], prefix: str) -> ConfigError:
-    """Return the error for a key that the schema does not have."""
-    option = key.replace("_", "-")
-    if prefix in ("", "cluster.") and option in _SBATCH_OPTIONS:
-        return ConfigError(
-            f"`{prefix}{key}` is not a key of the configuration, but an option of sbatch.",
-            hint=f"Say +cluster.sbatch.{option}=VALUE, or put it under `sbatch:` in the cluster file.",
-        )
-    hint = near_matches(key, known, prefix=prefix)
-    if not nearest(key, known):
-        hint += " Values for code of your own go beside its `_target_`: model.x=..., program.x=..."
-        if not prefix:
-            hint += f" A key of your own may stand here if another value refers to it: ${{{key}}}."
-    return ConfigError(f"`{prefix}{key}` is not a key of the configuration.", hint=hint)
-
-
 def _check_inner(value: Any, key: Key) -> dict[str, Any]:
     """Return the checked keys of a section. If a key has several sections, `name` selects one.
 
@@ -168,7 +132,7 @@ def _check_inner(value: Any, key: Key) -> dict[str, Any]:
     given = _as_mapping(value)
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
-    if Node in key.types and "_target_" in given:
+    if TargetNode in key.types and "_target_" in given:
         return given
     prefix = f"{key.name}."
     if len(key.sections) == 1:
@@ -217,9 +181,9 @@ def _as(kind: Any, value: Any, name: str) -> Any:
         return _as_number(value)
     if kind is bool:
         return _as_flag(value)
-    if kind == Node:
+    if kind == TargetNode:
         return _as_mapping(value)
-    if kind == NamedNodes:
+    if kind == NamedTargetNodes:
         return _nodes(value, name)
     if get_origin(kind) is Literal:
         text = _as_text(value)  # YAML and Hydra read `precision=32` as a number.
@@ -262,7 +226,7 @@ def _nodes(value: Any, name: str) -> dict[str, Any] | None:
     for key, one in (mapping or {}).items():
         _check_name(key, name)
         if _as_mapping(one) is None:
-            raise _wrong(f"{name}.{key}", one, (Node,), f"one of `{name}`")
+            raise _wrong(f"{name}.{key}", one, (TargetNode,), f"one of `{name}`")
     return mapping
 
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from slurmddp.settings.schema import COMPUTED, Config, Identity, NamedNodes, Node
+from slurmddp.settings.schema import COMPUTED, Config, Identity, NamedTargetNodes, TargetNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ def _key_of(one: Field[Any], prefix: str) -> Key:
 
 TOP = keys(Config)
 GROUPS = {name: one.choice for name, one in TOP.items() if one.is_group}
-OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or Node in one.types)
+OPEN_NODES = tuple(name for name, one in TOP.items() if one.is_open or TargetNode in one.types)
 """Keys that build the user's code: any key may stand beside `_target_`."""
-NAMED_NODES = tuple(name for name, one in TOP.items() if NamedNodes in one.types)
+NAMED_NODES = tuple(name for name, one in TOP.items() if NamedTargetNodes in one.types)
 """Keys that build several objects of the user's code, by name."""
 
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 OWN_TRAINER = "slurmddp.training.trainer.train"
 KEEP_LAST = 3
 """Checkpoints to keep, for the trainer and for `Distributon.save`."""
-Node: TypeAlias = Mapping[str, Any]
+TargetNode: TypeAlias = Mapping[str, Any]
 """A mapping with a `_target_`, to which any key may be added."""
-NamedNodes: TypeAlias = Mapping[str, Node]
+NamedTargetNodes: TypeAlias = Mapping[str, TargetNode]
 """Any number of nodes, each under a name of its own."""
 
 
@@ -142,7 +142,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class PolicySettings:
     """The reaction to stops and failures of the job."""
 
     max_restarts: int = key(
@@ -181,7 +181,7 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp:
+class DdpSettings:
     """One replica per rank. Gradients are averaged after every step."""
 
     name: Literal["ddp"] = key("ddp", "the strategy; docs/strategies.md compares all")
@@ -207,7 +207,7 @@ class Ddp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fsdp:
+class FsdpSettings:
     """Each rank keeps its shard of parameters, gradients and optimizer state."""
 
     name: Literal["fsdp"] = key("fsdp", "parameters, gradients and optimizer state in shards, one per rank")
@@ -225,7 +225,7 @@ class Fsdp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring:
+class RingSettings:
     """One replica per rank. An algorithm of slurmddp.collectives averages gradients after every step."""
 
     name: Literal["ring"] = key("ring", "gradients averaged by an algorithm that can be read and counted")
@@ -237,7 +237,7 @@ class Ring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd:
+class LocalSgdSettings:
     """One replica per rank, which trains alone; the ranks average their weights every few steps."""
 
     name: Literal["local_sgd"] = key("local_sgd", "weights averaged every few steps")
@@ -246,7 +246,7 @@ class LocalSgd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo:
+class DiLoCoSettings:
     """One replica per rank, which trains alone; an outer optimizer steps for all of them."""
 
     name: Literal["diloco"] = key("diloco", "an outer optimizer steps on the mean change of the weights")
@@ -256,7 +256,7 @@ class DiLoCo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServer:
+class ParameterServerSettings:
     """All ranks send gradients to a server on rank 0, and take over its weights."""
 
     name: Literal["parameter_server"] = key("parameter_server", "weights and optimizer on rank 0")
@@ -264,17 +264,29 @@ class ParameterServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single:
+class SingleSettings:
     """One rank."""
 
     name: Literal["single"] = key("single", "one rank")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallel:
+class DataParallelSettings:
     """One rank, whose batches are split over its GPUs."""
 
     name: Literal["data_parallel"] = key("data_parallel", "one rank, for comparison")
+
+
+StrategySettings: TypeAlias = (
+    DdpSettings
+    | RingSettings
+    | FsdpSettings
+    | LocalSgdSettings
+    | DiLoCoSettings
+    | ParameterServerSettings
+    | SingleSettings
+    | DataParallelSettings
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,21 +395,21 @@ class Config:
     )
     program: ProgramSettings = section("what every rank runs", is_open=True)
     train: TrainSettings = section("the training loop", trainer=True)
-    policy: Policy = section("stops and failures", FREE)
-    model: Node = group("gpt_small", "the model")
-    data: Node = group("stdlib", "the data set")
-    loss: Node | None = group("token_cross_entropy", "the loss function; null: the loss of the output")
-    optimizer: Node = group("adamw", "the optimizer")
-    metrics: NamedNodes | None = group(
+    policy: PolicySettings = section("stops and failures", FREE)
+    model: TargetNode = group("gpt_small", "the model")
+    data: TargetNode = group("stdlib", "the data set")
+    loss: TargetNode | None = group("token_cross_entropy", "the loss function; null: the loss of the output")
+    optimizer: TargetNode = group("adamw", "the optimizer")
+    metrics: NamedTargetNodes | None = group(
         None, "further metrics of the held-out data, by name: functions of outputs and targets", FREE
     )
-    callbacks: NamedNodes | None = group(
+    callbacks: NamedTargetNodes | None = group(
         None,
         "objects of your own, by name, that the trainer calls at steps, evaluations and saves",
         later=True,
     )
-    scheduler: Node | None = group("cosine", "the learning rate over the steps")
-    strategy: Ddp | Ring | Fsdp | LocalSgd | DiLoCo | ParameterServer | Single | DataParallel | Node = group(
+    scheduler: TargetNode | None = group("cosine", "the learning rate over the steps")
+    strategy: StrategySettings | TargetNode = group(
         "ddp", "how the replicas stay equal; also package.Class of your own"
     )
     cluster: Cluster | None = group(None, "the cluster, chosen with +cluster=NAME", FREE, trainer=False)

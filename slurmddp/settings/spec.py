@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ConfigError, MismatchError
-from slurmddp.settings.schema import OWN_TRAINER, Cluster, Policy
+from slurmddp.settings.schema import OWN_TRAINER, Cluster, PolicySettings
 
 RUN_DIGITS = 12
 """Length of the hash at the end of a run's name."""
@@ -205,7 +205,7 @@ class Job:
     python: str
     cluster: Cluster
     resources: Resources
-    policy: Policy
+    policy: PolicySettings
     program: Program
     overrides: tuple[str, ...] = ()
     """The command line as typed."""

@@ -17,7 +17,7 @@ from slurmddp.environments.names import (
     RUN_DIR_VARIABLE,
     SECRET_VARIABLE,
 )
-from slurmddp.environments.slurm import STEP_OPTIONS
+from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.job_script import job_name

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.failures.read import read_failure
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 from support.slurm.batch_run import RUNNING, Run, Step, do, exits, leave, leaves, node
 
 REPORT = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
@@ -37,7 +37,7 @@ def test_a_failed_launch_is_the_cause_and_says_nothing_against_the_node(run: Run
 
 
 def test_launches_that_fail_again_and_again_end_the_run(run: Run) -> None:
-    restarts = Policy().max_restarts
+    restarts = PolicySettings().max_restarts
     for count in range(restarts + 1):
         run.slurm.job = RUNNING.replace("Restarts=0", f"Restarts={count}")
         run.start(REPORTED + exits(1), SLURM_RESTART_COUNT=str(count))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from slurmddp.batch.requeue_policy import Counts, End, count_all, decide
 from slurmddp.errors import combine_exit_codes
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 
 
 @given(code=st.integers(0, 255), failures=st.integers(0, 9))
 def test_no_progress_ends_every_chain_of_failures(code: int, failures: int) -> None:
-    decision = decide(End(code), Counts(failures), Policy(max_restarts=100))
+    decision = decide(End(code), Counts(failures), PolicySettings(max_restarts=100))
     assert decision.next == "none" or code in (75, 76)
 
 

@@ -113,8 +113,8 @@ CASES = {
     "program.script=trian.py": "no script .*trian.py.*program.script",
     "program.torchrun=true": "`program.torchrun` is gone.*slurmddp run -n 1 -- torchrun .*FILE.py",
     "+program.torchrun=true": "`program.torchrun` is gone.*slurmddp run -n 1 -- torchrun .*FILE.py",
-    "begin=tomorrow": r"an option of sbatch. Say \+cluster\.sbatch\.begin=VALUE",
-    (BIG, "cluster.mail_type=END"): r"an option of sbatch. Say \+cluster\.sbatch\.mail-type=VALUE",
+    "begin=tomorrow": r"an option of sbatch. Write \+cluster\.sbatch\.begin=VALUE",
+    (BIG, "cluster.mail_type=END"): r"an option of sbatch. Write \+cluster\.sbatch\.mail-type=VALUE",
     "policy.on_event='cat > event.json'": r"no program has this name.*\[sh, -c, \"cat > event\.json\"\]",
     "program.args=--epochs": "`program.args`.*no script.*slurmddp run FILE.py",
     ("program.script=conf/model/gpt_small.yaml", "program.args=[--epochs"): (

@@ -29,11 +29,11 @@ from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmddp.config.checks import paths, sbatch_environment, spelling
+from slurmddp.config.checks import paths, sbatch_environment, unquoted_values
 from slurmddp.config.checks.master_address import refuse_malformed_address
 from slurmddp.config.checks.signatures import signature_of
 from slurmddp.config.composition import hydra_errors, hydra_keys
-from slurmddp.config.composition.overrides import DEFAULTS_NODE, Plan, plan_from
+from slurmddp.config.composition.overrides import DEFAULTS_NODE, CompositionPlan, plan_from
 from slurmddp.config.composition.sources import DEFAULT, Sources, conf_roots, defaults_file, run_code
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import ConfigError
@@ -93,7 +93,7 @@ def compose(
     expressions = composed.pop(EXPRESSIONS)
     if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
         cluster["name"] = cluster.get("name") or plan.cluster
-    spelling.refuse_respelled(composed, overrides, _files(plan, defaults_file(project_dir, sources)))
+    unquoted_values.refuse_respelled(composed, overrides, _files(plan, defaults_file(project_dir, sources)))
     config = check(composed)
     if config["cluster"] is not None and not plan.has_cluster:
         raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
@@ -228,7 +228,7 @@ def _name(config: Mapping[str, Any]) -> str:
     return paths.as_name(last.removeprefix(MODULE)) or "script"
 
 
-def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> Plan:
+def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> CompositionPlan:
     """Return the plan for Hydra; raises ConfigError for a file that can't be right."""
     refuse_files_of_others(project_dir / sources.path)
     own = defaults_file(project_dir, sources)
@@ -244,7 +244,7 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
     return plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
 
 
-def _files(plan: Plan, own: Path | None) -> Iterator[Path]:
+def _files(plan: CompositionPlan, own: Path | None) -> Iterator[Path]:
     """Yield the files that a plan may read: of a group with a choice, the chosen one and what it includes."""
     if own is not None:
         yield own
@@ -299,7 +299,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def compose_plan(plan: Plan, typed: Sequence[str], shared: Shared | None = None) -> dict[str, Any]:
+def compose_plan(plan: CompositionPlan, typed: Sequence[str], shared: Shared | None = None) -> dict[str, Any]:
     """Let Hydra compose a plan, and resolve the result without checking it; raises ConfigError."""
     try:
         composed = None if shared is None else _with_values(plan, shared)
@@ -311,7 +311,7 @@ def compose_plan(plan: Plan, typed: Sequence[str], shared: Shared | None = None)
 
 
 @contextmanager
-def initialized(plan: Plan) -> Iterator[str]:
+def initialized(plan: CompositionPlan) -> Iterator[str]:
     """Initialize Hydra for a plan; yields the name of the primary configuration."""
     primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
     first, *others = plan.roots
@@ -323,7 +323,7 @@ def initialized(plan: Plan) -> Iterator[str]:
         yield _PRIMARY
 
 
-def with_hydra(plan: Plan) -> DictConfig:
+def with_hydra(plan: CompositionPlan) -> DictConfig:
     """Compose a plan, Hydra's own node included; errors are Hydra's."""
     if (left := _left.pop(repr(plan), None)) is not None:
         return left
@@ -335,7 +335,7 @@ def with_hydra(plan: Plan) -> DictConfig:
     return composed
 
 
-def _set_arguments(composed: DictConfig, plan: Plan) -> None:
+def _set_arguments(composed: DictConfig, plan: CompositionPlan) -> None:
     for key, arguments in plan.arguments.items():
         OmegaConf.update(composed, key, arguments, merge=False, force_add=True)
 
@@ -356,7 +356,7 @@ def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -
     OmegaConf.update(composed, node, kept, merge=False, force_add=True)
 
 
-def _with_values(plan: Plan, shared: Shared) -> DictConfig | None:
+def _with_values(plan: CompositionPlan, shared: Shared) -> DictConfig | None:
     """Set the values of a plan in a copy of what Hydra composes without them.
 
     Returns:

@@ -20,6 +20,7 @@ from omegaconf.errors import (
 from slurmddp.errors import ConfigError, near_matches, nearest
 from slurmddp.settings.arguments import quoted
 from slurmddp.settings.removed import REMOVED_TORCHRUN, removed_torchrun
+from slurmddp.settings.unknown_keys import unknown_in_file
 from slurmddp.short_text import first_line
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
@@ -100,11 +101,7 @@ def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
             return removed_torchrun()
         node, _, name = key.rpartition(".")
         known = [str(one) for one in error.parent_node or () if not str(one).startswith("_")]
-        near = near_matches(name, known, prefix=f"{node}.")
-        return ConfigError(
-            f"`{node}` has no key {name!r}.",
-            hint=f"{near} To pass it to the code all the same, write +{key}=...".strip(),
-        )
+        return unknown_in_file(node, name, known)
     return None
 
 

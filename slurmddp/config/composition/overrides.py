@@ -35,7 +35,7 @@ DEFAULTS_NODE = "slurmddp_defaults"
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompositionPlan:
     """A request to Hydra: slurmddp's defaults, the primary configuration and the values on top of it."""
 
     base: dict[str, Any]
@@ -114,7 +114,7 @@ def plan_from(
     project: Mapping[str, Any],
     where: str,
     signature: SignatureOf,
-) -> Plan:
+) -> CompositionPlan:
     """Return the plan that joins slurmddp's defaults, the project's defaults and the command line.
 
     Args:
@@ -143,7 +143,7 @@ def plan_from(
         draft.content.pop("cluster", None)
     listed = [{group: choice} for group, choice in draft.choices.items() if choice is not None]
     primary = {"defaults": [DEFAULTS_NODE, *listed, *draft.further, "_self_"], **draft.content}
-    return Plan(
+    return CompositionPlan(
         draft.base,
         primary,
         tuple(draft.overrides),

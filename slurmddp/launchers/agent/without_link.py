@@ -13,7 +13,7 @@ from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, lost_node, node_code
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 
 _POLL_S = 1.0
 
@@ -77,7 +77,7 @@ def report_unable(
         return False
 
     # With known rules a report in the run folder is enough: the agent waits for no answer to it.
-    timeout_s = Policy.join_timeout_s
+    timeout_s = PolicySettings.join_timeout_s
     if rules is not None:
         timeout_s = rules.join_timeout_s if link else 0.0
 

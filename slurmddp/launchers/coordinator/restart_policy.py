@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmddp.errors import EXIT_UNHEALTHY_NODE
 from slurmddp.runs.failures.failure import DELIBERATE_CODES
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 from slurmddp.settings.spec import GlobalBatch
 
 
@@ -75,8 +75,8 @@ def rules_of(config: Mapping[str, Any], nodes_of_job: int) -> Rules:
         spare_nodes=int(config.get("spare_nodes") or 0),
         ranks_per_node=int(config.get("ranks_per_node") or 1),
         elastic=bool(config.get("elastic")),
-        max_restarts=int(policy.get("max_restarts_in_place", Policy.max_restarts_in_place)),
-        join_timeout_s=float(policy.get("join_timeout_s", Policy.join_timeout_s)),
+        max_restarts=int(policy.get("max_restarts_in_place", PolicySettings.max_restarts_in_place)),
+        join_timeout_s=float(policy.get("join_timeout_s", PolicySettings.join_timeout_s)),
         samples=train.get("global_batch"),
         is_script=bool(program.get("script")),
         is_resumable=bool(program.get("script") and program.get("resumable")),

@@ -11,6 +11,7 @@ from slurmddp.environments import slurm
 from slurmddp.environments.hostlist import expand, parse_counts
 from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.scrub import scrub
+from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import TERMINAL, parse_state
@@ -50,7 +51,7 @@ class Allocation:
         """
         cpus = [] if self.cpus is None else [f"--cpus-per-task={self.cpus}"]
         return [
-            *("srun", *slurm.STEP_OPTIONS, "--open-mode=append"),
+            *("srun", *STEP_OPTIONS, "--open-mode=append"),
             # Without this option srun would wait in silence for the end of a step that runs already.
             "--overlap",
             *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *cpus),

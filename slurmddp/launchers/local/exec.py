@@ -19,7 +19,7 @@ from pathlib import Path
 from slurmddp.environments.detect import detect
 from slurmddp.environments.emit import rank_environment
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.environments.slurm import STEP_OPTIONS
+from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero

@@ -17,7 +17,7 @@ from slurmddp.launchers.local.run import check_size
 from slurmddp.runs.failures import capture
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 from slurmddp.settings.spec import Program
 from support.runs.agent_runs import (
     SAVING,
@@ -78,8 +78,16 @@ TO_ANOTHER_MACHINE = "pathlib.Path(run_dir, 'logs', f'attempt-{attempt + 1}').mk
     ("ranks", "changes", "following"),
     [
         ("save(run_dir, attempt + 1); return 3 * (attempt < 2)", {}, ["requeue", "requeue", "none"]),
-        ("save(run_dir, attempt + 1); return 3", {"policy": Policy(max_restarts=1)}, ["requeue", "none"]),
-        ("save(run_dir, 7); return 3", {"policy": Policy(max_restarts=9)}, ["requeue", "requeue", "none"]),
+        (
+            "save(run_dir, attempt + 1); return 3",
+            {"policy": PolicySettings(max_restarts=1)},
+            ["requeue", "none"],
+        ),
+        (
+            "save(run_dir, 7); return 3",
+            {"policy": PolicySettings(max_restarts=9)},
+            ["requeue", "requeue", "none"],
+        ),
         ("return 3", {}, ["none"]),
         (
             "pathlib.Path('out').write_text('x' * min(attempt, 1)); return 3",
@@ -223,7 +231,7 @@ def test_on_a_full_disk_an_agent_that_is_gone_ends_the_run(
 
 
 def test_the_command_of_the_events_gets_start_and_end_of_a_run_here(tmp_path: Path) -> None:
-    policy = Policy(on_event=("sh", "-c", f"cat >>{tmp_path}/told-$SLURMDDP_EVENT; exit 1"))
+    policy = PolicySettings(on_event=("sh", "-c", f"cat >>{tmp_path}/told-$SLURMDDP_EVENT; exit 1"))
     run = local_run(tmp_path, agent="raise SystemExit(1)", policy=policy)
     run.start()
     with pytest.raises(RankFailure):

@@ -14,7 +14,7 @@ from slurmddp.errors import RankFailure
 from slurmddp.host import process
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.run import LocalRun
-from slurmddp.settings.schema import Policy
+from slurmddp.settings.schema import PolicySettings
 from support.runs.agent_runs import (
     SAVING,
     all_gone,
@@ -132,7 +132,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
 def test_ranks_that_are_deaf_to_a_stop_are_killed_after_the_grace(tmp_path: Path) -> None:
     deaf = SAVING.replace("while not stop:", "while True:")
     said: list[str] = []
-    run = local_run(tmp_path, deaf, policy=Policy(grace_s=1), say=said.append)
+    run = local_run(tmp_path, deaf, policy=PolicySettings(grace_s=1), say=said.append)
     run.start()
     wait_for_lines(run.folder, "ready", 2)
     press_ctrl_c(run)

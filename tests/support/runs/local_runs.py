@@ -11,7 +11,7 @@ from pathlib import Path
 from slurmddp.launchers.local.run import LocalRun
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
-from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.schema import Cluster, PolicySettings
 from slurmddp.settings.spec import Job, Program, Resources
 from support import TESTS
 from support.runs.agent_runs import SAVING, agent_command, make_run, wait_for_lines
@@ -28,7 +28,7 @@ def job_of(folder: RunFolder, **changes: object) -> Job:
         "python": sys.executable,
         "cluster": Cluster(name="local", env={"FROM_CLUSTER": "a b"}),
         "resources": Resources(nodes=1, ranks_per_node=2),
-        "policy": Policy(),
+        "policy": PolicySettings(),
         "program": Program(target="rank_program.main", config={}),
     }
     return Job(**(fields | changes))

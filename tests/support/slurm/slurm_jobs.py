@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.batch.attempt import BatchSettings
-from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.schema import Cluster, PolicySettings
 from slurmddp.settings.spec import Job, Program, Resources
 from slurmddp.slurm.script import settings
 
@@ -23,7 +23,7 @@ PARTITIONS = (
 
 def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
     """Return a job of two nodes; `changes` go to the first of its parts that has such a field."""
-    parts: dict[type, dict[str, Any]] = {Resources: {}, Policy: {}, Job: {}, Cluster: {}}
+    parts: dict[type, dict[str, Any]] = {Resources: {}, PolicySettings: {}, Job: {}, Cluster: {}}
     for key, value in changes.items():
         owner = next(kind for kind in parts if key in kind.__dataclass_fields__)
         parts[owner][key] = value
@@ -41,7 +41,12 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
         "snapshot": False,
     }
     resources = Resources(**{"nodes": 2, "ranks_per_node": 2, **parts[Resources]})
-    return Job(cluster=site, resources=resources, policy=Policy(**parts[Policy]), **{**values, **parts[Job]})
+    return Job(
+        cluster=site,
+        resources=resources,
+        policy=PolicySettings(**parts[PolicySettings]),
+        **{**values, **parts[Job]},
+    )
 
 
 def batch_settings(**changes: Any) -> BatchSettings:

@@ -17,7 +17,7 @@ from slurmddp.launchers.submit.submitter import build
 from slurmddp.runs.folder.create import prepare
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.sandbox import Sandbox
-from slurmddp.settings.schema import Cluster, Policy
+from slurmddp.settings.schema import Cluster, PolicySettings
 from slurmddp.settings.spec import Job, Program, Resources
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.script import render
@@ -147,7 +147,7 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
             resources=Resources(
                 nodes=nodes, spare_nodes=spare_nodes, ranks_per_node=2, time_limit_min=time_limit_min
             ),
-            policy=Policy(signal_lead_s=lead_s, max_restarts=max_restarts),
+            policy=PolicySettings(signal_lead_s=lead_s, max_restarts=max_restarts),
             program=Program(target=target, config={"name": "stub"}),
             snapshot=False,
             elastic=elastic,
