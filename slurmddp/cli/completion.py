@@ -196,11 +196,11 @@ def _settings(prefix: str) -> Iterator[str]:
 def _arguments(node: str) -> list[str]:
     """Return the keys of the class or function that the project chooses for a node."""
     from slurmddp.config.checks.signatures import signature_of
-    from slurmddp.config.composition.compose import TROUBLE, compose_plan, make_plan
+    from slurmddp.config.composition.compose import COMPOSITION_ERRORS, compose_plan, make_plan
 
     try:
         value = compose_plan(make_plan([], Path.cwd()), []).get(node)
-    except (SlurmddpError, *TROUBLE):
+    except (SlurmddpError, *COMPOSITION_ERRORS):
         return []
     if not isinstance(value, Mapping):
         return []

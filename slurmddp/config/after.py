@@ -1,4 +1,4 @@
-"""Find the jobs of the runs that must finish before a job starts: `after=RUN`."""
+"""Find the jobs of the runs that must finish before a job starts, as `after=RUN` asks."""
 
 from __future__ import annotations
 
@@ -14,44 +14,47 @@ if TYPE_CHECKING:
     from slurmddp.runs.folder.layout import RunFolder
     from slurmddp.runs.status.run_status import RunStatus
 
-_HINT = "Say after=[] to start without it."
+_HINT = "Use after=[] to start without this run."
 
 
 def jobs_of(names: Sequence[str], launcher: str) -> tuple[str, ...]:
-    """Return the ids of the jobs for which a job waits; runs that have finished need no wait.
+    """Return the ids of the jobs for which a new job waits; finished runs need no wait.
 
     Args:
-        names: runs or sweeps, by name, beginning of a name, or folder.
-        launcher: `slurm`, or `local` for a run that can't wait.
+        names: runs or sweeps, each given by its name, the beginning of its name, or its folder.
+        launcher: the launcher of the new job; only a job of `slurm` can wait.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
-        ConfigError: a run has ended without finishing, or its end can't be waited for.
+        RunNotFoundError: no run has a name, or several runs have it.
+        ConfigError: a run ended without finishing, or SLURM can't wait for its end.
     """
     folders = [folder for name in names for folder in _folders(name)]
-    found = [one for one in statuses(folders, client.SlurmClient()) if one.state != "finished"]
-    for one in found:
-        _refuse_hopeless(one, launcher)
-    return tuple(dict.fromkeys(str(one.job_id) for one in found))
+    unfinished = [status for status in statuses(folders, client.SlurmClient()) if status.state != "finished"]
+    for status in unfinished:
+        _refuse_hopeless(status, launcher)
+    return tuple(dict.fromkeys(str(status.job_id) for status in unfinished))
 
 
 def _folders(name: str) -> Sequence[RunFolder]:
+    """Return the run folder of a run, or the run folders of a sweep."""
     try:
         sweep = sweeps.find(name)
-        return [index.find(name)] if sweep is None else sweep.runs
+        if sweep is not None:
+            return sweep.runs
+        return [index.find(name)]
     except RunNotFoundError as error:
         raise RunNotFoundError(f"after={name}: {error.message}", hint=f"{error.hint} {_HINT}") from error
 
 
-def _refuse_hopeless(one: RunStatus, launcher: str) -> None:
-    """Raise ConfigError if a job that waits for this run would wait for ever, or can't wait."""
-    if not one.active:
+def _refuse_hopeless(status: RunStatus, launcher: str) -> None:
+    """Raise ConfigError if a job would wait for a run forever, or can't wait for it."""
+    if not status.active:
         raise ConfigError(
-            f"after={one.name}: this run is {one.state}, so the job would never start.",
-            hint=f"First `slurmddp resume {one.name}`. {_HINT}",
+            f"after={status.name}: this run is {status.state}, so the job would never start.",
+            hint=f"First `slurmddp resume {status.name}`. {_HINT}",
         )
-    if launcher != "slurm" or one.launcher == "local" or one.job_id is None:
+    if launcher != "slurm" or status.launcher == "local" or status.job_id is None:
         raise ConfigError(
-            f"after={one.name}: this run is {one.state}, and only jobs of SLURM wait for each other.",
-            hint=f"`slurmddp logs -f {one.name}` waits for its end. {_HINT}",
+            f"after={status.name}: this run is {status.state}, but only SLURM jobs can wait for each other.",
+            hint=f"`slurmddp logs -f {status.name}` waits for the end of the run. {_HINT}",
         )

@@ -16,30 +16,32 @@ from slurmddp.slurm.units import parse_duration_s
 STEPS = "train.steps"
 MAX_TIME = "train.max_time"
 LENGTHS = (STEPS, MAX_TIME)
-"""The keys that say when slurmddp's trainer ends."""
+"""The keys that decide when slurmddp's trainer ends."""
 
 
 def keys_that_extend(program: Any, *, is_out_of_time: bool) -> tuple[str, ...]:
-    """Return the keys of which one must change before a finished run has anything left to do.
+    """Return the keys of which at least one must change to extend a finished run.
 
     Args:
         program: the section `program` of the run's configuration.
         is_out_of_time: whether `train.max_time` ended the run before its last step.
 
     Returns:
-        Empty for a function of the person's own, whose length slurmddp does not know.
+        Empty for a function of the user, whose length slurmddp does not know.
     """
     if is_own_trainer(program):
         return (MAX_TIME,) if is_out_of_time else (STEPS,)
-    return (RESUME_ARGUMENTS, FREE_ARGUMENTS) if is_foreign(program) else ()
+    if is_foreign(program):
+        return RESUME_ARGUMENTS, FREE_ARGUMENTS
+    return ()
 
 
 def refuse_shorter(
     folder: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any], given: Collection[str]
 ) -> None:
-    """Raise ConfigError if a run would get a shorter length, or a finished run the length that it has.
+    """Raise ConfigError if a run would become shorter, or a finished run would keep its length.
 
-    A run that has not finished may get its own length: the command that extended it resumes it, too.
+    A run that has not finished may keep its length, so that the command that extended it also resumes it.
 
     Args:
         folder: the run folder.
@@ -55,7 +57,9 @@ def refuse_shorter(
         if _length(key, new) == _length(key, old) and not _has_finished(folder):
             continue
 
-        longer = f"Give {key}=null or more than {old}" if key == MAX_TIME else f"Give more than {old}"
+        longer = f"Give more than {old}"
+        if key == MAX_TIME:
+            longer = f"Give {key}=null or more than {old}"
         raise ConfigError(
             f"{key}={_shown(new)} does not extend {folder.name}, whose {key} is {_shown(old)}.",
             hint=f"{longer}. `slurmddp rerun {folder.name} {key}={_shown(new)}` is a new run of that length.",
@@ -63,23 +67,27 @@ def refuse_shorter(
 
 
 def _length(key: str, value: Any) -> float:
-    """Return steps or seconds; no time at all is the longest."""
+    """Return a number of steps or seconds; null means no time limit, so it is the greatest time."""
     if key == STEPS:
         return float(value)
-    return math.inf if value is None else parse_duration_s(value, key)
+    if value is None:
+        return math.inf
+    return parse_duration_s(value, key)
 
 
 def _shown(value: Any) -> str:
+    """Return a length as it is typed."""
     return "null" if value is None else str(value)
 
 
 def _has_finished(folder: RunFolder) -> bool:
+    """Return whether the last attempt of a run has finished all steps."""
     newest = read_history(folder).newest
     return newest is not None and newest.outcome == "finished"
 
 
 def lengths_beyond(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the lengths that are greater in a stored configuration, each with both values as text.
+    """Return the lengths that are greater in the stored configuration, each with both values as text.
 
     Args:
         stored: the configuration in the folder of a run.
@@ -87,15 +95,17 @@ def lengths_beyond(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[
     """
     if not is_own_trainer(stored.get("program")):
         return []
+
     longer = []
     for key in LENGTHS:
         old = _value(stored, key)
         new = _value(given, key)
         if _length(key, old) > _length(key, new):
             longer.append((key, _shown(old), _shown(new)))
+
     return longer
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of `train`; a run of an earlier version may lack it."""
+    """Return the value of a key of `train`; a run of an earlier version may lack the key."""
     return config["train"].get(key.removeprefix("train."))

@@ -1,4 +1,4 @@
-"""Turn a checked configuration into a `Job`: size, launcher and name."""
+"""Build a `Job` from a checked configuration: its size, launcher and name."""
 
 from __future__ import annotations
 
@@ -33,25 +33,28 @@ def build_job(
     Args:
         config: the checked configuration.
         project_dir: the folder of the command.
-        overrides: the command line as typed.
+        overrides: the settings of the command line as typed.
         gpus_here: the number of GPUs of this machine, for a job without a cluster.
         folder: the run folder of an existing run.
 
     Raises:
-        ConfigError: the size of the job is impossible, a key of the trainer does not fit another one, or the
-            job would wait for ever.
+        ConfigError: the size of the job is impossible, two keys of the trainer contradict each other, or the
+            job would wait forever.
         RunNotFoundError: a run of `after` does not exist.
     """
-    project_dir, cluster = project_dir.absolute(), _cluster(config)
+    project_dir = project_dir.absolute()
+    cluster = _cluster(config)
     launcher = _launcher(config, cluster)
     check_training(config)
     _check_backend(config["backend"])
     resources = resolve(config, cluster, launcher, gpus_here)
     check_global_batch(config, resources)
+
     final = {
         **config,
         "nodes": resources.nodes,
-        "gpus": None,  # split into nodes and gpus_per_node
+        # The number is split into nodes and gpus_per_node.
+        "gpus": None,
         "gpus_per_node": resources.gpus_per_node,
         "ranks_per_node": resources.ranks_per_node,
         "launcher": launcher,
@@ -62,6 +65,8 @@ def build_job(
     if config["elastic"]:
         final = hold_global_batch(final, resources)
     paths.check_folder(run_dir)
+
+    python = cluster.python if cluster and launcher == "slurm" else None
     on_event = _on_event(config["policy"].get("on_event", ()))
     return Job(
         name=config["name"],
@@ -70,7 +75,7 @@ def build_job(
         project_dir=project_dir,
         launcher=launcher,
         submitter=config["submitter"],
-        python=(cluster.python if cluster and launcher == "slurm" else None) or sys.executable,
+        python=python or sys.executable,
         cluster=cluster or Cluster(name="local"),
         resources=resources,
         policy=PolicySettings(**{**config["policy"], "on_event": on_event}),
@@ -94,44 +99,51 @@ def _jobs_to_wait_for(runs: Sequence[str], launcher: str) -> tuple[str, ...]:
 
 
 def _runs_dir(path: str, project_dir: Path) -> Path:
+    """Return the folder of all runs."""
     check_folder("runs_dir", path)
     return Path(os.path.normpath(project_dir / path))
 
 
-def _on_event(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for events; raises ConfigError for a line of shell, which no program is named."""
-    if len(words) == 1 and " " in words[0] and not Path(words[0]).exists():
+def _on_event(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command for events; raise ConfigError for a line of shell instead of a list of words."""
+    if len(command) == 1 and " " in command[0] and not Path(command[0]).exists():
         raise ConfigError(
-            f"policy.on_event is one text, {words[0]!r}, and no program has this name.",
-            hint="Give its words as a list, or a line of shell: "
-            f"policy.on_event='[sh, -c, {quoted(words[0])}]'",
+            f"policy.on_event is one text, {command[0]!r}, but no program has this name.",
+            hint="Give the words of the command as a list, or a line of shell: "
+            f"policy.on_event='[sh, -c, {quoted(command[0])}]'",
         )
-    return tuple(words)
+    return tuple(command)
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:
     """Return the chosen cluster with the partition, account and qos of the run."""
     if config["cluster"] is None:
         return None
+
     fields = {**config["cluster"], "setup": tuple(config["cluster"]["setup"])}
     for key in ("partition", "account", "qos"):
-        fields[key] = config[key] if config[key] is not None else fields[key]
+        if config[key] is not None:
+            fields[key] = config[key]
     return Cluster(**fields)
 
 
 def _check_backend(backend: str) -> None:
-    """Refuse an unknown name, also for one type of device; `check_targets` checks import paths."""
+    """Refuse an unknown name of a transport; `paths.check_targets` checks import paths."""
+    # One name, or a name for each type of device: cpu:gloo,cuda:nccl.
     for part in backend.split(","):
         name = part.rpartition(":")[2].strip()
         if "." not in name and name.lower() not in BACKENDS:
             raise ConfigError(
                 f"`backend` can't be {name!r}.",
-                hint=f"{near_matches(name, BACKENDS)} One of your own is given as package.module.Class.",
+                hint=f"{near_matches(name, BACKENDS)} A class of your own is given as package.module.Class.",
             )
 
 
 def _launcher(config: Mapping[str, Any], cluster: Cluster | None) -> str:
+    """Return `slurm` or `local`, where `auto` means `slurm` if a cluster is chosen."""
     launcher = str(config["launcher"])
     if launcher == "slurm" and cluster is None:
-        raise ConfigError("launcher=slurm needs a cluster, and none is chosen.", hint="Say +cluster=NAME.")
-    return launcher if launcher != "auto" else ("local" if cluster is None else "slurm")
+        raise ConfigError("launcher=slurm needs a cluster, but none is chosen.", hint="Use +cluster=NAME.")
+    if launcher == "auto":
+        return "local" if cluster is None else "slurm"
+    return launcher

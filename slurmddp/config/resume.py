@@ -16,7 +16,7 @@ from slurmddp.config.checks import sbatch_environment, unquoted_values
 from slurmddp.config.checks.master_address import refuse_malformed_address
 from slurmddp.config.composition import hydra_errors
 from slurmddp.config.composition.compose import compose_plan, make_plan
-from slurmddp.config.composition.overrides import take_apart
+from slurmddp.config.composition.overrides import TypedSetting, parse_setting
 from slurmddp.config.extension import LENGTHS, refuse_shorter
 from slurmddp.config.job import build_job
 from slurmddp.config.resources import SIZE, resize
@@ -36,87 +36,107 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
 
     Args:
         folder: the run folder.
-        changes: arguments `key=value`, for keys of `free_keys()`, and for a longer `train.steps` or
+        changes: settings `key=value` for keys of `free_keys()`, or for a greater `train.steps` or
             `train.max_time` of slurmddp's trainer.
 
     Raises:
-        ConfigError: a change concerns the computation, or another account decides what the run computes.
+        ConfigError: a change concerns the computation, or another account may change the run's files.
     """
     refuse_file_of_others(folder.config_file, READ_ONLY)
     stored = folder.config()
     before = deepcopy(stored)
     project_dir = Path(stored.pop("project_dir", folder.path.parent.parent))
-    expressions = {EXPRESSIONS: stored.pop(EXPRESSIONS)} if EXPRESSIONS in stored else {}
+    expressions = stored.pop(EXPRESSIONS, None)
+
     new = _changes(changes, folder)
     if any(key in SIZE for key, _ in new):
         resize(stored, dict(new))
     for key, value in new:
         _change(stored, key, value, project_dir)
+
     unquoted_values.refuse_respelled(stored, changes, ())
     checked = sbatch_environment.fill(check(stored), os.environ)
     refuse_malformed_address(checked, os.environ)
     refuse_shorter(folder, before, checked, [key for key, _ in new])
-    config = {**checked, **expressions}
-    return build_job(config, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)
+    if expressions is not None:
+        checked[EXPRESSIONS] = expressions
+    return build_job(checked, project_dir=project_dir, overrides=_typed(folder, changes), folder=folder)
 
 
 def free_keys() -> list[str]:
     """Return the keys that an existing run may change; a section stands for all its keys."""
-    free = [name for name, one in every_key().items() if one.identity is FREE]
-    whole = [f"{name}." for name in free if TOP.get(name) and TOP[name].sections]
-    return [
-        *SIZE,
-        *(name for name in free if name not in SIZE and not name.startswith(tuple(whole))),
-    ]
+    free = [name for name, key in every_key().items() if key.identity is FREE]
+    sections = tuple(f"{name}." for name in free if TOP.get(name) and TOP[name].sections)
+    return [*SIZE, *(name for name in free if name not in SIZE and not name.startswith(sections))]
 
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
-    given = [take_apart(text) for text in changes]
+    """Return the keys and values of settings; raise ConfigError for a key that the run may not change."""
+    settings = [parse_setting(text) for text in changes]
     program = folder.config().get("program") or {}
     free = [*free_keys(), *LENGTHS]
     if not is_own_trainer(program):
         free = [key for key in free if not key.startswith("train.")]
-    for one in given:
-        if one.value is None and one.sign != "~":
-            if one.first in TOP:
-                raise ConfigError(f"{one.text!r} has no value.", hint=f"Say {one.key}=VALUE.")
-            raise ConfigError(f"{one.text!r} is not a setting.", hint="Settings are written KEY=VALUE.")
-        if (one.first not in free and one.key not in free) or one.sign == "~":
-            raise ConfigError(
-                f"{one.text!r} changes what {folder.name} computes; an existing run may only change "
-                f"{', '.join(free)}.",
-                hint=f"`slurmddp rerun {folder.name} {shlex.quote(one.text)}` starts a new run with it.",
-            )
-    arguments = [(one.key, typed(one.value or "")) for one in given if one.key in EVERY_ARGUMENTS]
-    others = [one for one in given if one.key not in EVERY_ARGUMENTS]
+    for setting in settings:
+        _refuse_change(setting, free, folder.name)
+
+    arguments = [
+        (setting.key, typed(setting.value or "")) for setting in settings if setting.key in EVERY_ARGUMENTS
+    ]
+    others = [setting for setting in settings if setting.key not in EVERY_ARGUMENTS]
     try:
-        parsed = OverridesParser.create().parse_overrides([one.text for one in others])
-        return arguments + [(one.key, new.value()) for one, new in zip(others, parsed, strict=True)]
+        parsed = OverridesParser.create().parse_overrides([setting.text for setting in others])
+        values = [override.value() for override in parsed]
     except HydraException as error:
         raise hydra_errors.explain(error, changes) from error
+    return [*arguments, *zip((setting.key for setting in others), values, strict=True)]
+
+
+def _refuse_change(setting: TypedSetting, free: Sequence[str], run: str) -> None:
+    """Raise ConfigError unless a setting gives a value to a key that the run may change."""
+    if setting.value is None and setting.sign != "~":
+        if setting.top in TOP:
+            raise ConfigError(f"{setting.text!r} has no value.", hint=f"Use {setting.key}=VALUE.")
+        raise ConfigError(f"{setting.text!r} is not a setting.", hint="Settings are written KEY=VALUE.")
+
+    if (setting.top not in free and setting.key not in free) or setting.sign == "~":
+        raise ConfigError(
+            f"{setting.text!r} changes what {run} computes; an existing run may only change "
+            f"{', '.join(free)}.",
+            hint=f"`slurmddp rerun {run} {shlex.quote(setting.text)}` starts a new run with it.",
+        )
 
 
 def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> None:
+    """Set the value of a key in the configuration of a run."""
     if key == "cluster":
-        config["cluster"] = _cluster_named(value, project_dir) if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = _cluster_named(value, project_dir)
+        config["cluster"] = value
         return
-    *way, last = key.split(".")
+
+    *path, last = key.split(".")
     node: Any = config
-    for part in way:
+    for part in path:
         node = node.setdefault(part, {}) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        raise ConfigError(f"`{key}` can't be set: the run has no {way[0]}.", hint="Say +cluster=NAME first.")
+        raise ConfigError(
+            f"`{key}` can't be set, because the run has no {path[0]}.", hint="Use +cluster=NAME first."
+        )
     node[last] = value
 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
+    """Return the cluster that a file of the group `cluster` describes."""
     cluster = compose_plan(make_plan([f"cluster={name}"], project_dir), [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a run: the first one, in which changes take the place of their keys."""
-    first = folder.typed() if folder.overrides_file.exists() else []
-    # A key that slurmddp does not know needs its first word, which has a plus.
+    """Return the command line of a run: the command line of its start, with the changes in it."""
+    first: Sequence[str] = ()
+    if folder.overrides_file.exists():
+        first = folder.typed()
+    # The schema does not list a key of the project. The setting of its start, with a plus, is kept.
     changed = every_key().keys() & map(key_of, changes)
-    return (*(one for one in first if key_of(one) not in changed), *changes)
+    return (*(setting for setting in first if key_of(setting) not in changed), *changes)

@@ -1,4 +1,4 @@
-"""Find the run folder of a configuration by its name, and compare the configurations to be sure."""
+"""Find the run folder of a configuration by its name, and compare the stored configuration with it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slurmddp.settings.identity import fingerprint, leaves, named, shown
 from slurmddp.settings.spec import OLD_RUN_DIGITS
 
 _CHANGED_LATER = frozenset({"nodes", "ranks_per_node", "train.global_batch", *LENGTHS})
-"""The keys that `resume nodes=2`, `resume train.steps=800` and `elastic` change after the run was named."""
+"""Keys that `resume nodes=2`, `resume train.steps=800` and `elastic` change after a run got its name."""
 
 
 def run_dir_of(runs_dir: Path, name: str, config: Mapping[str, Any]) -> Path:
-    """Return the folder of the run with this configuration; its name may be of an earlier version.
+    """Return the folder of the run with a configuration; a run of an earlier version keeps its name.
 
     Args:
         runs_dir: the folder of all runs.
@@ -33,18 +33,19 @@ def run_dir_of(runs_dir: Path, name: str, config: Mapping[str, Any]) -> Path:
 
 
 def _is_run_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
-    """Return whether a folder holds the run of a configuration, or can't be read, which its start refuses."""
+    """Return whether a folder holds the run of a configuration; True also if it can't be read."""
     try:
         return not differences_of_runs(folder.config(), config)
     except (SlurmddpError, OSError):
+        # The start of the run then refuses the folder, with a reason.
         return True
 
 
 def differences_of_runs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the keys in which two configurations are different runs, each with both values as text.
+    """Return the keys by which two configurations are different runs, each with both values as text.
 
-    A name proves nothing: digits of a hash are equal for different configurations now and then. A stored
-    configuration with other digits than the given one was resized or extended, so neither is compared.
+    Equal names don't prove equal runs, because two configurations may have the same digits of a hash. If the
+    digits differ, the stored run was resized or extended, so sizes and lengths are not compared.
 
     Args:
         stored: the configuration in the folder of a run.
@@ -52,11 +53,12 @@ def differences_of_runs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """
     before = dict(leaves(named(stored)))
     now = dict(leaves(named(given)))
-    is_changed = fingerprint(stored)[:OLD_RUN_DIGITS] != fingerprint(given)[:OLD_RUN_DIGITS]
-    compared = (before.keys() | now.keys()) - (_CHANGED_LATER if is_changed else frozenset())
+    compared = before.keys() | now.keys()
+    if fingerprint(stored)[:OLD_RUN_DIGITS] != fingerprint(given)[:OLD_RUN_DIGITS]:
+        compared -= _CHANGED_LATER
     different = [key for key in sorted(compared) if shown(before, key) != shown(now, key)]
 
-    # Values of the environment may be secrets.
+    # Values of environment variables may be secrets, so only their digests are shown.
     before |= dict(leaves(named(without_environment(stored, digests=True))))
     now |= dict(leaves(named(without_environment(given, digests=True))))
     return [(key, shown(before, key), shown(now, key)) for key in different]

@@ -37,7 +37,7 @@ def jobs_of(
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
     from slurmddp.config.checks.sbatch_options import misspelled_options
-    from slurmddp.config.composition.compose import Shared, are_independent, compose, unread
+    from slurmddp.config.composition.compose import CompositionCache, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job
     from slurmddp.config.variants import Variants
@@ -47,17 +47,15 @@ def jobs_of(
     sources = sources or DEFAULT
     all_overrides = list(points)
     is_sweep = len(all_overrides) > 1
-    shared: Shared = {}
-    variants = Variants(
-        lambda overrides, keys: are_independent(overrides, keys, project_dir, sources, shared)
-    )
+    cache: CompositionCache = {}
+    variants = Variants(lambda overrides, keys: are_independent(overrides, keys, project_dir, sources, cache))
 
     jobs: list[Job] = []
     notes: list[str] = []
     for overrides in all_overrides:
         job = variants.derive(overrides)
         if job is None:
-            config = compose(overrides, project_dir, sources, shared=shared if is_sweep else None)
+            config = compose(overrides, project_dir, sources, cache=cache if is_sweep else None)
             gpus = 0 if config["cluster"] else visible_gpus(os.environ)
             job = build_job(config, project_dir=project_dir, overrides=overrides, gpus_here=gpus)
             if is_sweep:

@@ -175,7 +175,7 @@ def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
 
 
 def _name(search: Search, edges: Sequence[Job]) -> str:
-    return sweeps.name_of(common_name(edges), [*search.words, f"seed {search.seed}"])
+    return sweeps.name_of(common_name(edges), [*search.overrides, f"seed {search.seed}"])
 
 
 def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report: Report = ignore) -> Searched:
@@ -291,7 +291,7 @@ class Results:
 
     def _chosen(self, job: Job) -> str:
         """Return the settings that the search has chosen, as typed on one line."""
-        return on_one_line([word for word in job.overrides if word not in self._search.words])
+        return on_one_line([word for word in job.overrides if word not in self._search.overrides])
 
     def loss(self, job: Job) -> float | None:
         """Wait for the end of a run, and return its value so that less is better; None without a value."""

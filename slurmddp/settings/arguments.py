@@ -1,7 +1,7 @@
-"""Hand the arguments of a script through as typed; quote and unquote values as Hydra does.
+"""Pass the arguments of a script on as typed; quote and unquote values as Hydra does.
 
-Hydra's grammar would turn `1e-3` into 0.001 and refuse `c;d`. The arguments are a list, or one line that is
-split as a shell does.
+Hydra's grammar would turn the argument `1e-3` into 0.001 and refuse `c;d`. Arguments are a list, or one line
+that is split as by a shell.
 """
 
 from __future__ import annotations
@@ -16,35 +16,43 @@ from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import CONTROLLER, FUNCTION_CALL, MODULE
 
 ARGUMENTS = "program.args"
-"""The key of the arguments."""
 FREE_ARGUMENTS = "program.free_args"
 RESUME_ARGUMENTS = "program.resume_args"
 EVERY_ARGUMENTS = (ARGUMENTS, FREE_ARGUMENTS, RESUME_ARGUMENTS)
-"""The keys that hold arguments of a script, as typed."""
+"""The keys that hold arguments of a script."""
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
-"""Hydra's escapes outside quotes."""
+"""An escaped character outside of quotes, in Hydra's grammar."""
 _TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
 """An escaped character, a text in quotes, or one character."""
 _UNCLOSED = ("'", '"', "\\")
+"""Tokens that begin a quoted text or an escape which the text never completes."""
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-"""`${` as OmegaConf reads it as a reference: after an even number of backslashes."""
+"""The beginning of a reference to another value: `${` after an even number of backslashes."""
 _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
-"""Words that Hydra's grammar does not read as texts."""
+"""Words that Hydra's grammar reads as values of other types than text."""
 
 
 def typed(value: str) -> list[str]:
-    """Return the arguments that were typed after `program.args=`; raises ConfigError."""
+    """Return the arguments that were typed after `program.args=`; raise ConfigError if they can't be read."""
     text = unquoted(value.strip())
     if text in ("", "null"):
         return []
     if not text.startswith("["):
         return _shell_words(text)
-    return [_ESCAPED.sub(r"\1", item) if item == unquoted(item) else unquoted(item) for item in _items(text)]
+    return [_unescaped(item) for item in _items(text)]
+
+
+def _unescaped(item: str) -> str:
+    """Return an item of a list without its quotes, or without its escapes if it has no quotes."""
+    bare = unquoted(item)
+    if bare != item:
+        return bare
+    return _ESCAPED.sub(r"\1", item)
 
 
 def choices(value: str) -> list[str] | None:
-    """Return the values of a sweep over arguments, `choice([--lr,1],[--lr,2])`, as typed; None for no sweep.
+    """Return the values of a sweep such as `choice([--lr,1],[--lr,2])` as typed; None if it is no sweep.
 
     Raises:
         ConfigError: a bracket or a quote is not closed.
@@ -55,44 +63,64 @@ def choices(value: str) -> list[str] | None:
 
 
 def key_of(word: str) -> str:
-    """Return the key of a setting as typed: `+a.b=1` has the key `a.b`."""
+    """Return the key of a typed setting: `+a.b=1` has the key `a.b`."""
     return word.lstrip("+").partition("=")[0]
 
 
 def as_typed(words: Sequence[str]) -> list[str]:
-    """Return settings with the program and its arguments at the end, as after `slurmddp run` or `controller`.
+    """Return a command line as typed after `slurmddp run` or `controller`: settings, program, arguments.
 
     Args:
-        words: settings (`key=value`); `program.script` and `program.args` may be among them. Arguments that
-            refer to other values remain a setting, because `slurmddp run` reads few references.
+        words: settings (`key=value`), among them `program.script` and `program.args`. Arguments that refer
+            to other values stay a setting, because `slurmddp run` reads few references.
     """
-    settings, script, arguments = [], [], []
+    settings: list[str] = []
+    script: list[str] = []
+    arguments: list[str] = []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
         if key == "program.script":
-            program = _without_escapes(unquoted(value))
-            if program != CONTROLLER:  # Its arguments begin with the script that was typed.
-                script = program.split(" ", 1) if program.startswith(MODULE) else [program]
-        elif key == "program.args" and not REFERENCE.search(value):
-            arguments = [*map(_without_escapes, typed(value))]
+            script = _script_as_typed(value)
+        elif key == ARGUMENTS and not REFERENCE.search(value):
+            arguments = [_without_escapes(argument) for argument in typed(value)]
         else:
             settings.append(word)
+
     return [*settings, *script, *arguments]
+
+
+def _script_as_typed(value: str) -> list[str]:
+    """Return the words that were typed for the value of `program.script`."""
+    program = _without_escapes(unquoted(value))
+    # The user's script is the first argument of the controller's program.
+    if program == CONTROLLER:
+        return []
+    if program.startswith(MODULE):
+        return program.split(" ", 1)
+    return [program]
 
 
 def on_one_line(words: Sequence[str]) -> str:
     """Return settings and their program as one line of a shell; a function as a call, `pow(2.0, 3.0)`."""
-    line, program = as_typed(words), FUNCTION_CALL.split()
-    before, after = line[: -len(program) - 3], line[-len(program) - 3 :]
-    call = call_of(after[len(program) :]) if after[: len(program)] == program else None
-    return shlex.join(line) if call is None else f"{shlex.join(before)} {call}".lstrip()
+    line = as_typed(words)
+    program = FUNCTION_CALL.split()
+
+    # The program of a function has three arguments.
+    start = len(line) - len(program) - 3
+    call = None
+    if start >= 0 and line[start : start + len(program)] == program:
+        call = call_of(line[start + len(program) :])
+
+    if call is None:
+        return shlex.join(line)
+    return f"{shlex.join(line[:start])} {call}".lstrip()
 
 
 def call_of(arguments: Sequence[str]) -> str | None:
-    """Return the call that the arguments of a function's program stand for; None if they are damaged.
+    """Return the call of a function, `pow(2.0, 3.0)`, from its program's arguments; None if they are damaged.
 
     Args:
-        arguments: the word for the run folder, the path of the function, its arguments as JSON.
+        arguments: the run folder, the import path of the function, and the function's arguments as JSON.
     """
     try:
         _, function, values = arguments
@@ -102,17 +130,23 @@ def call_of(arguments: Sequence[str]) -> str | None:
 
 
 def composed(value: Any) -> list[str]:
-    """Return the arguments of a composed configuration as texts, spelled as in YAML."""
+    """Return the arguments in a composed configuration as texts, spelled as in YAML."""
     if value is None or isinstance(value, str):
         return _shell_words(value or "")
     if not isinstance(value, list):
         raise ConfigError(f"`program.args` is {value!r}, not a list.", hint=_HINT)
-    return [
-        "null" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in value
-    ]
+    return [_as_yaml(argument) for argument in value]
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _shell_words(text: str) -> list[str]:
+    """Split a line as a shell does; raise ConfigError for an open quote."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -125,70 +159,78 @@ def _items(text: str, *, end: str = "]") -> list[str]:
     Args:
         text: the list with its brackets.
         end: the closing bracket.
+
+    Raises:
+        ConfigError: a bracket or a quote is not closed.
     """
-    items, depth = [""], 0
+    items = [""]
+    depth = 0
+    is_closed = text.endswith(end)
     for token in _TOKEN.findall(text[1:-1]):
         depth += (token in "[{(") - (token in "]})")
         if depth < 0 or token in _UNCLOSED:
+            is_closed = False
             break
-        if token == "," and not depth:
+
+        if token == "," and depth == 0:
             items.append("")
         else:
             items[-1] += token
-    else:
-        if text.endswith(end) and not depth:
-            found = [item.strip() for item in items]
-            return [] if found == [""] else found
-    raise ConfigError(
-        f"`program.args` is {text}, a list that is not closed at its end.",
-        hint=f"{_HINT} Several lists are a sweep, over program.args='choice([--epochs,20],[--epochs,30])'.",
-    )
+
+    if not is_closed or depth != 0:
+        raise ConfigError(
+            f"`program.args` is {text}, a list that is not closed at its end.",
+            hint=f"{_HINT} A sweep over several lists is program.args='choice([--epochs,20],[--epochs,30])'.",
+        )
+    items = [item.strip() for item in items]
+    return [] if items == [""] else items
 
 
 def unquoted(text: str) -> str:
-    """Return a text without the quotes around it; inside, a backslash counts only before such a quote."""
+    """Return a text without the quotes around it; inside, a backslash escapes only such a quote."""
     quote = text[:1]
-    whole = (
-        len(text) > 1
-        and quote in "'\""
-        and re.fullmatch(rf"{quote}(\\.|[^{quote}\\])*{quote}", text, re.DOTALL)
-    )
-    return re.sub(rf"\\({quote}|\\(?=\\*({quote}|\Z)))", r"\1", text[1:-1]) if whole else text
+    if len(text) < 2 or quote not in "'\"":
+        return text
+    if not re.fullmatch(rf"{quote}(\\.|[^{quote}\\])*{quote}", text, re.DOTALL):
+        return text
+    return re.sub(rf"\\({quote}|\\(?=\\*({quote}|\Z)))", r"\1", text[1:-1])
 
 
 def spelled(value: Any) -> str:
-    """Return a value as Hydra's grammar writes it: a text, a number, None, a list or a mapping."""
+    """Return a text, a number, None, a list or a mapping as Hydra's grammar writes it."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{spelled(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{spelled(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(spelled, value))}]"
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
+
     text = str(value)
     is_plain = re.fullmatch(r"[A-Za-z][\w./]*", text) and text.lower() not in _VALUES
     return text if is_plain else quoted(text)
 
 
 def quoted(value: str) -> str:
-    """Return `value` as Hydra's grammar quotes it: a backslash counts only before a quote, or at the end."""
-    inner = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
+    """Return a text in Hydra's quotes, in which a backslash counts only before a quote and at the end."""
+    inner = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + (match[2] and '\\"'), value)
     return f'"{inner}"'
 
 
 def literal(word: str, keys: Collection[str] = ()) -> str:
-    """Return a word as `quoted`, in which OmegaConf finds no reference: `${x}` stays `${x}`.
+    """Return a word in quotes of Hydra's grammar, with escapes so that OmegaConf leaves `${x}` as it is.
 
     Args:
         word: the word as typed.
-        keys: keys to which the word may refer. `${KEY}` becomes the value of such a key.
+        keys: keys to which the word may refer; OmegaConf replaces `${KEY}` by the value of such a key.
     """
 
-    def escaped(found: re.Match[str]) -> str:
-        return found[1] * 2 + ("" if found[3] in keys else "\\") + found[2]
+    def escaped(match: re.Match[str]) -> str:
+        escape = "" if match[3] in keys else "\\"
+        return match[1] * 2 + escape + match[2]
 
     return quoted(re.sub(r"(\\*)(\$\{(?:([\w.]+)\})?)", escaped, word))
 
 
 def _without_escapes(word: str) -> str:
-    """Return the word from which `literal` made the unquoted text `word`."""
-    return re.sub(r"(\\*)\\\$\{", lambda found: found[1][::2] + "${", word)
+    """Return the word that was typed, from the unquoted text that `literal` made of it."""
+    return re.sub(r"(\\*)\\\$\{", lambda match: match[1][::2] + "${", word)

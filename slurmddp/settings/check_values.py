@@ -1,6 +1,6 @@
-"""Check values against the schema; an error names the key, the value that was given, and a right one.
+"""Check values against the schema; an error names the key, the given value and an example of a right value.
 
-OmegaConf's structured configs are too generous: they accept 2 as true, true as the text "True", and NaN.
+OmegaConf's structured configs would accept too much: 2 as true, true as the text "True", and NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Section = TypeVar("Section")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The beginning of an address. One slash is left of two in a `Path`."""
+"""The beginning of an address such as s3://bucket; a `Path` keeps only one of the two slashes."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT = "a text"
 _SHELL_LINE = "a shell line"
@@ -41,136 +41,168 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""The name and an example of each kind of value."""
+"""For the types of a key: the name of such a value, and an example of it."""
 _SECTION = ("a mapping of keys to values", "")
+"""The name of a value whose types are not in `_EXPECTED`."""
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole configuration with typed values; raises ConfigError for the first wrong value."""
+    """Return a whole configuration with typed values; raise ConfigError for the first wrong value."""
     refuse_misplaced(config)
     return check_section(config, Config)
 
 
 def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
-    """Return the dataclass `section` with the checked values of `given`; raises ConfigError."""
+    """Return the dataclass `section` with the values of `given`; raise ConfigError for a wrong value."""
     return section(**check_section(given, section, prefix))
 
 
 def check_section(
     given: Mapping[str, Any], section: type, prefix: str = "", *, is_open: bool = False
 ) -> dict[str, Any]:
-    """Return the typed values of `given` in the order of the schema, with defaults for missing keys.
+    """Return the typed values of a section in the order of the schema, with defaults for missing keys.
 
-    An open section keeps unknown keys, and gets no defaults.
+    Args:
+        given: the values of the section by key.
+        section: the dataclass that describes the section.
+        prefix: the section's name and a dot, for messages; empty at the top level.
+        is_open: whether unknown keys are kept unchecked; an open section gets no defaults.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
     """
     known = keys(section, prefix)
-    if unknown := [key for key in given if key not in known and not is_open]:
-        raise unknown_key(str(unknown[0]), known, prefix)
-    if section is Cluster:  # Cluster files list keys without a value.
-        given = {key: value for key, value in given.items() if value is not None}
     if is_open:
-        return {
-            key: check_value(value, known[key]) if key in known else value for key, value in given.items()
-        }
-    return {key: check_value(given.get(key, one.default), one) for key, one in known.items()}
+        checked = dict(given)
+        for name in given:
+            if name in known:
+                checked[name] = check_value(given[name], known[name])
+        return checked
+
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise unknown_key(str(unknown[0]), known, prefix)
+
+    # Cluster files list keys without a value, which then get their defaults.
+    if section is Cluster:
+        given = {name: value for name, value in given.items() if value is not None}
+    return {name: check_value(given.get(name, key.default), key) for name, key in known.items()}
 
 
 def check_value(value: Any, key: Key) -> Any:
-    """Return one value in the type of its key; raises ConfigError for a value that does not fit."""
-    if value is None or value is MISSING:
-        if key.optional:
-            return None
-        raise _missing(key) if value is MISSING else _wrong(key.name, value, key.types, key.doc)
+    """Return a value in the type of its key; raise ConfigError for a value that does not fit."""
+    if key.optional and (value is None or value is MISSING):
+        return None
+    if value is MISSING:
+        raise _missing(key)
+    if value is None:
+        raise _wrong(key.name, value, key.types, key.doc)
+
     if key.sections:
         return _check_inner(value, key)
+
     converted = _converted(key.name, value, key.types)
     if converted is None:
         raise _wrong(key.name, value, key.types, key.doc)
     if str in key.types and _CONTROL.search(str(converted)):
         raise _with_control(key.name, value)
+
     _check_bounds(value, converted, key)
     return converted
 
 
 def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
-    """Refuse an unknown `_key_` beside `_target_`, and a wrong value of a known one."""
-    where = f"{key}." if key else ""
-    right = {
+    """Refuse an unknown key of the form `_key_` beside `_target_`, and a wrong value of a known one.
+
+    Args:
+        key: the full name of the node; empty for a node at the top level.
+        node: a mapping with `_target_`.
+    """
+    prefix = f"{key}." if key else ""
+    is_right = {
         "_args_": lambda value: value is None or isinstance(value, list),
         "_partial_": lambda value: isinstance(value, bool),
         "_recursive_": lambda value: isinstance(value, bool),
         "_convert_": lambda value: str(value).lower() in ("none", "partial", "object", "all"),
     }
+
     for name, value in node.items():
-        if str(name).startswith("_") and str(name).endswith("_") and name not in SPECIAL_KEYS:
+        text = str(name)
+        if text.startswith("_") and text.endswith("_") and name not in SPECIAL_KEYS:
             raise ConfigError(
-                f"`{where}{name}` is not understood.", hint=near_matches(str(name), SPECIAL_KEYS)
+                f"`{prefix}{name}` is not a special key of Hydra.", hint=near_matches(text, SPECIAL_KEYS)
             )
-        if name in right and not right[name](value):
-            raise ConfigError(f"`{where}{name}` is {value!r}; it must be {SPECIAL_KEYS[name]}.")
+        if name in is_right and not is_right[name](value):
+            raise ConfigError(f"`{prefix}{name}` is {value!r}, but must be {SPECIAL_KEYS[name]}.")
 
 
 def check_folder(name: str, path: str) -> None:
-    """Refuse an address such as s3://bucket in place of a folder; it would become a folder called `s3:`.
+    """Refuse an address such as s3://bucket as the path of a folder, which would create a folder `s3:`.
 
     Args:
-        name: of the setting or argument.
-        path: its value.
+        name: the setting or argument.
+        path: the value of the setting or argument.
     """
     if _ADDRESS.match(path):
         raise ConfigError(
             f"`{name}` is {path}, an address, but must be the path of a folder.",
-            hint="Give a folder on a disk that all ranks reach.",
+            hint="Give a folder on a disk that all ranks can reach.",
         )
 
 
 def _check_inner(value: Any, key: Key) -> dict[str, Any]:
-    """Return the checked keys of a section. If a key has several sections, `name` selects one.
-
-    A class of the person's own, beside the sections, checks its arguments itself.
-    """
+    """Return the checked keys of a section; if a key has several sections, `name` selects the section."""
     given = _as_mapping(value)
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
+
+    # A class of the user's own checks its arguments itself.
     if TargetNode in key.types and "_target_" in given:
         return given
+
     prefix = f"{key.name}."
     if len(key.sections) == 1:
         return check_section(given, key.sections[0], prefix, is_open=key.is_open)
-    by_name = {keys(one)["name"].default: one for one in key.sections}
-    if given.get("name") not in by_name:
-        raise _no_choice(f"{prefix}name", given.get("name"), by_name)
-    checked = check_section(given, by_name[given["name"]], prefix)
+
+    sections = {keys(section)["name"].default: section for section in key.sections}
+    if given.get("name") not in sections:
+        raise _no_choice(f"{prefix}name", given.get("name"), sections)
+    checked = check_section(given, sections[given["name"]], prefix)
     return {name: inner for name, inner in checked.items() if inner is not None}
 
 
 def _check_bounds(value: Any, converted: Any, key: Key) -> None:
+    """Refuse a number outside the bounds of its key."""
     if converted == "auto":
         return
+
     bounds = (
         (key.minimum, operator.ge, "at least", f"{key.minimum} or more"),
         (key.above, operator.gt, "above", "null for no limit"),
         (key.maximum, operator.le, "at most", f"{key.maximum} or less"),
     )
-    for bound, fits, words, right in bounds:
-        if bound is not None and not fits(converted, bound):
+    for bound, is_kept, comparison, example in bounds:
+        if bound is not None and not is_kept(converted, bound):
             raise ConfigError(
-                f"`{key.name}` is {value}, but must be {words} {bound} ({key.doc}).",
-                hint=f"Say {key.name}={right}.",
+                f"`{key.name}` is {value}, but must be {comparison} {bound} ({key.doc}).",
+                hint=f"Use {key.name}={example}.",
             )
 
 
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
-    """Return `value` in the first type that fits, or None."""
+    """Return `value` in the first of `types` that fits; None if no type fits."""
     for kind in types:
-        if get_origin(kind) is Literal and len(types) == 1 and _as(kind, value, name) is None:
+        converted = _as(kind, value, name)
+        if converted is not None:
+            return converted
+        if get_origin(kind) is Literal and len(types) == 1:
             raise _no_choice(name, value, get_args(kind))
-        if (found := _as(kind, value, name)) is not None:
-            return found
+
     return None
 
 
 def _as(kind: Any, value: Any, name: str) -> Any:
+    """Return `value` in the type `kind`; None if it does not fit."""
     if kind is Any:
         return value
     if kind is str:
@@ -184,126 +216,177 @@ def _as(kind: Any, value: Any, name: str) -> Any:
     if kind == TargetNode:
         return _as_mapping(value)
     if kind == NamedTargetNodes:
-        return _nodes(value, name)
+        return _as_nodes(value, name)
     if get_origin(kind) is Literal:
-        text = _as_text(value)  # YAML and Hydra read `precision=32` as a number.
-        return text if text in get_args(kind) else None
+        # YAML and Hydra read `precision=32` as a number.
+        text = _as_text(value)
+        if text not in get_args(kind):
+            return None
+        return text
     if get_origin(kind) is tuple:
-        return _lines(value, name)
-    return _variables(value, name) if get_args(kind)[1] is str else _options(value, name)
+        return _as_lines(value, name)
+    if get_args(kind)[1] is str:
+        return _as_variables(value, name)
+    return _as_options(value, name)
 
 
 def _as_text(value: Any) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool):
+    """Return a text that is not blank, or a whole number as text."""
+    if _is_int(value):
         return str(value)
-    return value if isinstance(value, str) and value.strip() else None
+    if isinstance(value, str) and value.strip():
+        return value
+    return None
 
 
 def _as_whole(value: Any) -> int | None:
+    """Return a whole number; 3.0 is the whole number 3."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if _is_int(value) else None
 
 
 def _as_number(value: Any) -> float | int | None:
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return value if right else None
+    """Return a finite number."""
+    is_number = _is_int(value) or isinstance(value, float)
+    return value if is_number and math.isfinite(value) else None
+
+
+def _is_int(value: Any) -> bool:
+    """Return whether a value is an int; Python counts true and false as ints, too."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return a flag. YAML reads `on` and `off` as flags, but Hydra's command line leaves them as texts."""
+    """Return true or false; YAML reads `on` and `off` so, but Hydra's command line leaves them as texts."""
     if isinstance(value, str):
         return {"on": True, "off": False}.get(value)
     return value if isinstance(value, bool) else None
 
 
 def _as_mapping(value: Any) -> dict[str, Any] | None:
-    return dict(value) if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) else None
+    """Return a mapping whose keys are texts."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    return None
 
 
-def _nodes(value: Any, name: str) -> dict[str, Any] | None:
-    mapping = _as_mapping(value)
-    for key, one in (mapping or {}).items():
+def _as_nodes(value: Any, name: str) -> dict[str, Any] | None:
+    """Return a mapping of names to mappings."""
+    nodes = _as_mapping(value)
+    for key, node in (nodes or {}).items():
         _check_name(key, name)
-        if _as_mapping(one) is None:
-            raise _wrong(f"{name}.{key}", one, (TargetNode,), f"one of `{name}`")
-    return mapping
+        if _as_mapping(node) is None:
+            raise _wrong(f"{name}.{key}", node, (TargetNode,), f"an entry of `{name}`")
+
+    return nodes
 
 
 def _check_name(key: str, name: str) -> None:
+    """Refuse a name below the key `name` that could not be an identifier."""
     if not _VARIABLE.fullmatch(key):
         raise ConfigError(
-            f"`{name}` has the name {key!r}.", hint="Names hold letters, digits and underscores."
+            f"`{name}` has an entry with the name {key!r}.",
+            hint="A name holds letters, digits and underscores, and does not begin with a digit.",
         )
 
 
-def _lines(value: Any, name: str) -> list[str] | None:
+def _as_lines(value: Any, name: str) -> list[str] | None:
+    """Return a list of texts; one text stands for a list with one item."""
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, (list, tuple)):
         return None
+
     for index, line in enumerate(lines):
         if not isinstance(line, str) or "\0" in line:
             raise _wrong(f"{name}[{index}]", line, _SHELL_LINE, "it runs before the training")
     return list(lines)
 
 
-def _variables(value: Any, name: str) -> dict[str, str] | None:
-    mapping = _as_mapping(value)
-    for key, variable in (mapping or {}).items():
+def _as_variables(value: Any, name: str) -> dict[str, str] | None:
+    """Return environment variables; a number stands for its text."""
+    variables = _as_mapping(value)
+    if variables is None:
+        return None
+
+    for key, variable in variables.items():
         _check_name(key, name)
         if not isinstance(variable, (str, int, float)) or isinstance(variable, bool):
             raise _wrong(f"{name}.{key}", variable, _TEXT, "an environment variable")
-    return None if mapping is None else {key: str(variable) for key, variable in mapping.items()}
+    return {key: str(variable) for key, variable in variables.items()}
 
 
-def _options(value: Any, name: str) -> dict[str, Any] | None:
-    """Return the options without those that are null."""
-    if (mapping := _as_mapping(value)) is None:
+def _as_options(value: Any, name: str) -> dict[str, Any] | None:
+    """Return options of sbatch or srun; options that are null are left out."""
+    mapping = _as_mapping(value)
+    if mapping is None:
         return None
-    given = {key: option for key, option in mapping.items() if option is not None}
-    for key, option in given.items():
+
+    options = {key: option for key, option in mapping.items() if option is not None}
+    for key, option in options.items():
         if not isinstance(option, (str, int)):
             raise _wrong(f"{name}.{key}", option, _OPTION, "an option")
         if isinstance(option, str) and _CONTROL.search(option):
             raise _with_control(f"{name}.{key}", option)
         if option == "":
             raise ConfigError(
-                f"`{name}.{key}` is empty, and an option without its value is refused by SLURM.",
-                hint="Give a value; true stands for an option that takes none, and null leaves it out.",
+                f"`{name}.{key}` is empty, but SLURM refuses an option without its value.",
+                hint="Give a value, true for an option that takes none, or null to leave the option out.",
             )
-    return given
+
+    return options
 
 
 def _missing(key: Key) -> ConfigError:
+    """Return the error for a key without a default that got no value."""
     expected, _ = _EXPECTED.get(key.types, _SECTION)
     return ConfigError(f"`{key.name}` is missing: {key.doc}.", hint=f"Give it {expected}.")
 
 
 def _no_choice(name: str, value: Any, choices: Any) -> ConfigError:
+    """Return the error for a value that is none of the allowed texts."""
     near = near_matches(str(value), choices, else_all=False)
     return ConfigError(f"`{name}` can't be {value!r}; it is one of {', '.join(choices)}.", hint=near)
 
 
 def _with_control(name: str, value: str) -> ConfigError:
+    """Return the error for a text with a control character."""
     return ConfigError(
         f"`{name}` is {value!r}, which holds a line break or another control character.",
-        hint="Give it in one line of plain characters.",
+        hint="Write it on one line, in printable characters.",
     )
 
 
 def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
-    """Return the error for a value of another type; `expected` holds the types, or the name of a type."""
-    is_text = expected in (_TEXT, _SHELL_LINE, _OPTION, (str,))
-    words, example = (expected, "") if isinstance(expected, str) else _EXPECTED.get(expected, _SECTION)
-    given = "empty" if value in (None, "") else f"{shorten(repr(value), 80)} ({_kind_of(value)})"
-    hint = "See `slurmddp train --cfg` for the shape."
+    """Return the error for a value of another type.
+
+    Args:
+        name: the full name of the key.
+        value: the value.
+        expected: the types of the key, or the name of its type.
+        doc: what the key means.
+    """
+    example = ""
+    if isinstance(expected, str):
+        kind = expected
+    else:
+        kind, example = _EXPECTED.get(expected, _SECTION)
+
+    given = "empty"
+    if value not in (None, ""):
+        given = f"{shorten(repr(value), 80)} ({_kind_of(value)})"
+
+    hint = "`slurmddp train --cfg` shows the keys of a configuration."
     if example:
         hint = f"For example {name}={example}."
-    elif is_text:
+    elif expected in (_TEXT, _SHELL_LINE, _OPTION, (str,)):
         hint = f"Quote it if it should be a text: '{name}=\"...\"'."
-    return ConfigError(f"`{name}` is {given}, but must be {words} ({doc}).", hint=hint)
+    return ConfigError(f"`{name}` is {given}, but must be {kind} ({doc}).", hint=hint)
 
 
 def _kind_of(value: Any) -> str:
+    """Return what a value is, in the terms of YAML."""
+    if isinstance(value, Mapping):
+        return "a mapping"
     kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
-    return kinds.get(type(value), "a mapping" if isinstance(value, Mapping) else type(value).__name__)
+    return kinds.get(type(value), type(value).__name__)

@@ -1,4 +1,4 @@
-"""Select the keys that decide a run's name, a checkpoint's identity, and the input of a program."""
+"""Select the keys that decide a run's name, a checkpoint's identity, and what a program gets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from slurmddp.settings.spec import RUN_DIGITS
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return the hex digits of a run's name: a hash of the computation and its extent."""
+    """Return the hex digits at the end of a run's name: a hash of the keys that decide the name."""
     return hashlib.sha256(_text(named(config)).encode()).hexdigest()[:RUN_DIGITS]
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; an empty mapping counts as a value.
+    """Yield the values of nested mappings with their dotted keys; an empty mapping counts as a value.
 
-    YAML has keys that are no text, such as the 1 of `{1: cat}`: `labels[1]` is not `labels.1`.
+    A key of YAML may be a number, as in `labels: {1: cat}`. It is written `labels[1]`, because `labels.1`
+    is the key "1".
     """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
@@ -31,7 +32,7 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shown(values: Mapping[str, Any], key: str) -> str:
-    """Return the value of a key for a message."""
+    """Return the value of a key as JSON for a message; `not set` for a missing key."""
     return json.dumps(values[key], default=str) if key in values else "not set"
 
 
@@ -41,6 +42,7 @@ def named(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Mapping[str, Any]) -> str:
+    """Return the text whose hash names a run; another text for the same keys would rename stored runs."""
     return json.dumps(_sorted(value), separators=(",", ":"), default=str)
 
 
@@ -54,34 +56,41 @@ def _sorted(value: Any) -> Any:
 
 
 def _place(key: Any) -> tuple[bool, float, str]:
+    """Return the sort key of a key."""
     is_number = isinstance(key, (int, float))
-    return not is_number, key if is_number else 0, str(key)
+    number = key if is_number else 0
+    return not is_number, number, str(key)
 
 
 def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
-    """Return the keys that the program sees and that have one of the `identities`.
+    """Return the keys that the program gets and that have one of the `identities`.
 
-    A key that the schema does not know belongs to the user's code, and so to the computation.
+    A key that the schema does not list is an argument of the user's code, and so decides the computation.
     """
     known = every_key()
 
     def is_part(name: str, value: Any) -> bool:
         if name not in known:
             return Identity.COMPUTED in identities
-        key = known[name]
-        return key.identity in identities and not (key.later and value in (key.default, None))
 
-    return {
-        name: {inner: one for inner, one in value.items() if is_part(f"{name}.{inner}", one)}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in relevant(config).items()
-        if name in TOP and is_part(name, value)
-    }
+        key = known[name]
+        if key.later and value in (key.default, None):
+            return False
+        return key.identity in identities
+
+    part: dict[str, Any] = {}
+    for name, value in relevant(config).items():
+        if name not in TOP or not is_part(name, value):
+            continue
+        if isinstance(value, Mapping):
+            value = {key: inner for key, inner in value.items() if is_part(f"{name}.{key}", inner)}
+        part[name] = value
+
+    return part
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the keys that the program never sees."""
+    """Return a configuration without the keys that its program never gets: the trainer's, for a script."""
     program = config.get("program")
     has_script = isinstance(program, Mapping) and program.get("script")
     return {

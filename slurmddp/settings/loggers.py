@@ -1,4 +1,7 @@
-"""Name the loggers of a run: slurmddp's by their names, others by `_target_`. None of them is imported."""
+"""Resolve the key `loggers` to import paths: slurmddp's loggers by name, others by `_target_`.
+
+No logger is imported.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from typing import Any
 from slurmddp.errors import ConfigError, near_matches
 
 AUTO = "auto"
-"""TensorBoard if it is installed, else nothing."""
+"""The value of `loggers` that means TensorBoard if it is installed, and no logger otherwise."""
 _ROOM = "slurmddp.training.loggers"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLogger:
-    """A logger of slurmddp."""
+    """A logger of slurmddp, which a configuration names by a word."""
 
     target: str
-    """Import path of its class."""
+    """Import path of the logger's class."""
     library: str = ""
-    """The package that it needs; empty: none."""
+    """The package that the logger needs; empty if it needs none."""
     options: tuple[str, ...] = ()
-    """Arguments of the class."""
+    """Arguments of the class that a configuration may give."""
 
 
 NAMED: Mapping[str, NamedLogger] = {
@@ -43,41 +46,47 @@ NAMED: Mapping[str, NamedLogger] = {
 }
 
 
-def targets(value: Any, *, here: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the loggers that a value of `loggers` names.
+def targets(value: Any, *, same_python: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the loggers that a value of the key `loggers` names.
 
     Args:
         value: "auto", a name, a mapping, a list of names and mappings, or None. A mapping has a `name` with
             options of that logger, or a `_target_` with arguments of a person's class.
-        here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
+        same_python: whether this interpreter also runs the ranks. Otherwise the packages of the ranks
+            are unknown and not checked.
 
     Returns:
         For each logger its key, such as `loggers[0]`, and a mapping with `_target_` for `instantiate`.
 
     Raises:
-        ConfigError: a name or an option is unknown, a logger stands twice, or its library is missing.
+        ConfigError: a name or an option is unknown, a logger is named twice, or its package is missing.
     """
-    found: dict[str, dict[str, Any]] = {}
-    seen: set[str] = set()
-    for key, one in _items(value):
-        if isinstance(one, Mapping) and "_target_" in one:
-            found[key] = dict(one)
+    nodes: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
+    for key, item in _items(value):
+        if isinstance(item, Mapping) and "_target_" in item:
+            nodes[key] = dict(item)
             continue
-        name, options = _named(key, one)
+
+        name, options = _name_and_options(key, item)
         if name == AUTO and not is_installed("tensorboard"):
             continue
-        name = "tensorboard" if name == AUTO else name
-        if name in seen:
+        if name == AUTO:
+            name = "tensorboard"
+
+        if name in names:
             raise ConfigError(f"`{key}` names {name} a second time.", hint="Name each logger once.")
-        seen.add(name)
-        if here and NAMED[name].library:
+        names.add(name)
+
+        if same_python and NAMED[name].library:
             require(name)
-        found[key] = {"_target_": NAMED[name].target, **options}
-    return found
+        nodes[key] = {"_target_": NAMED[name].target, **options}
+
+    return nodes
 
 
 def require(name: str) -> None:
-    """Raise ConfigError if the library of a logger is not installed in this Python."""
+    """Raise ConfigError if the package that a logger needs is not installed in this Python."""
     library = NAMED[name].library
     if not is_installed(library):
         raise ConfigError(
@@ -87,34 +96,42 @@ def require(name: str) -> None:
 
 
 def is_installed(library: str) -> bool:
-    """Return whether a package can be imported here; a folder of wandb's output is not a package."""
+    """Return whether this Python can import a package."""
     try:
         spec = importlib.util.find_spec(library)
     except (ImportError, ValueError):
         return False
+    # A plain folder, such as wandb's output in ./wandb, has a spec without an origin.
     return spec is not None and spec.origin is not None
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each logger with its key."""
+    """Yield each item of a value of `loggers` with its key."""
     if isinstance(value, (list, tuple)):
-        yield from ((f"loggers[{number}]", one) for number, one in enumerate(value))
+        yield from ((f"loggers[{number}]", item) for number, item in enumerate(value))
     elif value is not None:
         yield "loggers", value
 
 
-def _named(key: str, one: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of a logger and its options."""
-    options = {str(name): option for name, option in one.items()} if isinstance(one, Mapping) else {}
-    name = options.pop("name", None) if isinstance(one, Mapping) else one
+def _name_and_options(key: str, item: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of a logger of slurmddp and its options; raise ConfigError for unknown ones."""
+    name = item
+    options: dict[str, Any] = {}
+    if isinstance(item, Mapping):
+        options = {str(option): value for option, value in item.items()}
+        name = options.pop("name", None)
+
     if not isinstance(name, str) or name not in (*NAMED, AUTO):
         known = ", ".join(NAMED)
         near = near_matches(str(name), NAMED, else_all=False)
         hint = f"{near} A class of your own is a mapping with `_target_`.".strip()
-        raise ConfigError(f"`{key}` is {one!r}; known loggers are {known}.", hint=hint)
+        raise ConfigError(f"`{key}` is {item!r}; known loggers are {known}.", hint=hint)
+
     allowed = NAMED[name].options if name != AUTO else ()
     for option in options:
         if option not in allowed:
-            hint = near_matches(option, allowed) if allowed else f"{name} takes no options."
+            hint = f"{name} takes no options."
+            if allowed:
+                hint = near_matches(option, allowed)
             raise ConfigError(f"`{key}.{option}` is not an option of {name}.", hint=hint)
     return name, options

@@ -167,10 +167,10 @@ def test_settings_choose_the_host_and_the_folder_and_what_starts_nothing(node: L
     assert "ssh: login1" in capfd.readouterr().out
     assert not (node.home / "slurmddp").exists()
     assert main(["run", "ssh=login1", "train.py"]) == EXIT_CONFIG
-    assert "Say +cluster=NAME" in capfd.readouterr().err
+    assert "Use +cluster=NAME" in capfd.readouterr().err
     for host in ("-oProxyCommand=x", "a:b", "../x", "a;b", "a b"):
         assert main(["run", "+cluster=far", f'ssh="{host}"', "train.py"]) == EXIT_CONFIG
-        assert "is not a host" in capfd.readouterr().err
+        assert "is not the name of a host" in capfd.readouterr().err
 
 
 def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node: LoginNode, capfd):

@@ -21,7 +21,7 @@ from support.runs.train_runs import BIG, only_run
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["program.checkpoints=out"], "for a program of your own"),
+        (["program.checkpoints=out"], "slurmddp's trainer saves in the run folder"),
         (["program.checkpoints=[a]"], "path or glob"),
     ],
 )

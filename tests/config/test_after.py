@@ -57,7 +57,7 @@ def test_a_job_waits_for_the_jobs_of_runs_that_have_not_finished(runs, project):
     [
         ("nix", "slurm", RunNotFoundError, r"after=nix: .*no run named 'nix'.*after=\[\] to start"),
         ("bad", "slurm", ConfigError, "is failed, so the job would never start. First `slurmddp resume bad-"),
-        ("prep", "local", ConfigError, "is queued, and only jobs of SLURM.*logs -f prep-0000000a"),
+        ("prep", "local", ConfigError, "is queued, but only SLURM jobs.*logs -f prep-0000000a"),
     ],
 )
 def test_a_wait_without_end_is_refused(runs, name, launcher, kind, said):
@@ -69,6 +69,6 @@ def test_a_wait_without_end_is_refused(runs, name, launcher, kind, said):
 def test_no_job_waits_for_a_run_of_this_machine(make_run, slurm):
     with (
         local_process(make_run()),
-        pytest.raises(ConfigError, match="only jobs of SLURM wait"),
+        pytest.raises(ConfigError, match="only SLURM jobs can wait"),
     ):
         jobs_of(["gpt"], "slurm")

@@ -32,7 +32,7 @@ CASES = {
     "gpu=3": "Did you mean gpus",
     "trian.steps=3": "`trian`.*Did you mean train",
     (BIG, "cluster.partitoin=x"): "Did you mean cluster.partition",
-    "train=3": "`train` is '3', but must be a mapping.*Say train.KEY=VALUE",
+    "train=3": "`train` is '3', but must be a mapping.*Use train.KEY=VALUE",
     "model.widht=3": "GPT takes no argument 'widht'. It takes vocab_size, .*Did you mean model.width",
     "optimizer.amsgrda=true": "AdamW takes no argument 'amsgrda'. It takes .*Did you mean optimizer.amsgrad",
     "+zzz.y=3": "`zzz` is not a key.*Known: account",
@@ -43,7 +43,7 @@ CASES = {
     "strategy=torhc.Mean": "there is no module 'torhc'",
     "strategy.bucket_md=3": "Did you mean strategy.bucket_mb",
     ("strategy=single", "+strategy.bucket_mb=3"): "strategy.bucket_mb",
-    ("strategy=single", "nodes=2"): "one rank, and this job has 2",
+    ("strategy=single", "nodes=2"): "one rank, but this job has 2",
     "+cluster=": "`cluster=` names no choice. Known: .*big",
     "+cluster=[big]": "names no choice. Did you mean big",
     "seed=99999999999999999999999999": "at most 9223372036854775807",
@@ -58,15 +58,15 @@ CASES = {
     "metrics.f1._target_=torcch.f1": "`metrics.f1._target_` is torcch.f1, but there is no module",
     "metrics.eval_loss._target_=torch.sum": "the name 'eval_loss', which slurmddp uses",
     "metrics.images_per_s._target_=torch.sum": "the name 'images_per_s', which slurmddp uses",
-    "++metrics={a-b:{_target_:torch.sum}}": "`metrics` has the name 'a-b'",
-    "loss@loss=x": "no choice 'loss@loss'.*Say loss=NAME to choose",
+    "++metrics={a-b:{_target_:torch.sum}}": "`metrics` has an entry with the name 'a-b'",
+    "loss@loss=x": "no choice 'loss@loss'.*Use loss=NAME to choose",
     "model._target_=__main__.Net": "no module '__main__'",
     "program.script=": "`program.script` is empty, but must be a text",
     "launcher=moon": r"one of auto, local, slurm\.$",
     "launcher=slrum": "one of auto, local, slurm. Did you mean slurm",
     "big": "Did you mean cluster=big",
-    "nodes": "has no value. Say nodes=VALUE",
-    "train.steps": r"'train.steps' has no value. Say train.steps=VALUE\.$",
+    "nodes": "has no value. Use nodes=VALUE",
+    "train.steps": r"'train.steps' has no value. Use train.steps=VALUE\.$",
     "=3": "not a setting",
     "cluster.partition=x": "no cluster is chosen",
     "launcher=slurm": "needs a cluster",
@@ -74,7 +74,7 @@ CASES = {
     "backend=nowhere.Net": "`backend` is nowhere.Net, but there is no module 'nowhere'",
     "backend='cpu:nowhere.Net,cuda:nccl'": "`backend` is nowhere.Net, but there is no module 'nowhere'",
     "backend='cpu:gloo,cuda:ncl'": "`backend` can't be 'ncl'.*Did you mean nccl",
-    "hydra.run.dir=x": "sets Hydra itself",
+    "hydra.run.dir=x": "is a setting of Hydra itself",
     "nodes=two": "`nodes` is 'two' \\(a text\\), but must be a whole number",
     "nodes=1.5": "whole number",
     "nodes=true": "whole number",
@@ -87,7 +87,7 @@ CASES = {
     (BIG, "nodes=17"): "more than the 16 that cluster big",
     (BIG, "gpus_per_node=9"): "more than a node of cluster big has \\(8 GPUs\\)",
     (BIG, "nodes=15", "spare_nodes=2"): (
-        "nodes=15 with spare_nodes=2 is more than the 16 that cluster big.*16 nodes or less in all"
+        "nodes=15 with spare_nodes=2 is more than the 16 that cluster big.*16 nodes or fewer in all"
     ),
     "spare_nodes=1": "this job has one node.*nodes=2",
     "preflight=onn": "`preflight` is 'onn'.*true or false \\(or on, off\\)",
@@ -96,7 +96,7 @@ CASES = {
     "policy.stall_timeout_s=5m": "'5m' \\(a text\\), but must be a number \\(seconds",
     ("+cluster=small", "gpus_per_node=1"): "has \\(no GPUs\\)",
     (BIG, "ranks_per_node=9"): "more than the 8 GPUs",
-    (BIG, "ranks_per_node=3", "gpus_per_node=2"): "one of the two",
+    (BIG, "ranks_per_node=3", "gpus_per_node=2"): "only one of these",
     (
         "+cluster=cpu",
         "ranks_per_node=1000",
@@ -111,8 +111,8 @@ CASES = {
     "runs_dir=s3://bucket/runs": "`runs_dir` is s3://bucket/runs, an address.*must be the path of a folder",
     "fit.py": "'fit.py' is a script, not a setting. A script runs as `slurmddp run fit.py`",
     "program.script=trian.py": "no script .*trian.py.*program.script",
-    "program.torchrun=true": "`program.torchrun` is gone.*slurmddp run -n 1 -- torchrun .*FILE.py",
-    "+program.torchrun=true": "`program.torchrun` is gone.*slurmddp run -n 1 -- torchrun .*FILE.py",
+    "program.torchrun=true": "`program.torchrun` is no longer a setting.*run -n 1 -- torchrun .*FILE.py",
+    "+program.torchrun=true": "`program.torchrun` is no longer a setting.*run -n 1 -- torchrun .*FILE.py",
     "begin=tomorrow": r"an option of sbatch. Write \+cluster\.sbatch\.begin=VALUE",
     (BIG, "cluster.mail_type=END"): r"an option of sbatch. Write \+cluster\.sbatch\.mail-type=VALUE",
     "policy.on_event='cat > event.json'": r"no program has this name.*\[sh, -c, \"cat > event\.json\"\]",
@@ -125,7 +125,7 @@ CASES = {
     "model._target_=os.system('x')": "can't be read|not an import path",
     "~model._target_": "has no `_target_`",
     "model=null": "`model` is missing",
-    "train.steps=1,2": "asks for several runs.*add -m",
+    "train.steps=1,2": "a value for each of several runs.*add -m",
     "model=gpt_small,other": "several choices",
     "name=two words": "letters, digits.*name=two-words",
     "name=../x": "letters, digits",
@@ -135,16 +135,16 @@ CASES = {
     "name=$HOME": "letters, digits.*name=HOME",
     "partition=a\nb": "can't be read",
     (BIG, 'partition="a\nb"'): "line break or another control character",
-    "account='x": "never closed",
-    "account=[1": "never closed",
+    "account='x": "is not closed",
+    "account=[1": "is not closed",
     "name=${nope}": "taken from `nope`",
-    "name=${nope:1}": "\\$\\{nope:...\\}, which is not known",
+    "name=${nope:1}": "\\$\\{nope:...\\}, but no resolver has this name",
     "~data.vocab_size": "`model.vocab_size` is taken from `data.vocab_size`",
-    "~model.nothing": "not there",
+    "~model.nothing": "does not exist",
     (BIG, "cluster.sbatch.nodes=3"): "slurmddp writes itself",
-    "+model._recursiv_=false": "`model._recursiv_` is not understood. Did you mean _recursive_",
+    "+model._recursiv_=false": "`model._recursiv_` is not a special key of Hydra. Did you mean _recursive_",
     "+model.inner={_target_: torch.nn.Linear, _convrt_: all}": (
-        "`model.inner._convrt_` is not understood. Did you mean _convert_"
+        "`model.inner._convrt_` is not a special key of Hydra. Did you mean _convert_"
     ),
     "+data._convert_=some": "`data._convert_` is 'some'.*none, partial",
     "+data._recursive_=maybe": "`data._recursive_` is 'maybe'.*true or false",
@@ -156,7 +156,7 @@ CASES = {
     (BIG, "cluster.sbatch.exclude=[n1,n2]"): (
         "`cluster.sbatch.exclude` is \\['n1', 'n2'\\] \\(a list\\), but must be a text, a number or true"
     ),
-    (BIG, "cluster.env={A-B: 1}"): "`cluster.env` has the name 'A-B'",
+    (BIG, "cluster.env={A-B: 1}"): "`cluster.env` has an entry with the name 'A-B'",
     (BIG, "cluster.env.FLAG=true"): (
         "`cluster.env.FLAG` is True \\(true or false\\), but must be a text.*'cluster.env.FLAG=\"...\"'"
     ),
@@ -251,7 +251,7 @@ def test_a_file_named_slurmddp_is_refused_by_its_own_name(project: Path) -> None
     (project / "slurmddp.py").write_text("print('a script')\n")
     with pytest.raises(ConfigError, match=r"slurmddp\.py hides the package slurmddp.*") as caught:
         compose(["program.script=train.py"], project)
-    assert caught.value.hint == "Give the file another name."
+    assert caught.value.hint == "Rename the file."
 
 
 def test_another_interpreter_may_have_other_packages(project: Path) -> None:
@@ -290,7 +290,7 @@ FILES = [
         "cluster/bad",
         "sbatch: {gres: ''}\n",
         "+cluster=bad",
-        "`cluster.sbatch.gres` is empty.*null leaves it out",
+        "`cluster.sbatch.gres` is empty.*null to leave the option out",
     ),
     ("cluster/bad", "python: env FOO=1 python3\n", "+cluster=bad", "a command with arguments.*#!/bin/sh"),
     ("cluster/bad", "partitoin: x\n", "+cluster=bad", "Did you mean cluster.partition"),

@@ -70,8 +70,8 @@ def test_an_elastic_run_holds_the_samples_of_its_steps(project: Path) -> None:
     """On fewer nodes each step is as large as before, and its name and numbers are those of a plain run."""
     job = job_of(project, "+cluster=big", "nodes=3", "train.accumulate=2", "elastic=true")
     assert job.program.config["train"]["global_batch"] == 16 * 2 * 24
-    assert GlobalBatch(16 * 2 * 24).share(24, most=16) == (16, 2)
-    assert GlobalBatch(16 * 2 * 24).share(16, most=16) == (16, 3)
+    assert GlobalBatch(16 * 2 * 24).share(24, max_batch_size=16) == (16, 2)
+    assert GlobalBatch(16 * 2 * 24).share(16, max_batch_size=16) == (16, 3)
     given = job_of(project, "+cluster=big", "nodes=3", "train.global_batch=48", "elastic=true")
     assert given.program.config["train"]["global_batch"] == 48
     assert given.tolerates_node_loss and not job_of(project).tolerates_node_loss
@@ -117,21 +117,21 @@ def test_t13_gpus_are_planned_on_the_fewest_nodes(
 @pytest.mark.parametrize(
     ("settings", "problem", "remedy"),
     [
-        (["+cluster=big", "gpus=20"], "evenly by 3 node", "Say gpus=18 or gpus=21 or nodes=4 for 5 on each"),
+        (["+cluster=big", "gpus=20"], "evenly by 3 node", "Use gpus=18 or gpus=21 or nodes=4 for 5 on each"),
         (
             ["+cluster=big", "gpus=24", "nodes=1"],
             "24 on each of 1 node.*has 8",
-            "gpus=8 or less, or leave nodes out",
+            "gpus=8 or fewer, or omit nodes=",
         ),
         (
             ["+cluster=big", "gpus=12", "nodes=2", "gpus_per_node=8"],
             "by 2 node.*gpus_per_node=8",
-            "Say gpus=16.",
+            "Use gpus=16.",
         ),
-        (["+cluster=big", "gpus=13", "nodes=2"], "evenly by 2 node", "Say gpus=12 or gpus=14."),
+        (["+cluster=big", "gpus=13", "nodes=2"], "evenly by 2 node", "Use gpus=12 or gpus=14."),
         (["+cluster=big", "gpus=23", "gpus_per_node=8"], "evenly by 3 node", "gpus=16 or gpus=24"),
-        (["+cluster=big", "gpus=1024"], "more than the 16", "nodes=16 or less"),
-        (["gpus=8"], "this machine has no GPUs", "Leave gpus out"),
+        (["+cluster=big", "gpus=1024"], "more than the 16", "nodes=16 or fewer"),
+        (["gpus=8"], "this machine has no GPUs", "Omit gpus="),
     ],
 )
 def test_t13_gpus_that_no_nodes_share_evenly_are_refused(

@@ -178,8 +178,8 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
     [
         (["hydra.launcher.cluster=smal"], "no cluster 'smal'.*Did you mean small"),
         (["hydra.launcher.nodes=0"], "`nodes` is 0"),
-        (["--config-name", "long"], "long.yaml says time_limit: 12:00:00 without quotes"),
-        (["hydra.launcher.account=1e3"], "command line says account: 1e3 without quotes"),
+        (["--config-name", "long"], "long.yaml holds time_limit: 12:00:00 without quotes"),
+        (["hydra.launcher.account=1e3"], "command line holds account: 1e3 without quotes"),
         (["+hydra/sweeper=needy"], "needs the result of each job"),
         (
             ["hydra.launcher.cluster=small", "++hydra.sweeper.max_batch_size=1"],

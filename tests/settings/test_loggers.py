@@ -68,7 +68,7 @@ def test_a_missing_library_is_refused_unless_another_python_runs_the_ranks(lacki
     with pytest.raises(ConfigError, match=r"names mlflow.*pip install 'slurmddp\[mlflow\]'") as refused:
         targets(["csv", "mlflow"])
     assert sys.executable in str(refused.value)
-    assert len(targets(["csv", "mlflow"], here=False)) == 2
+    assert len(targets(["csv", "mlflow"], same_python=False)) == 2
 
 
 def test_a_folder_of_output_is_no_installed_package(tmp_path: Path, monkeypatch) -> None:

@@ -105,7 +105,7 @@ def test_plain_values_stay() -> None:
         ({"_target_": "things.Thing", "sise": 3}, r"model\.sise is given.*no argument 'sise'.*mean size"),
         ({"_target_": "things.Thing"}, r"model: things\.Thing can't be called with these arguments: missing"),
         ({"_target_": "things.refuse", "value": 5}, r"refused its arguments: 5 is odd.*value=5"),
-        ({"_target_": "things.Thing", "_partail_": True}, r"`model\._partail_` is not understood.*_partial_"),
+        ({"_target_": "things.Thing", "_partail_": True}, r"`model\._partail_` is not a special.*_partial_"),
         ({"_target_": "things.Thing", "size": 1, "parts": [{"_target_": "things.Thong"}]},
          r"model\.parts\[0\]\._target_.*'Thong'.*Thing"),
         ({1: 2, "_target_": "things.Thing"}, "not an argument name"),

@@ -52,6 +52,6 @@ def run(args: argparse.Namespace) -> int:
         return run_command.run(args)
     if args.ranks is None:
         raise UsageError("slurmddp controller needs the number of workers: slurmddp controller -n 4 ...")
-    check_script(first_script(args.program), Path.cwd(), here=True)
+    check_script(first_script(args.program), Path.cwd(), same_python=True)
     os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
     return ranks.run([sys.executable, *worker, *args.program], args.ranks, None)

@@ -1,4 +1,4 @@
-"""Refuse an address of rank 0's node that no rank could use."""
+"""Refuse a malformed address of rank 0's node, which no rank could reach."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def refuse_malformed_address(config: Mapping[str, Any], environ: Mapping[str, st
         environ: the environment of the command, which the ranks inherit.
     """
     if config["cluster"] is None or config["launcher"] == "local":
-        return  # Ranks on this machine meet on loopback.
+        # Ranks on this machine meet on loopback.
+        return
 
     place = "cluster.env"
     address = config["cluster"]["env"].get(MASTER_ADDR_VARIABLE)
@@ -28,10 +29,11 @@ def refuse_malformed_address(config: Mapping[str, Any], environ: Mapping[str, st
     if not address:
         return
 
-    from slurmddp.host.address import is_malformed_ipv4  # It imports socket, and few commands come here.
+    # The module imports socket, and few commands set the variable.
+    from slurmddp.host.address import is_malformed_ipv4
 
     if is_malformed_ipv4(str(address)):
         raise ConfigError(
             f"{MASTER_ADDR_VARIABLE} of {place}, {address!r}, is not an IPv4 address.",
-            hint="It has four numbers up to 255, such as 10.0.0.7.",
+            hint="An IPv4 address has four numbers up to 255, such as 10.0.0.7.",
         )

@@ -1,6 +1,7 @@
-"""Find misspelled variables of NCCL, which NCCL ignores without a word.
+"""Find misspelled variables of NCCL, which NCCL ignores silently.
 
-The names are those of NCCL 2.28 and before, from its documentation, and those that images and builds set.
+The known names are the variables of NCCL up to 2.28, from its documentation, and the variables that container
+images and builds set.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TUNER_CONFIG_FILE TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD VERSION WA
 WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES WORK_FIFO_DEPTH
 HOME INCLUDE_DIR LIB_DIR ROOT ROOT_DIR
 """
-"""What follows `NCCL_` in the names of all versions."""
+"""The names of all versions, without the prefix `NCCL_`."""
 _KNOWN = frozenset(f"NCCL_{name}" for name in _NAMES.split())
 _PLUGINS = ("NCCL_FASTRAK_", "NCCL_IBEXT_", "NCCL_OFI_", "NCCL_PLUGIN_", "NCCL_SHARP_", "NCCL_UCX_")
 """Prefixes of the variables of network plugins."""
@@ -53,11 +54,11 @@ _OF_TORCH = (
     "NCCL_DESYNC_DEBUG",
     "NCCL_USE_COMM_NONBLOCKING",
 )
-"""Former names of variables of torch, each now with `TORCH_` before it."""
+"""Former names of torch's variables, which now begin with `TORCH_`."""
 
 
 def misspelled(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each NCCL_* variable that NCCL does not know.
+    """Return a note for each NCCL_* variable that NCCL does not know.
 
     Args:
         config: a checked configuration; the cluster's `env` and `setup` lines are read.
@@ -79,6 +80,7 @@ def misspelled(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
 
 
 def _instead(name: str) -> str:
+    """Return the variable that was probably meant, as a sentence; empty if none is similar."""
     if name in _OF_TORCH:
         return f"torch reads TORCH_{name}."
     return near_matches(name, _KNOWN, else_all=False)

@@ -27,11 +27,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _ON_THE_NODES = ("torch",)
-"""Packages that only the nodes need; a login node may lack them."""
+"""Packages that only the nodes need; they may be missing on a login node."""
 _PATH_KEYS = ("path", "root")
+"""Arguments of a data set that hold the path of its files."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACES = ("run_dir", "attempt")
-"""The names that stand for a value in the arguments of a script, as in `{run_dir}`."""
+"""The names that `{...}` replaces in the arguments of a script."""
 
 
 def check_name(name: str) -> None:
@@ -41,115 +42,132 @@ def check_name(name: str) -> None:
     plain = as_name(name)
     hint = f"For example name={plain}." if plain else "For example name=first."
     raise ConfigError(
-        f"`name` is {name[:120]!r}; it becomes a folder and a SLURM job name, so it may hold only letters, "
-        "digits, '.', '_' and '-', must begin with a letter, a digit or '_', and has at most 100 of them.",
+        f"`name` is {name[:120]!r}. It becomes the name of a folder and a SLURM job, so it may hold at most "
+        "100 letters, digits, '.', '_' and '-', and must begin with a letter, a digit or '_'.",
         hint=hint,
     )
 
 
 def as_name(text: str) -> str:
-    """Return `text` with dashes in place of characters that a run name can't hold; may be empty."""
+    """Return a text with dashes in place of characters that a run name can't hold; it may be empty."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100]
 
 
 def check_folder(run_dir: Path) -> None:
-    """Refuse a run folder with a control character in its path, because a script can't hold it."""
+    """Refuse a run folder with a control character in its path, which no batch script can hold."""
     if any(ord(character) < 32 for character in str(run_dir)):
         raise ConfigError(
             f"The run folder would be {str(run_dir)!r}, which holds a line break or a control character.",
-            hint="Rename the folder, or say runs_dir=/another/folder.",
+            hint="Rename the folder, or use runs_dir=/another/folder.",
         )
 
 
 def check_utf8(what: str, text: str) -> None:
-    """Refuse a text of the command line or the system that is not UTF-8, because no file could hold it."""
+    """Refuse a text that is not UTF-8, because no file of the run could hold it; `what` names the text."""
+    # Python reads bytes that are not UTF-8 as surrogates.
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
         raise ConfigError(f"{what} {text[:120]!r} is not UTF-8.", hint="Write or rename it in UTF-8.")
 
 
 def check_project(project_dir: Path) -> None:
-    """Refuse a project folder whose path can't be read, or whose files hide slurmddp from the ranks."""
+    """Refuse a project folder whose path Hydra can't read, or whose files hide slurmddp from the ranks."""
     check_utf8("The path", str(project_dir))
     if "${" in str(project_dir):
         raise ConfigError(
-            f"The path {project_dir} holds '${{', which Hydra reads.", hint="Rename the folder."
+            f"The path {project_dir} holds '${{', which Hydra reads as a reference.",
+            hint="Rename the folder.",
         )
+
     package, missing = find_module(("slurmddp", "launchers"), project_dir)
     if missing and package is not None and package.origin:
         raise ConfigError(
             f"{package.origin} hides the package slurmddp, which the ranks import by that name.",
-            hint="Give the file another name.",
+            hint="Rename the file.",
         )
 
 
 def check_python(config: Mapping[str, Any]) -> None:
-    """Refuse a command with arguments as the interpreter of the ranks; a path may hold blanks."""
+    """Refuse a `cluster.python` that is a command with arguments; the path of a program may hold blanks."""
     python = (config["cluster"] or {}).get("python") or ""
     first, _, arguments = python.partition(" ")
     if arguments and shutil.which(first) and not Path(python).exists():
         raise ConfigError(
-            f"`cluster.python` is {python!r}, a command with arguments; it is the path of one program.",
+            f"`cluster.python` is {python!r}, a command with arguments, but must be the path of a program.",
             hint="Write an executable script of two lines, `#!/bin/sh` and "
-            f'`exec {python} "$@"`, and give its path.',
+            f'`exec {python} "$@"`, and give the path of the script.',
         )
 
 
 def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
     """Refuse a data set whose `path` or `root` does not exist, before a job waits in the queue for it."""
     for key, value, node in _entries(config.get("data"), "data"):
-        if key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str) and not node.get("download"):
-            if "://" in value and not str(node.get("_target_")).startswith("slurmddp."):
-                continue  # A class of the user may read an address.
-            path = project_dir / Path(value).expanduser()
-            if not path.exists():
-                raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
+        is_path = key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str)
+        if not is_path or node.get("download"):
+            continue
+        # A class of the user may read an address.
+        if "://" in value and not str(node.get("_target_")).startswith("slurmddp."):
+            continue
+
+        path = project_dir / Path(value).expanduser()
+        if not path.exists():
+            raise ConfigError(f"There is no data at {path} (`{key}`).", hint=_near_path(path))
 
 
-def check_program(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
-    """Refuse a script or module that does not exist, and keys that don't fit the program.
+def check_program(config: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a script, module or command that does not exist, and keys that don't fit the program.
 
     Args:
-        here: whether this interpreter runs the ranks. Packages of another interpreter can't be seen here.
+        config: a configuration with typed values.
+        project_dir: the project's folder.
+        same_python: whether this interpreter also runs the ranks. Otherwise the packages of the ranks are
+            unknown and not checked.
     """
     program = config["program"]
     if "torchrun" in program:
         raise removed_torchrun()
     if is_own_trainer(program):
-        return _check_trainer(config)
+        _check_trainer(config)
+        return
+
     _check_placeholders(program)
     script = own_script(program)
     if is_command(script) and program["script"] != CONTROLLER:
-        return _check_command(script, project_dir, is_local=config["cluster"] is None)
-    if script:
-        check_script(script, project_dir, here=here)
+        _check_command(script, project_dir, is_local=config["cluster"] is None)
+    elif script:
+        check_script(script, project_dir, same_python=same_python)
 
 
-def check_script(script: str, project_dir: Path, *, here: bool) -> None:
-    """Refuse a Python script or `-m MODULE` that does not exist; `here` is as for `check_program`."""
+def check_script(script: str, project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a Python script or `-m MODULE` that does not exist; `same_python` is as for `check_program`."""
     if script.startswith(MODULE):
-        return _check_module(script.removeprefix(MODULE).strip(), project_dir, here=here)
-    if not (path := project_dir / Path(script).expanduser()).is_file():
+        _check_module(script.removeprefix(MODULE).strip(), project_dir, same_python=same_python)
+        return
+
+    path = project_dir / Path(script).expanduser()
+    if not path.is_file():
         raise ConfigError(f"There is no script {path} (`program.script`).", hint=_near_path(path))
 
 
 def _check_placeholders(program: Mapping[str, Any]) -> None:
-    """Refuse a misspelled `{run_dir}` or `{attempt}`, which would stay as it is and fit no file."""
+    """Refuse a misspelled `{run_dir}` or `{attempt}`, which would be taken literally."""
     for name in _PLACEHOLDER.findall(str(program.get("checkpoints") or "")):
         if name != "run_dir":
             raise ConfigError(
-                f"`program.checkpoints` holds {{{name}}}, but only {{run_dir}} has a meaning there.",
+                f"`program.checkpoints` holds {{{name}}}, but only {{run_dir}} has a meaning in this key.",
                 hint="Write {run_dir} for the run folder, and * for a part of the name that changes.",
             )
+
     for name in _PLACEHOLDER.findall(str(program.get("resume_args") or "")):
-        if name not in _PLACES and (near := get_close_matches(name, _PLACES)):
+        near = get_close_matches(name, _PLACES)
+        if near and name not in _PLACES:
             raise ConfigError(
-                f"`program.resume_args` holds {{{name}}}, which has no meaning there.",
+                f"`program.resume_args` holds {{{name}}}, which has no meaning in this key.",
                 hint=f"Did you mean {{{near[0]}}}?",
             )
 
 
 def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
-    """Refuse a command that can't be started; on a cluster, setup lines may bring one without a folder."""
+    """Refuse a command that can't be started; on a cluster, setup lines may add a command to PATH."""
     path = project_dir / command
     if "/" not in command:
         if is_local and shutil.which(command) is None:
@@ -161,12 +179,12 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
         raise ConfigError(f"There is no program {path} (`program.script`).", hint=_near_path(path))
     elif not os.access(path, os.X_OK):
         raise ConfigError(
-            f"{path} is not executable (`program.script`).", hint=f"Make it so: chmod +x {command}"
+            f"{path} is not executable (`program.script`).", hint=f"Make it executable: chmod +x {command}"
         )
 
 
 def _in_the_project(command: str, path: Path) -> str:
-    """Return how to start the file or folder of the project that has the name of a command."""
+    """Return a hint on how to start the file or folder of the project that has the name of a command."""
     if path.is_file():
         return f" For the file in this folder, write ./{command} or python {command}."
     if (path / "__main__.py").is_file():
@@ -175,96 +193,115 @@ def _in_the_project(command: str, path: Path) -> str:
 
 
 def _check_trainer(config: Mapping[str, Any]) -> None:
+    """Refuse keys of `program` that slurmddp's trainer does not use."""
     if config["program"].get("args"):
         raise ConfigError(
             "`program.args` holds the arguments of a script, and there is no script.",
-            hint="Say slurmddp run FILE.py, with its arguments after it.",
+            hint="To run a script: slurmddp run FILE.py, with the script's arguments after it.",
         )
     if config["program"].get("checkpoints") is not None:
         raise ConfigError(
-            "`program.checkpoints` is for a program of your own: the trainer saves in the run folder.",
-            hint="Leave it out, or run a script: slurmddp run FILE.py.",
+            "`program.checkpoints` is set, but slurmddp's trainer saves in the run folder.",
+            hint="Omit it, or run a script of your own: slurmddp run FILE.py.",
         )
 
 
-def _check_module(name: str, project_dir: Path, *, here: bool) -> None:
+def _check_module(name: str, project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a module of `python -m` that does not exist."""
     if not _MODULE.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not the name of a module.",
             hint="Write package.module, as after `python -m`. A sweep is `slurmddp run --multirun`.",
         )
-    names = [*name.split("."), "__main__"]  # Python runs the `__main__` of a package.
-    spec, missing = _locate(f"-m {name} was given", names, project_dir, here=here)
+
+    # Python runs the `__main__` of a package.
+    names = [*name.split("."), "__main__"]
+    spec, missing = _locate(f"-m {name} was given", names, project_dir, same_python=same_python)
     folder = Path(next(iter((spec and spec.submodule_search_locations) or ()), ""))
     if missing and folder.is_relative_to(project_dir):
         near = near_matches(missing[0], _modules_in(folder)) or "The folder holds no modules."
         raise ConfigError(f"There is no module {name} to run: {folder} has no {missing[0]}.py.", hint=near)
 
 
-def check_targets(config: Mapping[str, Any], project_dir: Path, *, here: bool) -> None:
-    """Refuse a transport or `_target_` that can't be imported; `here` is as for `check_program`."""
-    for part in config["backend"].split(","):  # One backend, or one for each type of device.
-        if "." in (name := part.rpartition(":")[2].strip()):
-            _check_target("backend", name, project_dir, here=here)
-    nodes = [
-        (node, config.get(node)) for node in OPEN_NODES if not _is_shipped_section(node, config.get(node))
-    ]
-    nodes += [
-        (f"{outer}.{name}", one) for outer in NAMED_NODES for name, one in (config[outer] or {}).items()
-    ]
-    for node, value in nodes:
-        if value is None:
-            continue
-        if "_target_" not in value:
-            raise ConfigError(
-                f"`{node}` has no `_target_`, the import path of a class or function.",
-                hint=f"Say {node}._target_=package.module.Name.",
-            )
-        for key, inner, _ in [(node, value, {}), *_entries(value, node)]:
-            if key.rpartition(".")[2] == "_target_":
-                _check_target(key, inner, project_dir, here=here)
-            elif isinstance(inner, Mapping) and "_target_" in inner:
-                check_special_keys(key, inner)
-                if node == key or _builds_inner_nodes(value):
-                    check_arguments(key, inner, project_dir)
+def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a transport or `_target_` that can't be imported; `same_python` is as for `check_program`."""
+    # One backend, or a list with a backend for each type of device.
+    for part in config["backend"].split(","):
+        name = part.rpartition(":")[2].strip()
+        if "." in name:
+            _check_target("backend", name, project_dir, same_python=same_python)
+
+    for key, node in _nodes_of(config):
+        if node is not None:
+            _check_node(key, node, project_dir, same_python=same_python)
+
+
+def _nodes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes of a configuration from which ranks build objects, with their keys."""
+    for key in OPEN_NODES:
+        if not _is_shipped_section(key, config.get(key)):
+            yield key, config.get(key)
+    for outer in NAMED_NODES:
+        for name, node in (config[outer] or {}).items():
+            yield f"{outer}.{name}", node
+
+
+def _check_node(key: str, node: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a node without a `_target_`, and wrong import paths and arguments in it."""
+    if "_target_" not in node:
+        raise ConfigError(
+            f"`{key}` has no `_target_`, the import path of a class or function.",
+            hint=f"Use {key}._target_=package.module.Name.",
+        )
+
+    for inner_key, value, _ in [(key, node, {}), *_entries(node, key)]:
+        if inner_key.rpartition(".")[2] == "_target_":
+            _check_target(inner_key, value, project_dir, same_python=same_python)
+        elif isinstance(value, Mapping) and "_target_" in value:
+            check_special_keys(inner_key, value)
+            if inner_key == key or _builds_inner_nodes(node):
+                check_arguments(inner_key, value, project_dir)
 
 
 def _builds_inner_nodes(value: Any) -> bool:
-    """Return whether the ranks build the nodes inside of a node; the class may do that itself."""
+    """Return whether ranks build the nodes inside a node before the node; `_recursive_: false` forbids it."""
     flags = [inner for key, inner, _ in _entries(value, "") if key.rpartition(".")[2] == "_recursive_"]
     return False not in flags
 
 
 def _is_shipped_section(node: str, value: Any) -> bool:
-    """Return whether a group holds the keys of a shipped class, which the schema has checked."""
+    """Return whether a group holds a section of the schema, whose keys and values are checked already."""
     return TOP[node].is_group and bool(TOP[node].sections) and value is not None and "_target_" not in value
 
 
-def check_loggers(loggers: Any, project_dir: Path, *, here: bool) -> None:
-    """Refuse a logger that is unknown or can't be imported; `here` is as for `check_program`."""
-    for key, node in targets(loggers, here=here).items():
-        _check_target(f"{key}._target_", node["_target_"], project_dir, here=here)
+def check_loggers(loggers: Any, project_dir: Path, *, same_python: bool) -> None:
+    """Refuse a logger that is unknown or can't be imported; `same_python` is as for `check_program`."""
+    for key, node in targets(loggers, same_python=same_python).items():
+        _check_target(f"{key}._target_", node["_target_"], project_dir, same_python=same_python)
         check_special_keys(key, node)
         check_arguments(key, node, project_dir)
 
 
-def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> None:
-    """Refuse an import path that is misspelled or whose package does not exist; imports nothing.
+def _check_target(key: str, target: Any, project_dir: Path, *, same_python: bool) -> None:
+    """Refuse an import path that is misspelled or whose package does not exist, without importing it.
 
-    Names in packages outside the project are checked when the ranks import them.
+    Names in packages outside of the project are checked when the ranks import them.
     """
     if not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise ConfigError(
             f"`{key}` is {target!r}, which is not an import path.",
             hint="Write package.module.Name, such as torch.optim.AdamW.",
         )
+
     names = target.split(".")
     if names[0] in _ON_THE_NODES:
         return
-    spec, rest = _locate(f"`{key}` is {target}", names, project_dir, here=here)
+
+    spec, rest = _locate(f"`{key}` is {target}", names, project_dir, same_python=same_python)
     file = Path((spec and spec.origin) or "")
     if not rest or file.suffix != ".py" or not file.is_relative_to(project_dir):
         return
+
     defined = _names_in(file)
     if defined is not None and rest[0] not in defined:
         raise ConfigError(
@@ -274,34 +311,44 @@ def _check_target(key: str, target: Any, project_dir: Path, *, here: bool) -> No
 
 
 def _locate(
-    given: str, names: Sequence[str], project_dir: Path, *, here: bool
+    given: str, names: Sequence[str], project_dir: Path, *, same_python: bool
 ) -> tuple[ModuleSpec | None, Sequence[str]]:
-    """Find the modules of a dotted path, in the project first, without importing them.
+    """Find the innermost module of a dotted path, in the project first, without importing it.
+
+    Args:
+        given: the beginning of the error message, such as "`data._target_` is a.b.C".
+        names: the parts of the dotted path.
+        project_dir: the project's folder.
+        same_python: as for `check_program`.
 
     Returns:
-        The innermost module, or None for a package of another interpreter, and the names after the module.
+        The module and the names after it; None instead of a module for a package of another interpreter.
+
+    Raises:
+        ConfigError: this interpreter runs the ranks, and has no such package.
     """
     top = names[0]
     spec, rest = find_module(names, project_dir)
-    if spec is None and here:
+    if spec is None and same_python:
         installed = [module.name for module in pkgutil.iter_modules()]
         near = near_matches(top, [*_modules_in(project_dir), *installed], else_all=False)
+        hint = f"{near} Write {top}.py in this folder, or install the package.".strip()
         raise ConfigError(
             f"{given}, but there is no module {top!r} in {project_dir} or in this Python.",
-            hint=src_layout_hint(top, project_dir)
-            or f"{near} Write {top}.py there, or install the package.".strip(),
+            hint=src_layout_hint(top, project_dir) or hint,
         )
     return spec, rest
 
 
 def _names_in(file: Path) -> set[str] | None:
-    """Return the names that a module binds; None if only running it can tell."""
+    """Return the names that a module defines; None if they are known only when it runs."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        where = f"{file}, line {line}" if line else str(file)
-        raise ConfigError(f"{where} is not valid Python: {error}.", hint="Correct it first.") from error
+        place = f"{file}, line {line}" if line else str(file)
+        raise ConfigError(f"{place} is not valid Python: {error}.", hint="Correct it first.") from error
+
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -322,7 +369,7 @@ def _modules_in(folder: Path) -> list[str]:
 
 
 def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield every value below `node` with its full key and the mapping that holds it."""
+    """Yield every value below a node with its full key and the mapping that holds it."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield f"{key}.{name}", value, node
@@ -333,13 +380,15 @@ def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]
 
 
 def _near_path(path: Path) -> str:
-    """Return a hint with the first part of a path that does not exist, and the names nearest to it."""
+    """Return a hint that names the first missing part of a path, and similar names beside it."""
     if path.is_dir():
         return f"{path} is a folder: give the path of a file in it."
+
     parent = next((folder for folder in path.parents if folder.exists()), Path("/"))
-    wanted = path.relative_to(parent).parts[0]
+    missing = path.relative_to(parent).parts[0]
     near = ""
     with suppress(OSError):
-        near = near_matches(wanted, [entry.name for entry in parent.iterdir()], else_all=False)
-    found = f"{parent} exists, {wanted!r} in it does not."
-    return " ".join(filter(None, [found, near, "Give a path that this machine can see."]))
+        near = near_matches(missing, [entry.name for entry in parent.iterdir()], else_all=False)
+
+    sentences = [f"{parent} exists, but {missing!r} in it does not.", near]
+    return " ".join(filter(None, [*sentences, "Give a path that exists on this machine."]))

@@ -1,7 +1,7 @@
-"""Read sbatch options from the environment, such as `SBATCH_ACCOUNT`.
+"""Read sbatch options from environment variables such as `SBATCH_ACCOUNT`.
 
-sbatch prefers these variables to the header of a script. Here they only fill in options that the
-configuration leaves open. The script's header holds the result, so that a dry run shows the options, and a
+sbatch prefers these variables to the header of a script. slurmddp uses them only for options that the
+configuration leaves open, and writes the result into the header. So a dry run shows the options, and a
 requeued or resumed job keeps them.
 """
 
@@ -21,7 +21,7 @@ CLUSTER_KEYS = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_TIMELIMIT": "time_limit",
 }
-"""Variables with a key of the configuration."""
+"""Variables of options that have a key of the configuration."""
 OPTIONS = {
     "SBATCH_ACCTG_FREQ": "acctg-freq",
     "SBATCH_CORE_SPEC": "core-spec",
@@ -39,8 +39,8 @@ OPTIONS = {
     "SBATCH_WAIT_ALL_NODES": "wait-all-nodes",
     "SBATCH_WCKEY": "wckey",
 }
-"""Variables of other options, which go under `sbatch:` of the cluster."""
-OF_SRUN = {
+"""Variables of other options, which are added under `sbatch:` of the cluster."""
+SRUN_OPTIONS = {
     "SLURM_ACCTG_FREQ": "acctg-freq",
     "SLURM_CPU_BIND": "cpu-bind",
     "SLURM_CPU_FREQ_REQ": "cpu-freq",
@@ -52,14 +52,15 @@ OF_SRUN = {
     "SLURM_PROFILE": "profile",
     "SLURM_THREADS_PER_CORE": "threads-per-core",
 }
-"""Variables that srun reads. No job gets the variables SLURM_* of the shell that submits it."""
+"""Variables that srun reads. No job gets the SLURM_* variables of the shell that submits it."""
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the configuration with missing values filled in from the SBATCH_* variables of `environ`."""
-    cluster = config["cluster"]
     if not _applies(config, environ):
         return dict(config)
+
+    cluster = config["cluster"]
     keys = {
         key: environ[name]
         for name, key in CLUSTER_KEYS.items()
@@ -67,9 +68,11 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
     }
     if "time_limit" in keys:
         _check_time(keys["time_limit"])
+
     given = {_option(name) for name in cluster["sbatch"]}
     options = {
-        option: environ[name] if environ[name] else True
+        # An empty variable stands for an option without a value, such as --exclusive.
+        option: environ[name] or True
         for name, option in OPTIONS.items()
         if name in environ and option not in given
     }
@@ -77,47 +80,59 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
 
 
 def _check_time(limit: str) -> None:
+    """Refuse a malformed SBATCH_TIMELIMIT."""
     try:
         parse_minutes(limit)
     except ConfigError as error:
         raise ConfigError(
-            f"SBATCH_TIMELIMIT is {limit!r}, not a time.", hint="Unset it, or say time_limit=."
+            f"SBATCH_TIMELIMIT is {limit!r}, not a time.", hint="Unset it, or set time_limit=."
         ) from error
 
 
 def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each variable of sbatch or srun that the filled-in `config` does not follow."""
+    """Return a note for each variable of sbatch or srun that the filled-in configuration does not follow."""
     if not _applies(config, environ):
         return []
+
     cluster = config["cluster"]
     options = {_option(name): value for name, value in cluster["sbatch"].items()}
     notes = []
     for name in sorted(name for name in environ if name.startswith("SBATCH_")):
-        key, value = CLUSTER_KEYS.get(name, OPTIONS.get(name, "")), environ[name]
-        chosen = options.get(key) if name in OPTIONS else config.get(key) or cluster.get(key)
-        if not key:
+        if name in OPTIONS:
+            key = OPTIONS[name]
+            chosen = options.get(key)
+        elif name in CLUSTER_KEYS:
+            key = CLUSTER_KEYS[name]
+            chosen = config.get(key) or cluster.get(key)
+        else:
             notes.append(
-                f"{name} is ignored: slurmddp writes that option itself, or it is not one for a job."
+                f"{name} is ignored: slurmddp sets that option itself, or the option is not for a job."
             )
-        elif value and str(chosen) != value:
-            notes.append(f"{name}={value} is ignored: the configuration says {key}={chosen}.")
+            continue
+
+        value = environ[name]
+        if value and str(chosen) != value:
+            notes.append(f"{name}={value} is ignored: the configuration has {key}={chosen}.")
+
     return [*notes, *_unused_by_srun(cluster["srun"], environ)]
 
 
 def _unused_by_srun(srun: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Return a note for each variable of srun whose option is not under `srun:` of the cluster."""
     given = {_option(name): str(value) for name, value in srun.items()}
     return [
-        f"{name}={environ[name]} is ignored: a job does not get this variable. For its srun say "
+        f"{name}={environ[name]} is ignored: a job does not get this variable. For the job's srun use "
         f"+cluster.srun.{option}={environ[name]}."
-        for name, option in sorted(OF_SRUN.items())
+        for name, option in sorted(SRUN_OPTIONS.items())
         if environ.get(name) and given.get(option) != environ[name]
     ]
 
 
 def _applies(config: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Return whether the variables apply: inside a job they may belong to that job."""
+    """Return whether the variables apply to a job; inside a job they may belong to that job."""
     return config["cluster"] is not None and config["launcher"] != "local" and "SLURM_JOB_ID" not in environ
 
 
 def _option(name: str) -> str:
+    """Return the long name of an option, without dashes before it."""
     return name.removeprefix("--").replace("_", "-")

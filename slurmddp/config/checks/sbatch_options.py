@@ -1,7 +1,7 @@
-"""Find misspelled options under `sbatch:` before SLURM is asked, which may be silent or far away.
+"""Find misspelled options under `sbatch:` before a submission, which may be far away or ignore them.
 
-The names are those of sbatch in SLURM 22.05 to 25.11. A plugin of a site may add others, so only a name that
-is near to one of them gets a note.
+The known names are the options of sbatch in SLURM 22.05 to 25.11. A plugin of a site may add options, so an
+unknown name gets a note only if it resembles a known name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _KNOWN = frozenset(_NAMES.split())
 
 
 def misspelled_options(config: Mapping[str, Any]) -> list[str]:
-    """Return a note for each option under `sbatch:` that SLURM does not have, and that is near to one it has.
+    """Return a note for each option under `sbatch:` that is unknown and resembles a known option.
 
     Args:
         config: a checked configuration.
     """
     given = (config.get("cluster") or {}).get("sbatch") or {}
     names = {str(key).removeprefix("--").replace("_", "-") for key in given}
+
     notes = []
     for name in sorted(names - _KNOWN):
-        if near := near_matches(name, _KNOWN, else_all=False):
+        near = near_matches(name, _KNOWN, else_all=False)
+        if near:
             notes.append(f"cluster.sbatch.{name} is not an option of SLURM's sbatch. {near}")
     return notes

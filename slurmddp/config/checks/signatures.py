@@ -1,4 +1,7 @@
-"""Read the parameters of a class or function from its source file, without importing any code."""
+"""Read the parameters of a class or function from its source file, without importing any code.
+
+Arguments that the class or function does not take are refused before a job starts.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ _PASSED = {
     "scheduler": ("optimizer",),
     "program": ("distributon", "config", "folder"),
 }
-"""The arguments that the ranks pass by position, before those of the configuration."""
+"""The arguments that ranks pass by position, before the arguments of the configuration."""
 _CALLED_WITH_BATCHES = ("loss", "metrics")
-"""Groups in which a function is called later, with outputs and targets."""
-_MOST_STEPS = 8
-"""Imports and base classes that are followed on the way to a signature, at most."""
+"""Groups whose functions are called with outputs and targets, besides the arguments of the configuration."""
+_MAX_STEPS = 8
+"""The largest number of imports and base classes to follow on the way to a signature."""
 _DATACLASS = ("dataclass", "dataclasses.dataclass")
+"""Spellings of the decorator whose effect on a signature is known."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,16 @@ class Signature:
 
     names: tuple[str, ...]
     required: tuple[str, ...]
-    """Those without a default, in their order."""
+    """The names of the parameters without a default, in their order."""
     file: Path
     """The source file."""
     positions: float = math.inf
-    """How many arguments a call may pass by position."""
+    """The largest number of arguments that a call may pass by position."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A module whose source is read: its name, its file, and the folder of the project."""
+    """A module whose source is read: its name, its file, and the project's folder."""
 
     module: str
     file: Path
@@ -58,25 +62,28 @@ class _Place:
 
 
 def signature_of(target: str, project_dir: Path) -> Signature | None:
-    """Return the signature of an import path; None if it takes any name, or only running code can tell.
+    """Return the signature of an import path; None if it takes any name or is known only when the code runs.
 
     Imports inside of modules and base classes are followed. A decorator may change a signature. So the
     signature of a decorated class or function is unknown, unless the class is a dataclass.
     """
     with suppress(OSError, SyntaxError, ValueError, ImportError):
-        return _of_path(target, project_dir, _MOST_STEPS)
+        return _of_path(target, project_dir, _MAX_STEPS)
     return None
 
 
 def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse keys that a class or function of the project does not take, and a call without those it needs.
+    """Refuse arguments that a class or function of the project does not take, and missing arguments.
 
-    The ranks check the arguments of other code, when they import it.
+    Code outside of the project checks its arguments itself, when the ranks call it.
 
     Args:
         key: the full name of the node.
-        node: a mapping with `_target_`, which was found.
+        node: a mapping with a `_target_` that exists.
         project_dir: the project's folder.
+
+    Raises:
+        ConfigError: an argument is unknown or missing, or there are too many by position.
     """
     target = str(node["_target_"])
     module, _ = find_module(target.split("."), project_dir)
@@ -95,40 +102,43 @@ def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> Non
         if name not in signature.names:
             raise unknown_argument(f"{key}.{name}", target, signature, is_typed=False)
 
-    kind = key.partition(".")[0]
-    if kind in _CALLED_WITH_BATCHES or node.get("_partial_"):
+    group = key.partition(".")[0]
+    if group in _CALLED_WITH_BATCHES or node.get("_partial_"):
         return
-    passed = len(node.get("_args_") or ()) + len(_PASSED.get(key, ()))
-    if passed > signature.positions:
+
+    passed = [*_PASSED.get(key, ()), *map(str, node.get("_args_") or ())]
+    if len(passed) > signature.positions:
         raise ConfigError(
             f"`{key}._target_` is {target}, which takes {signature.positions} arguments by position, but is "
-            f"called with {passed}.",
-            hint=f"It gets {', '.join([*_PASSED.get(key, ()), *map(str, node.get('_args_') or ())])}.",
+            f"called with {len(passed)}.",
+            hint=f"It gets {', '.join(passed)}.",
         )
-    missing = [name for name in signature.required if name not in (*given, *signature.names[:passed])]
+
+    by_position = signature.names[: len(passed)]
+    missing = [name for name in signature.required if name not in (*given, *by_position)]
     if missing:
         raise ConfigError(
             f"`{key}._target_` is {target}, which needs {', '.join(missing)}.",
-            hint=f"Say {key}.{missing[0]}=VALUE, or give the parameter a default.",
+            hint=f"Use {key}.{missing[0]}=VALUE, or give the parameter a default.",
         )
 
 
 def unknown_argument(key: str, target: str, signature: Signature, *, is_typed: bool) -> ConfigError:
-    """Return the error for a key that is no parameter of a class or function.
+    """Return the error for a key that names no parameter of a class or function.
 
     Args:
         key: the full name of the key.
         target: the import path of the class or function.
         signature: its signature.
-        is_typed: whether the key stands on the command line, and not in a file.
+        is_typed: whether the key was typed on the command line, and not written in a file.
     """
     node, _, name = key.rpartition(".")
     taken = ", ".join(signature.names) or "no arguments"
-    near = near_matches(name, signature.names, prefix=f"{node}.", else_all=False)
-    remove = "" if is_typed else f"Leave it out of the file, or say '~{key}' on the command line."
+    hint = near_matches(name, signature.names, prefix=f"{node}.", else_all=False)
+    if not hint and not is_typed:
+        hint = f"Remove it from the file, or write '~{key}' on the command line."
     return ConfigError(
-        f"`{key}` is given, but {target} takes no argument {name!r}. It takes {taken}.",
-        hint=near or remove,
+        f"`{key}` is given, but {target} takes no argument {name!r}. It takes {taken}.", hint=hint
     )
 
 
@@ -136,31 +146,41 @@ def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | N
     """Find the innermost module of a dotted path, in the project first, without importing it.
 
     Returns:
-        The module, or None without one, and the names that follow it.
+        The module and the names after it; None instead of a module that does not exist.
     """
     top, *rest = names
-    spec = None
-    if top != "__main__":  # Here it is this command; in the ranks it is another program.
-        spec = PathFinder.find_spec(top, [str(project_dir)]) or importlib.util.find_spec(top)
-    while rest and spec and (inner := PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])):
-        spec, rest = inner, rest[1:]
+    # `__main__` is this command now, and another program in the ranks.
+    if top == "__main__":
+        return None, rest
+
+    spec = PathFinder.find_spec(top, [str(project_dir)]) or importlib.util.find_spec(top)
+    while rest and spec:
+        inner = PathFinder.find_spec(rest[0], spec.submodule_search_locations or [])
+        if inner is None:
+            break
+        spec = inner
+        rest = rest[1:]
+
     return spec, rest
 
 
 def _of_path(target: str, project_dir: Path, steps: int) -> Signature | None:
+    """Return the signature of an import path, after at most `steps` imports and base classes."""
     names = target.split(".")
     spec, rest = find_module(names, project_dir)
     if spec is None or len(rest) != 1 or not str(spec.origin).endswith(".py"):
         return None
-    module = ".".join(names[: len(names) - 1])
+
+    module = ".".join(names[:-1])
     return _of_name(rest[0], _Place(module, Path(str(spec.origin)), project_dir), steps)
 
 
 def _of_name(name: str, place: _Place, steps: int) -> Signature | None:
-    """Return the signature of what a module binds to `name`, if it does so once, by an unconditional line."""
+    """Return the signature of a name in a module; None unless one unconditional statement binds the name."""
     bindings = [node for node in _tree(place.file).body if name in _bound(node)]
     if len(bindings) != 1 or steps == 0:
         return None
+
     node = bindings[0]
     if isinstance(node, ast.FunctionDef) and not node.decorator_list:
         return _of_arguments(node.args, place, skip=0)
@@ -173,71 +193,94 @@ def _of_name(name: str, place: _Place, steps: int) -> Signature | None:
 
 
 def _source(node: ast.ImportFrom, place: _Place) -> str:
-    """Return the absolute name of the module of `from MODULE import ...`."""
+    """Return the absolute name of the module in `from MODULE import ...`."""
     return importlib.util.resolve_name("." * node.level + (node.module or ""), place.package)
 
 
 def _of_class(node: ast.ClassDef, place: _Place, steps: int) -> Signature | None:
-    if node.keywords:  # A metaclass may take the arguments.
+    """Return the signature of a class: of its `__init__`, its fields, or its base class."""
+    # A metaclass may take the arguments.
+    if node.keywords:
         return None
-    decorators = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list}
-    if decorators:
-        is_plain = decorators <= set(_DATACLASS) and not node.bases
-        return _of_fields(node, place) if is_plain else None
+    if node.decorator_list:
+        names = {_name_of(decorator) for decorator in node.decorator_list}
+        if node.bases or not names <= set(_DATACLASS):
+            return None
+        return _of_fields(node, place)
 
-    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
     if "__new__" in methods:
         return None
     if "__init__" in methods:
         method = methods["__init__"]
         return None if method.decorator_list else _of_arguments(method.args, place, skip=1)
-    if any("__init__" in _bound(one) for one in node.body) or len(node.bases) > 1:
+
+    # `__init__` may be assigned, or defined under a condition.
+    if any("__init__" in _bound(statement) for statement in node.body) or len(node.bases) > 1:
         return None
-    return _of_base(node.bases[0], place, steps) if node.bases else Signature((), (), place.file)
+    if node.bases:
+        return _of_base(node.bases[0], place, steps)
+    return Signature((), (), place.file)
+
+
+def _name_of(decorator: ast.expr) -> str:
+    """Return the dotted name of a decorator, without its arguments."""
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
 def _of_base(base: ast.expr, place: _Place, steps: int) -> Signature | None:
     """Return the signature of a base class, as the source names it."""
     if isinstance(base, ast.Name):
         return _of_name(base.id, place, steps)
+
     names = ast.unparse(base).split(".")
     for node in _tree(place.file).body:
-        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        for alias in node.names:
             if (alias.asname or alias.name) == names[0]:
                 prefix = f"{_source(node, place)}." if isinstance(node, ast.ImportFrom) else ""
                 return _of_path(".".join([prefix + alias.name, *names[1:]]), place.project_dir, steps)
+
     return None
 
 
 def _of_arguments(arguments: ast.arguments, place: _Place, *, skip: int) -> Signature | None:
-    """Return the signature of a function whose first `skip` parameters are given by the class."""
+    """Return the signature of a function without its first `skip` parameters, such as `self`."""
     if arguments.kwarg is not None or arguments.posonlyargs:
         return None
-    plain = [one.arg for one in arguments.args]
-    by_position = plain[: len(plain) - len(arguments.defaults)]
-    by_name = [
-        one.arg
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+
+    plain = [argument.arg for argument in arguments.args]
+    required = plain[: len(plain) - len(arguments.defaults)]
+    required_by_name = [
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    names = [*plain[skip:], *(one.arg for one in arguments.kwonlyargs)]
+
+    names = [*plain[skip:], *(argument.arg for argument in arguments.kwonlyargs)]
     positions = len(plain) - skip if arguments.vararg is None else math.inf
-    return Signature(tuple(names), (*by_position[skip:], *by_name), place.file, positions)
+    return Signature(tuple(names), (*required[skip:], *required_by_name), place.file, positions)
 
 
 def _of_fields(node: ast.ClassDef, place: _Place) -> Signature | None:
-    """Return the signature of a dataclass; None if a field may be something else than a parameter."""
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
-    text = "\n".join(ast.unparse(one) for one in (*fields, *node.decorator_list))
-    if any(word in text for word in ("ClassVar", "InitVar", "KW_ONLY", "init=", "field(")):
+    """Return the signature of a dataclass; None if a field may not be a parameter."""
+    defaults: dict[str, ast.expr | None] = {}
+    statements: list[ast.AST] = [*node.decorator_list]
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            defaults[statement.target.id] = statement.value
+            statements.append(statement)
+
+    text = "\n".join(map(ast.unparse, statements))
+    if any(marker in text for marker in ("ClassVar", "InitVar", "KW_ONLY", "init=", "field(")):
         return None
-    names = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
-    required = [name for name, one in zip(names, fields, strict=True) if one.value is None]
-    return Signature(tuple(names), tuple(required), place.file)
+    required = [name for name, default in defaults.items() if default is None]
+    return Signature(tuple(defaults), tuple(required), place.file)
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement binds, also those in its blocks."""
+    """Yield the names that a statement binds, also in its blocks."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -253,6 +296,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _tree(file: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
     # In a notebook the file may change before the next call.
     version = file.stat()
     return _parsed(file, version.st_ino, version.st_mtime_ns, version.st_size)
@@ -260,5 +304,5 @@ def _tree(file: Path) -> ast.Module:
 
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *_version: int) -> ast.Module:
-    """Return the syntax tree of a file, which is parsed once for all points of a sweep."""
+    """Return the syntax tree of one version of a file, which is parsed once for all points of a sweep."""
     return ast.parse(file.read_bytes())

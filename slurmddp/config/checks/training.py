@@ -11,21 +11,28 @@ from slurmddp.slurm.units import parse_duration_s
 
 
 def check_training(config: Mapping[str, Any]) -> None:
-    """Refuse names that slurmddp uses itself, a time that is not one, and a best metric that is not there."""
+    """Refuse metric names that slurmddp uses, a malformed `train.max_time`, and an unknown best metric."""
     if not is_own_trainer(config["program"]):
         return
+
     for name in config["metrics"] or ():
-        from slurmddp.runs.status.metrics import KNOWN  # Rarely used, and its module takes 5 ms.
+        # Few projects have metrics, and the import takes 5 ms.
+        from slurmddp.runs.status.metrics import KNOWN
 
         if name in KNOWN or name.endswith("_per_s"):
             raise ConfigError(
                 f"`metrics` has the name {name!r}, which slurmddp uses for a value of its own.",
-                hint=f"Choose another name, such as own_{name}.",
+                hint=f"Choose another name, such as my_{name}.",
             )
-    if (limit := config["train"]["max_time"]) is not None:
+
+    limit = config["train"]["max_time"]
+    if limit is not None:
         parse_duration_s(limit, "train.max_time")
-    if (best := config["train"]["best"]) is not None:
-        name, known = parse_best(best)[0], ["eval_loss", *(config["metrics"] or ())]
+
+    best = config["train"]["best"]
+    if best is not None:
+        name, _ = parse_best(best)
+        known = ["eval_loss", *(config["metrics"] or ())]
         if name not in known:
             raise ConfigError(
                 f"`train.best` names {name!r}, which is not a metric.", hint=near_matches(name, known)

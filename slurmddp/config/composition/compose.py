@@ -1,9 +1,9 @@
-"""Compose the command line, the project's files and slurmddp's own into one checked configuration.
+"""Compose the command line, the project's files and slurmddp's files into one checked configuration.
 
-Hydra searches groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`, and your own)
-in the project folder's `conf/` first, then in slurmddp's. The project's `conf/slurmddp.yaml` holds the
-project's defaults: keys with other values, and under `defaults:` the choices of groups. A project's
-`conf/config.yaml` may belong to another program; it is read with `--config-name config`.
+Hydra searches the files of groups (`model`, `data`, `loss`, `optimizer`, `scheduler`, `strategy`, `cluster`,
+and groups of the project) in the project's `conf/` first, then in slurmddp's. The project's
+`conf/slurmddp.yaml` holds its defaults: values of keys, and under `defaults:` the choices of groups. A
+`conf/config.yaml` may belong to another program; it is read only with `--config-name config`.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from slurmddp.settings.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
 _STARTS_NOTHING = ("--dry-run", "--check")
-"""Flags of `slurmddp run` after which nobody expects a job."""
+"""Flags of `slurmddp run` that start nothing. After the script they would be arguments of the script."""
 _LEFT_OUT = [
     {"override hydra/job_logging": "none"},
     {"override hydra/hydra_logging": "none"},
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
-"""Parts of Hydra that run programs; without them Hydra composes in two thirds of the time."""
-Shared = dict[str, DictConfig]
-"""What Hydra has composed without values, for each choice of files."""
-_left: dict[str, DictConfig] = {}
-"""What `login_node` composed last, by its plan, for the `compose` that follows: Hydra takes 0.1 s."""
-TROUBLE = (
+"""Parts of Hydra that only run programs; without them, composing takes a third less time."""
+CompositionCache = dict[str, DictConfig]
+"""Cache of compositions, keyed by config files, before value overrides are applied."""
+_last_composition: dict[str, DictConfig] = {}
+"""The last composition of `login_node` by its plan, for the following `compose`; Hydra would take 0.1 s."""
+COMPOSITION_ERRORS = (
     HydraException,
     OmegaConfBaseException,
     yaml.YAMLError,
@@ -70,44 +70,47 @@ TROUBLE = (
     TypeError,
     RecursionError,
 )
+"""Errors of Hydra, OmegaConf and YAML about wrong settings and files."""
 
 
 def compose(
-    overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT, *, shared: Shared | None = None
+    overrides: Sequence[str],
+    project_dir: Path,
+    sources: Sources = DEFAULT,
+    *,
+    cache: CompositionCache | None = None,
 ) -> dict[str, Any]:
-    """Return the whole configuration, resolved and checked; raises ConfigError.
+    """Return the whole configuration, resolved and checked.
 
     Args:
         overrides: the settings of the command line.
         project_dir: the project's folder.
         sources: the flags that name other places of files.
-        shared: what Hydra has composed for command lines that chose the same files, such as other points of
-            a sweep; the files are read once for all of them.
+        cache: compositions for other command lines, such as other points of a sweep. Files are read once
+            for all command lines that choose the same files.
+
+    Raises:
+        ConfigError: a setting or a file is wrong.
     """
     project_dir = project_dir.absolute()
     paths.check_project(project_dir)
     for text in overrides:
         paths.check_utf8("The setting", text)
+
     plan = make_plan(overrides, project_dir, sources)
-    composed = compose_plan(plan, overrides, shared)
+    composed = compose_plan(plan, overrides, cache)
     expressions = composed.pop(EXPRESSIONS)
-    if isinstance(cluster := composed.get("cluster"), dict) and plan.cluster:
+    cluster = composed.get("cluster")
+    if isinstance(cluster, dict) and plan.cluster:
         cluster["name"] = cluster.get("name") or plan.cluster
+
     unquoted_values.refuse_respelled(composed, overrides, _files(plan, defaults_file(project_dir, sources)))
     config = check(composed)
-    if config["cluster"] is not None and not plan.has_cluster:
-        raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Say +cluster=NAME.")
-    if config["ssh"] and not plan.has_cluster:
-        raise ConfigError(
-            f"ssh={config['ssh']} is set, but no cluster is chosen.", hint="Say +cluster=NAME as well."
-        )
+    _refuse_without_cluster(config, plan)
     config = sbatch_environment.fill(config, os.environ)
     refuse_malformed_address(config, os.environ)
-    here = not (config["cluster"] and config["cluster"]["python"])
-    paths.check_targets(config, project_dir, here=here)
-    paths.check_python(config)
-    paths.check_loggers(config["loggers"], project_dir, here=here)
-    paths.check_program(config, project_dir, here=here)
+    _check_code(config, project_dir)
+
     config["name"] = config["name"] or _name(config)
     paths.check_name(config["name"])
     paths.check_data(relevant(config), project_dir)
@@ -115,42 +118,72 @@ def compose(
         for key in EVERY_ARGUMENTS:
             name = key.removeprefix("program.")
             config["program"][name] = script_words(config["program"].get(name))
-    return {**config, "project_dir": str(project_dir), **({EXPRESSIONS: expressions} if expressions else {})}
+
+    config["project_dir"] = str(project_dir)
+    if expressions:
+        config[EXPRESSIONS] = expressions
+    return config
+
+
+def _refuse_without_cluster(config: Mapping[str, Any], plan: CompositionPlan) -> None:
+    """Refuse keys that need a cluster if none is chosen."""
+    if plan.has_cluster:
+        return
+    if config["cluster"] is not None:
+        raise ConfigError("A key of `cluster` is set, but no cluster is chosen.", hint="Use +cluster=NAME.")
+    if config["ssh"]:
+        raise ConfigError(
+            f"ssh={config['ssh']} is set, but no cluster is chosen.", hint="Use +cluster=NAME as well."
+        )
+
+
+def _check_code(config: Mapping[str, Any], project_dir: Path) -> None:
+    """Refuse import paths, loggers and programs that the ranks would not find."""
+    same_python = not (config["cluster"] and config["cluster"]["python"])
+    paths.check_targets(config, project_dir, same_python=same_python)
+    paths.check_python(config)
+    paths.check_loggers(config["loggers"], project_dir, same_python=same_python)
+    paths.check_program(config, project_dir, same_python=same_python)
 
 
 def login_node(
     overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT
 ) -> dict[str, str | None] | None:
-    """Return the keys `ssh`, `ssh_folder` and `python` of a command; None if it stays on this machine.
+    """Return the keys `ssh`, `ssh_folder` and `python` of a command that runs on a login node.
 
-    A command that came over ssh stays.
+    Other keys are not resolved or checked, because their values belong to the login node.
 
-    Other keys are not resolved or checked, because they describe the cluster. A configuration that can't be
-    composed also gives None; `compose` raises its error.
+    Returns:
+        None if the command stays on this machine, also if it came over ssh or can't be composed. `compose`
+        then raises the error.
 
     Raises:
-        ConfigError: the value of a key can't be right.
+        ConfigError: one of these keys has an impossible value.
     """
     if os.environ.get(OVER_SSH_VARIABLE):
         return None
+
     try:
         plan = make_plan(overrides, project_dir.absolute(), sources)
         if not plan.has_cluster:
             return None
         composed = with_hydra(plan)
-        _left.clear()
-        names = ("ssh", "launcher", "cluster.ssh", "cluster.ssh_folder", "cluster.python")
-        own, launcher, *cluster = (OmegaConf.select(composed, name) for name in names)
-    except (ConfigError, *TROUBLE):
+        _last_composition.clear()
+        host = OmegaConf.select(composed, "ssh") or OmegaConf.select(composed, "cluster.ssh")
+        launcher = OmegaConf.select(composed, "launcher")
+        folder = OmegaConf.select(composed, "cluster.ssh_folder")
+        python = OmegaConf.select(composed, "cluster.python")
+    except (ConfigError, *COMPOSITION_ERRORS):
         return None
-    host, folder, python = own or cluster[0], *cluster[1:]
+
     if not host or launcher == "local":
-        _left[repr(plan)] = composed
+        _last_composition[repr(plan)] = composed
         return None
-    # HOST:NAME names a run, and copies of reports lie in a folder with the name of the host.
+
+    # HOST:NAME names a run, and a folder with the name of the host holds copies of reports.
     if not isinstance(host, str) or not re.fullmatch(r"(?!-)[\w.@%+-]+", host):
         raise ConfigError(
-            f"ssh={host!r} is not a host.", hint="Give a host of your ~/.ssh/config: ssh=login1."
+            f"ssh={host!r} is not the name of a host.", hint="Give a host of your ~/.ssh/config: ssh=login1."
         )
     for name, value in (("cluster.ssh_folder", folder), ("cluster.python", python)):
         if not isinstance(value, str | None):
@@ -159,7 +192,7 @@ def login_node(
 
 
 def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFAULT) -> list[str]:
-    """Return a note for each setting or file that has no effect."""
+    """Return a note for each setting or file that has no effect, or probably not the intended effect."""
     return [
         *_unread_file(config, project_dir, sources),
         *_unasked_memory(config),
@@ -169,119 +202,139 @@ def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFA
 
 
 def _literal_variables(config: Mapping[str, Any]) -> list[str]:
-    """Return a note about each variable of the ranks whose value looks like another variable."""
+    """Return a note for each variable under `env:` whose value refers to another variable."""
     env = (config["cluster"] or {}).get("env", {})
     return [
-        f"cluster.env.{name} is the text {value}, because no shell reads it. `export {name}={value}` under "
-        "`setup:` takes the variable of the node, and ${oc.env:NAME} the variable of this machine."
+        f"cluster.env.{name} is the text {value}, because no shell reads it. For the variable of the node, "
+        f"write `export {name}={value}` under `setup:`; for the variable of this machine, ${{oc.env:NAME}}."
         for name, value in env.items()
         if re.search(r"\$[A-Za-z_{]", value)
     ]
 
 
 def _after_script(config: Mapping[str, Any]) -> list[str]:
-    """Return a note about words that look meant for slurmddp and are arguments of the script.
+    """Return a note about settings and flags of slurmddp that were written after the script.
 
-    A script with a Hydra of its own may have `model` or `seed`, but hardly the keys that ask for nodes.
+    A script that uses Hydra itself may have keys such as `model` or `seed`, but hardly keys such as `nodes`.
     """
     script = own_script(config["program"])
-    if not script:  # A function may have `args` of any type.
+    # A function may have `args` of any type.
+    if not script:
         return []
+
     arguments = config["program"]["args"]
     misplaced = [argument for argument in arguments if argument in _STARTS_NOTHING or _asks_for_job(argument)]
     if not misplaced:
         return []
     return [
-        f"{script} gets {' '.join(misplaced)} as its own arguments: settings and flags of slurmddp stand "
+        f"{script} gets {' '.join(misplaced)} as arguments. Settings and flags of slurmddp are written "
         f"before {script}."
     ]
 
 
-def _asks_for_job(word: str) -> bool:
-    key = TOP.get(key_of(word))
-    return "=" in word and key is not None and not key.trainer and key.identity is not COMPUTED
+def _asks_for_job(argument: str) -> bool:
+    """Return whether an argument sets a key of the job, such as `nodes=2`."""
+    key = TOP.get(key_of(argument))
+    return "=" in argument and key is not None and not key.trainer and key.identity is not COMPUTED
 
 
 def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
-    memory, cluster = config["mem_gb"], config["cluster"] or {}
+    """Return a note about a memory that the job does not request."""
+    memory = config["mem_gb"]
+    cluster = config["cluster"] or {}
     if memory is None or cluster.get("mem_request") != "none":
         return []
     return [f"mem_gb={memory} has no effect: with mem_request: none, the job requests no memory."]
 
 
 def _unread_file(config: Mapping[str, Any], project_dir: Path, sources: Sources) -> list[str]:
-    other, own = project_dir / sources.path / "config.yaml", project_dir / sources.file
-    if config["program"].get("script") or not other.is_file() or own.is_file():
+    """Return a note about a `config.yaml` that was probably meant as the file of the project's defaults."""
+    has_other_file = (project_dir / sources.path / "config.yaml").is_file()
+    if config["program"].get("script") or not has_other_file or (project_dir / sources.file).is_file():
         return []
     return [
-        f"{sources.path}/config.yaml is not read: a project's defaults for slurmddp belong in "
-        f"{sources.file}, or say --config-name config."
+        f"{sources.path}/config.yaml is not read. Write a project's defaults for slurmddp to "
+        f"{sources.file}, or use --config-name config."
     ]
 
 
 def _name(config: Mapping[str, Any]) -> str:
-    """Return the default of `name`: the name of the script, or of the model's class."""
+    """Return the default of the key `name`: the name of the script, or of the model's class."""
     script = own_script(config["program"])
     if not script:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
-    last = script.rpartition(".")[2] if script.startswith(MODULE) else Path(script).stem
-    return paths.as_name(last.removeprefix(MODULE)) or "script"
+
+    last = Path(script).stem
+    if script.startswith(MODULE):
+        last = script.rpartition(".")[2].removeprefix(MODULE)
+    return paths.as_name(last) or "script"
 
 
 def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> CompositionPlan:
-    """Return the plan for Hydra; raises ConfigError for a file that can't be right."""
+    """Return the plan of a command line for Hydra; raise ConfigError for a wrong setting or file."""
     refuse_files_of_others(project_dir / sources.path)
-    own = defaults_file(project_dir, sources)
-    content = _load_yaml(own) if own else {}
-    searched = hydra_keys.search_path(content["hydra"], sources.file) if "hydra" in content else []
-    if typed := [one for one in overrides if one.lstrip("+").startswith(f"{hydra_keys.SEARCH_PATH}=")]:
+    project_file = defaults_file(project_dir, sources)
+    content = _load_yaml(project_file) if project_file else {}
+
+    searched: list[str] = []
+    if "hydra" in content:
+        searched = hydra_keys.search_path(content["hydra"], sources.file)
+    typed = [text for text in overrides if text.lstrip("+").startswith(f"{hydra_keys.SEARCH_PATH}=")]
+    if typed:
         searched = hydra_keys.texts(_parsed(typed[-1]), typed[-1])
-        overrides = [one for one in overrides if one not in typed]
+        overrides = [text for text in overrides if text not in typed]
+
     run_code(project_dir, sources)
     roots = conf_roots(project_dir, sources, searched)
-    for root in roots[:-1]:  # The last one is part of slurmddp.
+    # The last folder belongs to slurmddp.
+    for root in roots[:-1]:
         refuse_files_of_others(root)
     return plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
 
 
-def _files(plan: CompositionPlan, own: Path | None) -> Iterator[Path]:
-    """Yield the files that a plan may read: of a group with a choice, the chosen one and what it includes."""
-    if own is not None:
-        yield own
+def _files(plan: CompositionPlan, project_file: Path | None) -> Iterator[Path]:
+    """Yield the files that a plan may read: chosen files of groups, and the files that they include."""
+    if project_file is not None:
+        yield project_file
+
     chosen = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
     choices = {str(group): _names(choice) for item in chosen for group, choice in item.items()}
-    for override in plan.overrides:  # `+experiment=long` chooses a file as well.
+    # `+experiment=long` chooses a file as well.
+    for override in plan.overrides:
         group, _, choice = override.lstrip("+").partition("=")
         choices[group.partition("@")[0]] = _names(choice)
-    waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != own]
+
+    waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != project_file]
     included: set[str] = set()
     is_new = True
-    while is_new:  # A file that is included may include others.
+    # A file that is included may include others.
+    while is_new:
         is_new = False
         for path in waiting.copy():
             if path.stem in included or _is_chosen(path, plan.roots, choices):
                 is_new = True
                 waiting.remove(path)
-                with suppress(ConfigError):  # Hydra reports a chosen file that can't be read.
+                # Hydra reports a chosen file that can't be read.
+                with suppress(ConfigError):
                     listed = _load_yaml(path).get("defaults", [])
                     included |= set(re.findall(r"[^\s/'@:,\[\]{}]+", str(listed)))
                 yield path
 
 
 def _names(choice: object) -> list[str]:
-    """Return the names of the files that a choice stands for: `a`, or a list such as `[a,b]`."""
+    """Return the names of the files that a choice names: `a`, or a list such as `[a,b]`."""
     return [name.strip(" '") for name in str(choice).strip("[]").split(",")]
 
 
 def _is_chosen(path: Path, roots: Sequence[Path], choices: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a file is a choice of its group, or its group has no choice."""
+    """Return whether a file is chosen in its group, or nothing is chosen in its group."""
     root = next(root for root in roots if path.is_relative_to(root))
     group = path.relative_to(root).parent.as_posix()
     return path.stem in choices.get("" if group == "." else group, [path.stem])
 
 
 def _parsed(override: str) -> Any:
-    """Return the value of a setting that Hydra itself reads."""
+    """Return the value of a setting in Hydra's grammar; raise ConfigError if it can't be read."""
     try:
         return OverridesParser.create().parse_overrides([override])[0].value()
     except HydraException as error:
@@ -289,34 +342,51 @@ def _parsed(override: str) -> Any:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file; raise ConfigError unless it is a readable mapping."""
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except TROUBLE as error:
-        why = " ".join(str(error).split())[:400]
-        raise ConfigError(f"{path} can't be read: {why}.", hint="Correct the file.") from error
+    except COMPOSITION_ERRORS as error:
+        reason = " ".join(str(error).split())[:400]
+        raise ConfigError(f"{path} can't be read: {reason}.", hint="Correct the file.") from error
+
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")
     return {str(key): value for key, value in loaded.items()}
 
 
-def compose_plan(plan: CompositionPlan, typed: Sequence[str], shared: Shared | None = None) -> dict[str, Any]:
-    """Let Hydra compose a plan, and resolve the result without checking it; raises ConfigError."""
+def compose_plan(
+    plan: CompositionPlan, typed: Sequence[str], cache: CompositionCache | None = None
+) -> dict[str, Any]:
+    """Compose a plan with Hydra, and resolve the result without checking it.
+
+    Args:
+        plan: the plan.
+        typed: the settings as typed, for messages.
+        cache: as for `compose`.
+
+    Raises:
+        ConfigError: Hydra can't compose the plan, or a reference can't be resolved.
+    """
     try:
-        composed = None if shared is None else _with_values(plan, shared)
-        return _resolved(with_hydra(plan) if composed is None else composed)
-    except TROUBLE as error:
+        composed = None if cache is None else _with_values(plan, cache)
+        if composed is None:
+            composed = with_hydra(plan)
+        return _resolved(composed)
+    except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
     finally:
-        _left.clear()  # Files may change before another command.
+        # Files may change before another command.
+        _last_composition.clear()
 
 
 @contextmanager
 def initialized(plan: CompositionPlan) -> Iterator[str]:
-    """Initialize Hydra for a plan; yields the name of the primary configuration."""
+    """Initialize Hydra for a plan; yield the name of the primary configuration."""
     primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
     first, *others = plan.roots
     if others:
         primary["hydra"] = {"searchpath": [f"file://{root}" for root in others]}
+
     ConfigStore.instance().store(DEFAULTS_NODE, plan.base)
     ConfigStore.instance().store(_PRIMARY, primary)
     with initialize_config_dir(str(first), job_name="slurmddp", version_base="1.3"):
@@ -324,9 +394,11 @@ def initialized(plan: CompositionPlan) -> Iterator[str]:
 
 
 def with_hydra(plan: CompositionPlan) -> DictConfig:
-    """Compose a plan, Hydra's own node included; errors are Hydra's."""
-    if (left := _left.pop(repr(plan), None)) is not None:
-        return left
+    """Compose a plan with Hydra and keep Hydra's node; errors are `COMPOSITION_ERRORS`."""
+    earlier = _last_composition.pop(repr(plan), None)
+    if earlier is not None:
+        return earlier
+
     with initialized(plan) as name:
         composed = hydra_compose(name, list(plan.overrides), return_hydra_config=True)
     for node in plan.replaced:
@@ -336,17 +408,19 @@ def with_hydra(plan: CompositionPlan) -> DictConfig:
 
 
 def _set_arguments(composed: DictConfig, plan: CompositionPlan) -> None:
+    """Set the arguments of a script as typed."""
     for key, arguments in plan.arguments.items():
         OmegaConf.update(composed, key, arguments, merge=False, force_add=True)
 
 
 def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -> None:
-    """Remove the arguments that files give to a class, because another class was typed."""
+    """Remove the arguments of a node that come from files, because another class was typed for the node."""
     typed = {key_of(text) for text in overrides}
     value = OmegaConf.select(composed, node)
-    # A node that was typed as a whole holds nothing of a file.
+    # A node that was typed as a whole has no arguments from files.
     if not isinstance(value, DictConfig) or any(f"{node}.".startswith(f"{key}.") for key in typed):
         return
+
     plain: Any = OmegaConf.to_container(value, resolve=False)
     kept = {
         name: inner
@@ -356,56 +430,66 @@ def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -
     OmegaConf.update(composed, node, kept, merge=False, force_add=True)
 
 
-def _with_values(plan: CompositionPlan, shared: Shared) -> DictConfig | None:
-    """Set the values of a plan in a copy of what Hydra composes without them.
+def _with_values(plan: CompositionPlan, cache: CompositionCache) -> DictConfig | None:
+    """Return the composition of a plan's files, from the cache if possible, with the plan's values set in it.
 
     Returns:
-        What `with_hydra` returns, without Hydra's node; None if only Hydra can set the values.
+        The result of `with_hydra` without Hydra's node; None if only Hydra can set the values.
     """
-    values = OverridesParser.create().parse_overrides(list(plan.overrides))
-    if not all(_is_value(one) for one in values):
+    overrides = OverridesParser.create().parse_overrides(list(plan.overrides))
+    if not all(map(_is_value, overrides)):
         return None
+
     files = repr((plan.base, plan.primary, plan.roots, plan.replaced))
-    if files not in shared:
+    if files not in cache:
         composed = with_hydra(replace(plan, overrides=(), arguments={}))
         with open_dict(composed):
             del composed["hydra"]
-        shared[files] = composed
-    copy = deepcopy(shared[files])
+        cache[files] = composed
+
+    copy = deepcopy(cache[files])
     try:
-        for one in values:
-            OmegaConf.update(copy, one.key_or_group, one.value(), force_add=one.is_force_add())
+        for override in overrides:
+            OmegaConf.update(copy, override.key_or_group, override.value(), force_add=override.is_force_add())
         _set_arguments(copy, plan)
     except OmegaConfBaseException:
-        return None  # Hydra explains the error.
-    return None if "${hydra:" in "".join(_texts(OmegaConf.to_container(copy, resolve=False))) else copy
+        # `with_hydra` raises an error that explains more.
+        return None
+
+    texts = "".join(_texts(OmegaConf.to_container(copy, resolve=False)))
+    return None if "${hydra:" in texts else copy
 
 
 def are_independent(
-    words: Sequence[str], keys: Sequence[str], project_dir: Path, sources: Sources, shared: Shared
+    overrides: Sequence[str],
+    keys: Sequence[str],
+    project_dir: Path,
+    sources: Sources,
+    cache: CompositionCache,
 ) -> bool:
-    """Return whether other values of the keys `keys` leave all else of a composed configuration as it is.
+    """Return whether other values of some keys would change no other value of a configuration.
 
     Args:
-        words: the command line, which `compose` takes.
-        keys: keys of the configuration with plain values.
+        overrides: the settings of the command line.
+        keys: the keys, which hold plain values.
         project_dir: as for `compose`.
         sources: as for `compose`.
-        shared: as for `compose`.
+        cache: as for `compose`.
     """
-    plan = make_plan(words, project_dir.absolute(), sources)
-    composed = _with_values(plan, shared)
+    plan = make_plan(overrides, project_dir.absolute(), sources)
+    composed = _with_values(plan, cache)
     # A function of a project gets its arguments in the types that Hydra gives them.
     if composed is None or any(key in EVERY_ARGUMENTS and key not in plan.arguments for key in keys):
         return False
-    texts = [one for one in _texts(OmegaConf.to_container(composed, resolve=False)) if "${" in one]
+
+    texts = [text for text in _texts(OmegaConf.to_container(composed, resolve=False)) if "${" in text]
     return all(_takes_any(composed, key) and not any(_may_read(text, key) for text in texts) for key in keys)
 
 
 def _takes_any(composed: DictConfig, key: str) -> bool:
-    """Return whether a key holds a value that Hydra replaces by any of its kind: no type, not read-only.
+    """Return whether Hydra would replace the value of a key by any other: it has no type and isn't read-only.
 
-    The kind is a list for the arguments of a script, and a plain value for all other keys.
+    The value is a list for the arguments of a script, and a plain value for all other keys.
     """
     outer, _, last = key.rpartition(".")
     parent = OmegaConf.select(composed, outer) if outer else composed
@@ -415,8 +499,8 @@ def _takes_any(composed: DictConfig, key: str) -> bool:
 
 
 def _may_read(text: str, key: str) -> bool:
-    """Return whether an expression may depend on a key: it names the key, or could name any key."""
-    # A relative key, a resolver of the project, or a key that another expression names.
+    """Return whether an expression may depend on a key, because it names the key or may name any key."""
+    # A relative key, a resolver of the project, or a key whose name is itself an expression.
     if re.search(r"\$\{\s*\.|\$\{(?!\s*oc\.)[^}]*:|\$\{[^}]*\$\{", text):
         return True
     named = (word.strip(".") for word in re.findall(r"[\w.]+", text))
@@ -424,28 +508,32 @@ def _may_read(text: str, key: str) -> bool:
 
 
 def _is_value(override: Override) -> bool:
-    """Return whether an override sets one key, and chooses no file of a group."""
+    """Return whether an override sets the value of one key, and chooses no file of a group."""
     plain = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     key = override.key_or_group
     return plain and not (override.is_sweep_override() or override.package or key in GROUPS or "/" in key)
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain values, without Hydra's node and the project's own keys."""
+    """Return a composed configuration as plain values, without Hydra's node and without helper keys."""
     with open_dict(composed):
         hydra = composed.pop("hydra", None)
+
     raw: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
     texts = "\n".join(_texts(raw))
-    if referred := re.findall(REFERENCE.pattern + r"hydra:([\w.]+)", texts):
+    referred = re.findall(REFERENCE.pattern + r"hydra:([\w.]+)", texts)
+    if referred:
         _let_refer(hydra, referred)
+
     container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
     expressions = config_secrets.expressions(raw, container)
     kept = {str(key): value for key, value in container.items() if not _is_referred_to(str(key), texts)}
-    return {**kept, EXPRESSIONS: {key: one for key, one in expressions.items() if key in kept}}
+    kept[EXPRESSIONS] = {key: value for key, value in expressions.items() if key in kept}
+    return kept
 
 
 def _let_refer(hydra: DictConfig, keys: Sequence[str]) -> None:
-    """Let `${hydra:KEY}` find Hydra's node; raises ConfigError for a key that only a running job has."""
+    """Let `${hydra:KEY}` refer to Hydra's node; raise ConfigError for a key that only a running job has."""
     for key in keys:
         if OmegaConf.select(hydra, key) is None:
             raise ConfigError(
@@ -459,11 +547,15 @@ def _texts(value: Any) -> Iterator[str]:
     """Yield all texts of nested mappings and lists."""
     if isinstance(value, str):
         yield value
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _texts(inner)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _is_referred_to(key: str, texts: str) -> bool:
-    """Return whether a top-level key is the project's own, and the value of another key refers to it."""
+    """Return whether a key of the top level is a helper of the project, to which another value refers."""
     name = rf"\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
     return key not in TOP and re.search(REFERENCE.pattern + name, texts) is not None

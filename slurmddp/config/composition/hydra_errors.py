@@ -1,4 +1,4 @@
-"""Translate errors of Hydra and OmegaConf: one paragraph, in the words that the person typed."""
+"""Translate errors of Hydra and OmegaConf to one paragraph that quotes the settings as typed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurmddp.settings.unknown_keys import unknown_in_file
 from slurmddp.short_text import first_line
 
 _NOT_IN_LIST = re.compile(r"Could not override '([^']+@[^']*)'")
-_NOT_THERE = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
+_NOT_FOUND = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
 _UNSET = re.compile(r"Environment variable '(.+?)' not found")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'", re.DOTALL)
 
@@ -37,7 +37,8 @@ def explain(error: Exception, typed: Iterable[str], roots: Iterable[Path] = ()) 
         typed: the arguments as the person typed them.
         roots: the folders that Hydra searched for groups.
     """
-    if (override := getattr(error, "override", None)) is not None:
+    override = getattr(error, "override", None)
+    if override is not None:
         return _unreadable(str(override), typed)
     if isinstance(error, MissingConfigException):
         return _no_choice(error, typed, roots)
@@ -46,111 +47,137 @@ def explain(error: Exception, typed: Iterable[str], roots: Iterable[Path] = ()) 
             "The configuration can't be composed: a value in one of its files refers to itself.",
             hint="Look for `&name` and `*name` in the files of conf/.",
         )
+
     for cause in _causes(error):
-        if isinstance(cause, OmegaConfBaseException) and (found := _of_a_key(cause)) is not None:
-            return found
+        if isinstance(cause, OmegaConfBaseException):
+            explained = _of_a_key(cause)
+            if explained is not None:
+                return explained
+
     text = "\n".join(dict.fromkeys(str(cause) for cause in _causes(error) if str(cause)))
+    return _by_text(text or type(error).__name__, typed)
+
+
+def _by_text(text: str, typed: Iterable[str]) -> ConfigError:
+    """Return the error to show, by the text of Hydra's errors."""
     if match := _SEVERAL.search(text):
         return _several(_as_typed(match[1], typed))
-    if match := _NOT_THERE.search(text):
+    if match := _NOT_FOUND.search(text):
         return ConfigError(
-            f"~{match[1]} removes a key that is not there.", hint="See `slurmddp train --cfg`."
+            f"~{match[1]} removes a key that does not exist.", hint="`slurmddp train --cfg` shows all keys."
         )
     if match := _NOT_IN_LIST.search(text):
         group = match[1].partition("@")[0]
         return ConfigError(
             f"There is no choice {match[1]!r} that could be changed.",
-            hint=f"Say {group}=NAME to choose a file of conf/{group}, +{match[1]}=NAME to add one there.",
+            hint=f"Use {group}=NAME to choose a file of conf/{group}, or +{match[1]}=NAME to add a choice.",
         )
     return ConfigError(
-        f"The configuration can't be composed: {_one_line(text or type(error).__name__)[:600]}",
-        hint="Correct it, and look at the result with `slurmddp train --cfg`.",
+        f"The configuration can't be composed: {_one_line(text)[:600]}",
+        hint="Correct it, and check the result with `slurmddp train --cfg`.",
     )
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    """Return an error and its causes: OmegaConf says in a cause which key is wrong."""
+    """Return an error and its causes; the wrong key is often named by a cause alone."""
     return [] if error is None else [error, *_causes(error.__cause__)]
 
 
 def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
-    """Return the explanation of an error that names the key of the configuration; None for another one."""
+    """Return the error to show for an error about a key; None for an error of another kind."""
     key = error.full_key or ""
     message = first_line(error)
     last_word = message.rpartition(" ")[2]
+
     if isinstance(error, InterpolationKeyError):
         missing = message.split("'")[1]
         return ConfigError(
-            f"`{key}` is taken from `{missing}`, which the configuration doesn't have.",
-            hint=f"Give {key}=... itself, or add `{missing}`.",
+            f"`{key}` is taken from `{missing}`, a key that the configuration doesn't have.",
+            hint=f"Set {key}=..., or add the key `{missing}`.",
         )
     if unset := _UNSET.search(message):
         return ConfigError(
             f"`{key}` is taken from the environment variable {unset[1]}, which is not set.",
-            hint=f"Set it, or give a default: ${{oc.env:{unset[1]},VALUE}}.",
+            hint=f"Set the variable, or give a default: ${{oc.env:{unset[1]},VALUE}}.",
         )
     if isinstance(error, UnsupportedInterpolationType):
         return ConfigError(
-            f"`{key}` uses ${{{last_word}:...}}, which is not known here.",
+            f"`{key}` uses ${{{last_word}:...}}, but no resolver has this name.",
             hint="Use another key (${data.x}) or ${oc.env:NAME}; write \\${ for a plain ${.",
         )
     if isinstance(error, MissingMandatoryValue):
-        return ConfigError(f"`{key}` must be given: its file says ???.", hint=f"Say {key}=...")
+        return ConfigError(
+            f"`{key}` must be given, because its value in a file is ???.", hint=f"Use {key}=VALUE."
+        )
+
     if isinstance(error, (ConfigAttributeError, ConfigKeyError)):
         if key == REMOVED_TORCHRUN:
             return removed_torchrun()
         node, _, name = key.rpartition(".")
-        known = [str(one) for one in error.parent_node or () if not str(one).startswith("_")]
+        known = [str(inner) for inner in error.parent_node or () if not str(inner).startswith("_")]
         return unknown_in_file(node, name, known)
     return None
 
 
 def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Iterable[Path]) -> ConfigError:
-    """Return the error for a file of a group that no folder has."""
+    """Return the error for a choice of a group that is not a file in any folder."""
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
-    known = [str(one) for one in error.options or ()]
-    near = near_matches(choice, known)
-    known_too = f"All: {', '.join(sorted(known))}." if nearest(choice, known) else ""
-    file = f"A file conf/{error.missing_cfg_file}.yaml in your project folder would be found."
-    places = " and ".join(str(root / group) for root in roots)
+    known = [str(name) for name in error.options or ()]
+    sentences = [near_matches(choice, known)]
+    if nearest(choice, known):
+        sentences.append(f"All: {', '.join(sorted(known))}.")
+    sentences.append(f"slurmddp would also read a file conf/{error.missing_cfg_file}.yaml of your project.")
+
+    # Hydra names the file that makes a choice, unless the choice was typed or stands in the project's file.
+    source = ""
     in_file = re.match(r"In '((?!slurmddp_primary).+?)'", str(error))
-    is_typed = any(choice in text for text in typed)
-    where = in_file[1] if in_file else "" if is_typed else "slurmddp"
-    source = where and f" (from conf/{where}.yaml)"
+    if in_file:
+        source = f" (from conf/{in_file[1]}.yaml)"
+    elif not any(choice in text for text in typed):
+        source = " (from conf/slurmddp.yaml)"
+
+    places = " and ".join(str(root / group) for root in roots)
     return ConfigError(
         f"There is no {group or 'file'} {choice!r}{source}; looked in {places}.",
-        hint=" ".join(filter(None, [near, known_too, file])),
+        hint=" ".join(filter(None, sentences)),
     )
 
 
 def _one_line(text: str) -> str:
-    shown = [line.strip() for line in text.split("\nConfig search path")[0].splitlines()]
-    kept = [line for line in shown if line and not line.startswith(("object_type=", "reference_type="))]
+    """Return the text of Hydra's errors on one line, without internals of Hydra."""
+    lines = [line.strip() for line in text.split("\nConfig search path")[0].splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("object_type=", "reference_type="))]
     return " ".join(kept).replace("In 'slurmddp_primary': ", "")
 
 
 def _as_typed(override: str, typed: Iterable[str]) -> str:
-    """Return the argument as typed; Hydra knows it with a sign that the plan gave it."""
+    """Return the typed setting of an override, which may have got a sign from the plan."""
     bare = override.lstrip("+")
     return next((text for text in typed if text.lstrip("+") == bare), bare)
 
 
 def _unreadable(override: str, typed: Iterable[str]) -> ConfigError:
+    """Return the error for a value that Hydra's grammar can't read."""
     text = _as_typed(override, typed)
     key, _, value = text.partition("=")
-    bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-    literal = shlex.quote(f"{key}={quoted(bare) if bare.isprintable() else chr(34) + '...' + chr(34)}")
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        value = value[1:-1]
+
+    literal = quoted(value) if value.isprintable() else '"..."'
     return ConfigError(
-        f"The value in {text!r} can't be read: it holds a character that means something in Hydra's grammar, "
-        "or a quote or bracket that is never closed.",
-        hint=f"To take it as it stands, quote it inside the argument as well: {literal}",
+        f"The value in {text!r} can't be read: it holds a special character of Hydra's grammar, or a quote "
+        "or bracket that is not closed.",
+        hint=f"To use the text as it is, quote it inside the setting, too: {shlex.quote(f'{key}={literal}')}",
     )
 
 
 def _several(text: str) -> ConfigError:
+    """Return the error for a setting with several values in a command without --multirun."""
     key, _, value = text.partition("=")
+    as_list = shlex.quote(f"{key}=[{value}]")
+    as_text = shlex.quote(f'{key}="{value}"')
     return ConfigError(
-        f"{text!r} asks for several runs, and one command starts one run.",
-        hint=f"For several runs add -m (--multirun). For a list write {shlex.quote(f'{key}=[{value}]')}, "
-        f"for a text with commas {shlex.quote(f'{key}={chr(34)}{value}{chr(34)}')}.",
+        f"{text!r} has a value for each of several runs, but one command starts one run.",
+        hint=f"For several runs add -m (--multirun). For a list write {as_list}, for a text with commas "
+        f"{as_text}.",
     )

@@ -1,6 +1,6 @@
-"""Hydra's own keys: the search path is read, every other one is refused with the key that replaces it.
+"""Read Hydra's search path, and refuse every other key of Hydra with a hint at the key that replaces it.
 
-Hydra would use them to run a program. In slurmddp a run has a run folder, logs and a job of its own.
+Hydra would use these keys to run a program. In slurmddp, a run has its own run folder, logs and job.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from slurmddp.errors import ConfigError
 
 SEARCH_PATH = "hydra.searchpath"
 _INSTEAD = {
-    "hydra.run": "Say runs_dir=FOLDER and name=NAME. The run folder ends in a hash, so it is found again.",
-    "hydra.sweep": "Say runs_dir=FOLDER and name=NAME. Each point of a sweep has a run folder there.",
+    "hydra.run": "Use runs_dir=FOLDER and name=NAME. The name of a run folder ends in a hash of the run.",
+    "hydra.sweep": "Use runs_dir=FOLDER and name=NAME. Each point of a sweep has a run folder there.",
     "hydra.sweeper": "`-m` sweeps with Hydra's basic sweeper, and `-m hydra/sweeper=optuna` searches "
-    "(docs/hydra.md); other sweepers are unknown.",
+    "(docs/hydra.md); other sweepers are not supported.",
     "hydra.launcher": "+cluster=NAME submits. An application with @hydra.main takes hydra/launcher=slurmddp.",
     "hydra.mode": "`-m` sweeps; without it one command is one run.",
-    "hydra.output_subdir": "config.yaml and overrides.txt of the run folder hold the configuration.",
-    "hydra.job.name": "Say name=NAME.",
+    "hydra.output_subdir": "The run folder holds the configuration in config.yaml and overrides.txt.",
+    "hydra.job.name": "Use name=NAME.",
     "hydra.job.chdir": "Ranks start in the project's folder. A script gets its run folder as {run_dir}.",
-    "hydra.job.env_set": "Say +cluster.env.NAME=VALUE; a local run inherits the environment.",
-    "hydra.job.env_copy": "Say +cluster.env.NAME=VALUE; a local run inherits the environment.",
+    "hydra.job.env_set": "Use +cluster.env.NAME=VALUE; a local run inherits the environment.",
+    "hydra.job.env_copy": "Use +cluster.env.NAME=VALUE; a local run inherits the environment.",
     "hydra.job_logging": "Each rank has a log in the run folder; `slurmddp logs RUN` prints them.",
-    "hydra.hydra_logging": "`slurmddp --debug` shows where an error came from.",
-    "hydra.verbose": "`slurmddp --debug` shows where an error came from.",
-    "hydra.callbacks": "Say callbacks.NAME._target_=package.Class; the trainer calls its objects.",
+    "hydra.hydra_logging": "`slurmddp --debug` prints the traceback of an error.",
+    "hydra.verbose": "`slurmddp --debug` prints the traceback of an error.",
+    "hydra.callbacks": "Use callbacks.NAME._target_=package.Class; the trainer calls its objects.",
 }
-"""The beginnings of keys, and the way to say the same to slurmddp."""
+"""For the beginning of a key of Hydra: what a user of slurmddp does instead."""
 
 
 def is_hydras(key: str) -> bool:
@@ -41,37 +41,49 @@ def is_hydras(key: str) -> bool:
 
 
 def refusal(text: str, key: str) -> ConfigError:
-    """Return the error for one of Hydra's keys that slurmddp does not read.
+    """Return the error for a key of Hydra that slurmddp does not read.
 
     Args:
-        text: the setting as it was given.
-        key: its key or group, such as `hydra.run.dir` or `hydra/launcher`.
+        text: the setting as given.
+        key: the key or group of the setting, such as `hydra.run.dir` or `hydra/launcher`.
     """
     dotted = key.replace("/", ".")
-    found = [known for known in _INSTEAD if f"{dotted}.".startswith(f"{known}.")]
+    hint = "Omit it; docs/hydra.md lists Hydra's keys."
+    for known, instead in _INSTEAD.items():
+        if f"{dotted}.".startswith(f"{known}."):
+            hint = instead
+            break
+
     return ConfigError(
-        f"{text!r} sets Hydra itself, which slurmddp uses only to compose configurations.",
-        hint=_INSTEAD[found[0]] if found else "Leave it out; docs/hydra.md lists Hydra's keys.",
+        f"{text!r} is a setting of Hydra itself, which slurmddp uses only to compose configurations.",
+        hint=hint,
     )
 
 
-def search_path(section: Any, where: str) -> list[str]:
-    """Return the search path of the `hydra` section of a file; raises ConfigError for other keys."""
+def search_path(section: Any, place: str) -> list[str]:
+    """Return the search path in the `hydra` section of a file; raise ConfigError for any other key.
+
+    Args:
+        section: the section.
+        place: the name of the file, for messages.
+    """
     if not isinstance(section, Mapping):
-        raise refusal(f"hydra: {section} in {where}", "hydra")
-    for key in section:
+        raise refusal(f"hydra: {section} in {place}", "hydra")
+
+    for key, value in section.items():
         if key != "searchpath":
-            inner = section[key]
-            names = [f".{name}" for name in inner] if isinstance(inner, Mapping) else [""]
-            raise refusal(f"hydra.{key}{names[0]} in {where}", f"hydra.{key}{names[0]}")
-    return texts(section.get("searchpath"), where)
+            name = f"hydra.{key}"
+            if isinstance(value, Mapping) and value:
+                name = f"hydra.{key}.{next(iter(value))}"
+            raise refusal(f"{name} in {place}", name)
+    return texts(section.get("searchpath"), place)
 
 
-def texts(value: Any, where: str) -> list[str]:
-    """Return the entries of a search path; raises ConfigError if it is not a list of texts."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+def texts(value: Any, place: str) -> list[str]:
+    """Return the entries of a search path; raise ConfigError if it is not a list of texts."""
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise ConfigError(
-            f"`{SEARCH_PATH}` in {where} is {value!r}, not a list of folders.",
+            f"`{SEARCH_PATH}` in {place} is {value!r}, not a list of folders.",
             hint=f"For example {SEARCH_PATH}=[file://shared/conf,pkg://my_package.conf].",
         )
     return value
@@ -79,35 +91,46 @@ def texts(value: Any, where: str) -> list[str]:
 
 def folders(entries: Sequence[str], project_dir: Path) -> list[Path]:
     """Return the folders of a search path: `file://FOLDER`, `pkg://package.module` or a plain path."""
-    found = []
+    found_folders = []
     for entry in entries:
         scheme, _, rest = entry.rpartition("://")
         if scheme not in ("", "file", "pkg"):
-            raise ConfigError(f"The search path has {entry!r}.", hint="Write file://FOLDER or pkg://PACKAGE.")
-        folder = _package(rest, project_dir) if scheme == "pkg" else project_dir / Path(rest).expanduser()
-        if folder is None or not folder.is_dir():
-            what = f"package {rest}" if scheme == "pkg" else f"folder {folder}"
             raise ConfigError(
-                f"The search path has {entry!r}, and there is no {what}.",
-                hint=f"A relative path begins in {project_dir}.",
+                f"The search path holds {entry!r}.", hint="Write file://FOLDER or pkg://PACKAGE."
             )
-        found.append(folder)
-    return found
+
+        if scheme == "pkg":
+            folder = _package_folder(rest, project_dir)
+            name = f"package {rest}"
+        else:
+            folder = project_dir / Path(rest).expanduser()
+            name = f"folder {folder}"
+
+        if folder is None or not folder.is_dir():
+            raise ConfigError(
+                f"The search path holds {entry!r}, but there is no {name}.",
+                hint=f"Relative paths start in {project_dir}.",
+            )
+        found_folders.append(folder)
+
+    return found_folders
 
 
-def _package(name: str, project_dir: Path) -> Path | None:
+def _package_folder(name: str, project_dir: Path) -> Path | None:
+    """Return the folder of a package, without importing the package itself; None if there is none."""
     with importable(project_dir):
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError):
             return None
-    places = list((spec and spec.submodule_search_locations) or ())
-    return Path(places[0]) if places else None
+
+    locations = list((spec and spec.submodule_search_locations) or ())
+    return Path(locations[0]) if locations else None
 
 
 @contextmanager
 def importable(project_dir: Path) -> Iterator[None]:
-    """Let modules of the project be imported meanwhile."""
+    """Make the modules of the project importable inside the block."""
     sys.path.insert(0, str(project_dir))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Show how Hydra composes a configuration: its own node, its search path, its defaults tree."""
+"""Show how Hydra composes a configuration: Hydra's node, its search path, its defaults tree."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from slurmddp.config.composition import hydra_errors
-from slurmddp.config.composition.compose import TROUBLE, initialized, make_plan, with_hydra
+from slurmddp.config.composition.compose import COMPOSITION_ERRORS, initialized, make_plan, with_hydra
 from slurmddp.config.composition.sources import Sources
 from slurmddp.settings.arguments import spelled
 
 
 def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Any:
-    """Return Hydra's own node of a composed configuration as plain values, not resolved."""
+    """Return Hydra's node of a composed configuration as plain values, without resolving references."""
     plan = make_plan(overrides, project_dir, sources)
     try:
         return OmegaConf.to_container(with_hydra(plan)["hydra"], resolve=False, enum_to_str=True)
-    except TROUBLE as error:
+    except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, overrides, plan.roots) from error
 
 
 def show_info(info: str, overrides: Sequence[str], project_dir: Path, sources: Sources) -> None:
-    """Let Hydra print what its `--info` prints."""
+    """Print what Hydra prints for its flag `--info`; `info` is the value of the flag."""
     plan = make_plan(overrides, project_dir, sources)
     arguments = [f"++{key}={spelled(value)}" for key, value in plan.arguments.items()]
     try:
         with initialized(plan) as name:
-            if (hydra := GlobalHydra.instance().hydra) is not None:
+            hydra = GlobalHydra.instance().hydra
+            if hydra is not None:
                 hydra.show_info(info, name, [*plan.overrides, *arguments])
-    except TROUBLE as error:
+    except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, overrides, plan.roots) from error

@@ -1,13 +1,13 @@
 """Turn the command line and a project's defaults into one plan for Hydra: group choices and values.
 
-Hydra has a sign for each way to set a value (`+`, `++`, none). A person need not know the signs, because the
-schema decides afterwards whether a key is right.
+Hydra has a sign for each way to set a value: `+`, `++` or none. A user need not know the signs, because the
+schema decides afterwards whether a key exists.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,124 +25,148 @@ from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, default
 from slurmddp.settings.schema import OWN_TRAINER
 
 SignatureOf = Callable[[str], Signature | None]
+"""A function that returns the signature of an import path, if the source of the class can be read."""
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[^=]*)(?:=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _PLAIN_CHOICE = re.compile(r"[\w./ ,-]+")
 _SEVERAL_CHOICES = re.compile(r"\[[\w./ ,-]*\]")
 DEFAULTS_NODE = "slurmddp_defaults"
-"""Name of slurmddp's defaults in Hydra's list of defaults; the project's values lie above them."""
+"""Name of slurmddp's defaults in Hydra's list of defaults; the project's values override them."""
 
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """A request to Hydra: slurmddp's defaults, the primary configuration and the values on top of it."""
+    """The input of a composition by Hydra: slurmddp's defaults, the primary configuration and overrides."""
 
     base: dict[str, Any]
+    """slurmddp's defaults."""
     primary: dict[str, Any]
+    """The choices of groups under `defaults`, and the values of the project's file."""
     overrides: tuple[str, ...]
+    """Values of the command line, with the signs that Hydra needs."""
     roots: tuple[Path, ...] = ()
-    """The folders of groups, the first of which wins."""
+    """The folders with groups; the first folder that has a file wins."""
     cluster: str | None = None
-    """The chosen file of the group `cluster`, if any."""
+    """The chosen file of the group `cluster`; None if no file is chosen."""
     replaced: tuple[str, ...] = ()
-    """The nodes whose `_target_` is typed: arguments in files are those of another class."""
+    """The nodes whose `_target_` was typed; arguments in files belong to another class."""
     arguments: Mapping[str, list[str]] = field(default_factory=dict)
-    """The arguments of a script as typed, by their keys. Hydra's grammar never reads them."""
+    """The arguments of a script as typed, by key. They never pass Hydra's grammar."""
 
     @property
     def has_cluster(self) -> bool:
-        """Whether a cluster is chosen, or written out in the project's defaults or on the command line."""
-        whole = any(text.startswith("++cluster=") for text in self.overrides)
-        return self.cluster is not None or bool(self.primary.get("cluster")) or whole
+        """Whether a cluster is chosen by name, or given as a mapping by a file or the command line."""
+        is_typed = any(text.startswith("++cluster=") for text in self.overrides)
+        return self.cluster is not None or bool(self.primary.get("cluster")) or is_typed
 
 
 @dataclass(frozen=True)
-class Given:
-    """One argument of the command line: its sign, key and value."""
+class TypedSetting:
+    """A setting of the command line: its whole text, sign, key and value."""
 
     text: str
     sign: str
     key: str
     value: str | None
+    """None for a word without `=`."""
 
     @property
-    def first(self) -> str:
+    def top(self) -> str:
+        """The key of the top level: `train` for `train.steps`."""
         return self.key.partition(".")[0]
 
 
 @dataclass
 class _Draft:
+    """A plan in the making; fields with the names of fields of the plan have the same meaning."""
+
     roots: Sequence[Path]
     choices: dict[str, str | None]
+    """The chosen file of each group; None if the group is left out."""
     base: dict[str, Any]
     content: dict[str, Any] = field(default_factory=dict)
-    further: list[Any] = field(default_factory=list)
-    """Items of the project's `defaults` that are no plain choice: files, packages, optional ones."""
+    """The values of the project's file."""
+    other_defaults: list[Any] = field(default_factory=list)
+    """Items of the project's `defaults` that are not plain choices: files, packages, optional choices."""
     chosen: set[str] = field(default_factory=set)
+    """The groups for which the project's file or the command line chooses a file."""
     overrides: list[str] = field(default_factory=list)
     replaced: tuple[str, ...] = ()
-    """As in the plan."""
     arguments: dict[str, list[str]] = field(default_factory=dict)
-    """As in the plan."""
 
 
 def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
-    """Return the choices of a group with their files. The first folder that has a choice wins."""
-    found: dict[str, Path] = {}
+    """Return the files of a group by their names; the first folder that has a name wins."""
+    files: dict[str, Path] = {}
     for root in roots:
         folder = root / group
         for path in sorted(folder.rglob("*.yaml")):
-            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
-    return found
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            files.setdefault(name, path)
+
+    return files
 
 
-def take_apart(text: str) -> Given:
-    """Split one argument into sign, key and value; raises ConfigError for a text that is not a setting."""
+def parse_setting(text: str) -> TypedSetting:
+    """Split a setting into sign, key and value; raise ConfigError for a text that is not a setting."""
     match = _FORM.fullmatch(text)
     if match is None or not _KEY.fullmatch(match["key"]):
         raise ConfigError(f"{text!r} is not a setting.", hint="Settings are written key=value.")
-    given = Given(text, match["sign"], match["key"], match["value"])
-    if hydra_keys.is_hydras(given.key):
-        raise hydra_keys.refusal(text, given.key)
-    return given
+
+    setting = TypedSetting(text, match["sign"], match["key"], match["value"])
+    if hydra_keys.is_hydras(setting.key):
+        raise hydra_keys.refusal(text, setting.key)
+    return setting
 
 
 def plan_from(
     overrides: Sequence[str],
     roots: Sequence[Path],
     project: Mapping[str, Any],
-    where: str,
+    file: str,
     signature: SignatureOf,
 ) -> CompositionPlan:
     """Return the plan that joins slurmddp's defaults, the project's defaults and the command line.
 
     Args:
-        overrides: the command line.
-        roots: the folders of groups.
+        overrides: the settings of the command line.
+        roots: the folders with groups.
         project: the content of the project's file.
-        where: the name of this file, for errors.
+        file: the name of the project's file, for messages.
         signature: returns the signature of an import path if it can be read.
+
+    Raises:
+        ConfigError: a setting or the project's file is wrong.
     """
     draft = _Draft(roots, dict(GROUPS), defaults())
-    _lay_over(draft, project, where)
-    given = [_with_target(take_apart(text), roots) for text in overrides]
-    for one in given:
-        _refuse_plain_section(one)
-    for one in given:
-        if _is_choice(one, roots):
-            _choose(draft, one)
-    chosen = {one.key for one in given if _is_choice(one, roots)}
-    draft.replaced = tuple(node for one in given if (node := _replaced(one)) and node not in chosen)
-    for one in given:
-        if one.key in EVERY_ARGUMENTS and one.value is not None and _runs_script(draft):
-            draft.arguments[one.key] = typed(one.value)
-        elif not _is_choice(one, roots):
-            draft.overrides.append(_with_sign(one, draft, signature))
+    _merge_project_file(draft, project, file)
+
+    settings = [_with_target(parse_setting(text), roots) for text in overrides]
+    for setting in settings:
+        _refuse_plain_section(setting)
+
+    choices = [setting for setting in settings if _is_choice(setting, roots)]
+    for choice in choices:
+        _choose(draft, choice)
+
+    # A typed choice of a file keeps the arguments of that file.
+    chosen_now = {choice.key for choice in choices}
+    replaced = map(_replaced_node, settings)
+    draft.replaced = tuple(node for node in replaced if node and node not in chosen_now)
+
+    for setting in settings:
+        if setting.key in EVERY_ARGUMENTS and setting.value is not None and _runs_script(draft):
+            draft.arguments[setting.key] = typed(setting.value)
+        elif setting not in choices:
+            draft.overrides.append(_with_sign(setting, draft, signature))
+
+    # A chosen cluster takes the place of the cluster that the project's file gives as a mapping.
     if draft.choices.get("cluster") is not None:
         draft.content.pop("cluster", None)
-    listed = [{group: choice} for group, choice in draft.choices.items() if choice is not None]
-    primary = {"defaults": [DEFAULTS_NODE, *listed, *draft.further, "_self_"], **draft.content}
+
+    listed = [{group: name} for group, name in draft.choices.items() if name is not None]
+    primary = {"defaults": [DEFAULTS_NODE, *listed, *draft.other_defaults, "_self_"], **draft.content}
     return CompositionPlan(
         draft.base,
         primary,
@@ -154,213 +178,259 @@ def plan_from(
     )
 
 
-def _add_default(draft: _Draft, item: Any, where: str) -> None:
-    """Add one item of the `defaults` of a project: a choice, or an item that Hydra reads as it stands."""
+def _add_default(draft: _Draft, item: Any, file: str) -> None:
+    """Add an item of the project's `defaults`: a plain choice, or an item that is passed on to Hydra."""
     if item == "_self_":
         return
-    if not (isinstance(item, str) or (isinstance(item, Mapping) and len(item) == 1)):
-        raise ConfigError(f"`defaults` in {where} holds {item!r}.", hint="Write `- group: choice`.")
-    head, choice = next(iter(item.items())) if isinstance(item, Mapping) else (item, None)
+
+    if isinstance(item, Mapping) and len(item) == 1:
+        head, choice = next(iter(item.items()))
+    elif isinstance(item, str):
+        head = item
+        choice = None
+    else:
+        raise ConfigError(f"`defaults` in {file} holds {item!r}.", hint="Write `- group: choice`.")
+
     *keywords, group = str(head).split(" ")
     group = group.lstrip("/")
     if hydra_keys.is_hydras(group):
-        raise hydra_keys.refusal(f"{head}: {choice} in {where}", group)
+        raise hydra_keys.refusal(f"{head}: {choice} in {file}", group)
+
     if isinstance(item, str) or "@" in group or "optional" in keywords or isinstance(choice, list):
-        draft.further.append(item)
+        draft.other_defaults.append(item)
     else:
         draft.choices[group] = None if choice is None else str(choice)
         draft.chosen.add(group)
 
 
-def _lay_over(draft: _Draft, project: Mapping[str, Any], where: str) -> None:
-    """Lay the project's file over slurmddp's defaults."""
+def _merge_project_file(draft: _Draft, project: Mapping[str, Any], file: str) -> None:
+    """Merge the project's file into slurmddp's defaults."""
     listed = project.get("defaults", [])
     if not isinstance(listed, list):
-        raise ConfigError(f"`defaults` in {where} is not a list.", hint="Write `- group: choice` lines.")
+        raise ConfigError(f"`defaults` in {file} is not a list.", hint="Write `- group: choice` lines.")
     for item in listed:
-        _add_default(draft, item, where)
+        _add_default(draft, item, file)
+
     for key, value in project.items():
         if key in ("defaults", "hydra"):
             continue
-        _refuse_plain(key, value, where, draft.roots)
-        own = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
-        if own and key not in draft.chosen:
+
+        _refuse_plain(key, value, file, draft.roots)
+        draft.content[key] = value
+        # A node with its own class does not inherit arguments of slurmddp's default choice.
+        has_class = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
+        if has_class and key not in draft.chosen:
             draft.choices.pop(key, None)
-            draft.content[key] = dict(value)
-        else:
-            draft.content[key] = value
 
 
-def _refuse_plain(key: str, value: Any, where: str, roots: Sequence[Path]) -> None:
-    """Refuse a plain value, in the project's file, of a key that holds other keys."""
+def _refuse_plain(key: str, value: Any, file: str, roots: Sequence[Path]) -> None:
+    """Refuse a plain value of a key in the project's file that must hold other keys."""
     known = TOP.get(key)
-    if known is None or isinstance(value, (Mapping, NoneType)) or (isinstance(value, str) and "${" in value):
+    if known is None or not (known.sections or known.is_group):
         return
-    if not (known.sections or known.is_group):
+    if isinstance(value, (Mapping, NoneType)) or (isinstance(value, str) and "${" in value):
         return
+
     hint = f"Write `{key}:` with keys below it, such as `  name: value`."
     if known.is_group and str(value) in options(roots, key):
         hint = f"To choose the file {value}.yaml, write `- {key}: {value}` below `defaults:`."
-    raise ConfigError(f"`{key}` in {where} is {value!r}, but must be a mapping of keys to values.", hint=hint)
+    raise ConfigError(f"`{key}` in {file} is {value!r}, but must be a mapping of keys to values.", hint=hint)
 
 
-def _refuse_plain_section(given: Given) -> None:
-    """Refuse `train=3`: the key holds other keys."""
-    known = TOP.get(given.key)
-    is_section = known is not None and bool(known.sections) and not known.is_group
-    value = (given.value or "").strip()
-    if is_section and value and not value.startswith(("{", "$")) and value not in ("null", "None"):
+def _refuse_plain_section(setting: TypedSetting) -> None:
+    """Refuse a plain value of a section, such as `train=3`."""
+    known = TOP.get(setting.key)
+    if known is None or not known.sections or known.is_group:
+        return
+
+    value = (setting.value or "").strip()
+    if value and not value.startswith(("{", "$")) and value not in ("null", "None"):
         raise ConfigError(
-            f"`{given.key}` is {value!r}, but must be a mapping of keys to values.",
-            hint=f"Say {given.key}.KEY=VALUE, one for each key.",
+            f"`{setting.key}` is {value!r}, but must be a mapping of keys to values.",
+            hint=f"Use {setting.key}.KEY=VALUE for each key.",
         )
 
 
-def _with_target(given: Given, roots: Sequence[Path]) -> Given:
+def _with_target(setting: TypedSetting, roots: Sequence[Path]) -> TypedSetting:
     """Return `GROUP._target_=package.Class` for `GROUP=package.Class`, unless a file has that name."""
-    path = unquoted((given.value or "").strip())
-    if given.key not in GROUPS or given.key not in OPEN_NODES or not _CLASS.fullmatch(path):
-        return given
-    return (
-        given
-        if path.removesuffix(".yaml") in options(roots, given.key)
-        else replace(given, key=f"{given.key}._target_")
-    )
+    path = unquoted((setting.value or "").strip())
+    if setting.key not in GROUPS or setting.key not in OPEN_NODES or not _CLASS.fullmatch(path):
+        return setting
+    if path.removesuffix(".yaml") in options(roots, setting.key):
+        return setting
+    return replace(setting, key=f"{setting.key}._target_")
 
 
-def _is_choice(given: Given, roots: Sequence[Path]) -> bool:
-    """Return whether an argument chooses files of a group (`model=gpt`) instead of setting a value."""
-    value = given.value
-    if value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(value.strip())) and not _is_list(given):
+def _is_choice(setting: TypedSetting, roots: Sequence[Path]) -> bool:
+    """Return whether a setting chooses files of a group (`model=gpt`) instead of setting a value."""
+    value = setting.value
+    if value is not None and not _PLAIN_CHOICE.fullmatch(unquoted(value.strip())) and not _is_list(setting):
         return False
-    if given.key in GROUPS:
-        return not _is_list(given)
-    return (
-        "." not in given.key
-        and given.key not in TOP
-        and (any((root / given.key).is_dir() for root in roots) or _is_stored(given.key))
-    )
+    if setting.key in GROUPS:
+        return not _is_list(setting)
+    if "." in setting.key or setting.key in TOP:
+        return False
+    # A group of the project.
+    return any((root / setting.key).is_dir() for root in roots) or _is_stored(setting.key)
 
 
-def _is_list(given: Given) -> bool:
-    """Return whether an argument has a list of choices, `[a,b]`, all of which Hydra reads."""
-    return bool(_SEVERAL_CHOICES.fullmatch((given.value or "").strip()))
+def _is_list(setting: TypedSetting) -> bool:
+    """Return whether a setting has a list of choices, `[a,b]`, all of which Hydra merges."""
+    return bool(_SEVERAL_CHOICES.fullmatch((setting.value or "").strip()))
 
 
 def _is_stored(group: str) -> bool:
-    """Return whether the project's code has registered structured configs under a group."""
+    """Return whether code of the project has registered structured configs under a group."""
     node: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         node = node.get(part) if isinstance(node, dict) else None
     return isinstance(node, dict)
 
 
-def _choose(draft: _Draft, given: Given) -> None:
-    if _is_list(given) and given.sign != "~":
-        _choose_several(draft, given)
+def _choose(draft: _Draft, setting: TypedSetting) -> None:
+    """Put the choice of a setting into the plan."""
+    if _is_list(setting) and setting.sign != "~":
+        _choose_several(draft, setting)
         return
-    choice = "null" if given.sign == "~" else unquoted((given.value or "").strip()).removesuffix(".yaml")
+
+    choice = unquoted((setting.value or "").strip()).removesuffix(".yaml")
+    if setting.sign == "~":
+        choice = "null"
     if "," in choice:
-        raise ConfigError(f"{given.text!r} names several choices.", hint="For a run of each add --multirun.")
-    draft.chosen.add(given.key)
-    if choice in ("null", "None"):
-        draft.choices[given.key] = None
-    elif given.key in draft.choices or given.key in GROUPS:
-        draft.choices[given.key] = choice
-    else:
-        draft.overrides.append(f"+{given.key}={choice}")
-
-
-def _choose_several(draft: _Draft, given: Given) -> None:
-    """Choose all files of a list, in place of what the project's file chooses for this group."""
-    is_single = draft.choices.pop(given.key, None) is not None
-    is_listed = any(isinstance(item, Mapping) and given.key in item for item in draft.further)
-    if is_single:
-        names = [name.strip() for name in (given.value or "").strip()[1:-1].split(",")]
-        draft.further.append({given.key: [name for name in names if name]})
-    elif is_listed:
-        draft.overrides.append(f"{given.key}={given.value}")
-    else:
-        draft.overrides.append(f"+{given.key}={given.value}")
-
-
-def _replaced(given: Given) -> str:
-    """Return the node whose class an argument names; empty for another argument."""
-    node, _, last = given.key.rpartition(".")
-    has_class = given.first in (*OPEN_NODES, *NAMED_NODES, "loggers")
-    return node if has_class and last == "_target_" and given.sign != "~" else ""
-
-
-def _is_inside(key: str, nodes: Iterable[str]) -> bool:
-    return any(key.startswith(f"{node}.") for node in nodes)
-
-
-def _with_sign(given: Given, draft: _Draft, signature: SignatureOf) -> str:
-    """Return the argument with the sign that Hydra needs. The schema checks the key afterwards."""
-    if given.value is None and given.sign != "~":
-        raise _no_value(given, draft.roots)
-    if given.sign == "~" or "@" in given.key:
-        return given.text
-    if given.value is not None and given.key in GROUPS and not given.value.strip().startswith(("{", "$")):
-        known = options(draft.roots, given.key)
-        if (name := unquoted(given.value.strip())) in known:
-            hint = f"Rename {name}.yaml with letters, digits, blanks and _ - . alone."
-            raise ConfigError(f"{given.key}={name} names a file, and Hydra can't read its name.", hint=hint)
         raise ConfigError(
-            f"`{given.key}={given.value}` names no choice.", hint=near_matches(given.value, known)
+            f"{setting.text!r} names several choices.", hint="For one run of each choice add --multirun."
         )
-    by_class = given.first in OPEN_NODES and (TOP[given.first].is_open or not TOP[given.first].sections)
-    strict = given.sign == "" and by_class and "." in given.key
-    if strict and not _is_inside(given.key, draft.replaced) and not _is_argument(given, draft, signature):
-        return given.text
-    return f"++{given.key}={given.value}"
+
+    draft.chosen.add(setting.key)
+    if choice in ("null", "None"):
+        draft.choices[setting.key] = None
+    elif setting.key in draft.choices or setting.key in GROUPS:
+        draft.choices[setting.key] = choice
+    else:
+        draft.overrides.append(f"+{setting.key}={choice}")
+
+
+def _choose_several(draft: _Draft, setting: TypedSetting) -> None:
+    """Choose all files of a list, instead of the files that the project's file chooses for the group."""
+    is_single = draft.choices.pop(setting.key, None) is not None
+    is_listed = any(isinstance(item, Mapping) and setting.key in item for item in draft.other_defaults)
+    if is_single:
+        names = [name.strip() for name in (setting.value or "").strip()[1:-1].split(",")]
+        draft.other_defaults.append({setting.key: [name for name in names if name]})
+    elif is_listed:
+        draft.overrides.append(f"{setting.key}={setting.value}")
+    else:
+        draft.overrides.append(f"+{setting.key}={setting.value}")
+
+
+def _replaced_node(setting: TypedSetting) -> str:
+    """Return the node whose `_target_` a setting replaces; empty for any other setting."""
+    node, _, last = setting.key.rpartition(".")
+    if last != "_target_" or setting.sign == "~":
+        return ""
+    return node if setting.top in (*OPEN_NODES, *NAMED_NODES, "loggers") else ""
+
+
+def _with_sign(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> str:
+    """Return a setting with the sign that Hydra needs. The schema checks the key afterwards."""
+    if setting.value is None and setting.sign != "~":
+        raise _no_value(setting, draft.roots)
+    if setting.sign == "~" or "@" in setting.key:
+        return setting.text
+
+    value = (setting.value or "").strip()
+    if setting.key in GROUPS and not value.startswith(("{", "$")):
+        raise _no_choice(setting.key, setting.value or "", draft.roots)
+
+    # Without a sign, Hydra refuses a key that no file holds.
+    if _must_be_in_file(setting, draft) and not _is_argument(setting, draft, signature):
+        return setting.text
+    return f"++{setting.key}={setting.value}"
+
+
+def _must_be_in_file(setting: TypedSetting, draft: _Draft) -> bool:
+    """Return whether a setting without a sign changes an argument of a class that a file chooses."""
+    if setting.sign or setting.top not in OPEN_NODES or "." not in setting.key:
+        return False
+    if TOP[setting.top].sections and not TOP[setting.top].is_open:
+        return False
+    return not any(setting.key.startswith(f"{node}.") for node in draft.replaced)
 
 
 def _runs_script(draft: _Draft) -> bool:
-    """Return whether the arguments are those of a script; another function gets its keys in their types."""
+    """Return whether `program.args` holds arguments of a script, as typed.
+
+    Another function gets its arguments in their types.
+    """
     program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
     return program.get("_target_") == OWN_TRAINER and "program" not in draft.replaced
 
 
-def _is_argument(given: Given, draft: _Draft, signature: SignatureOf) -> bool:
+def _is_argument(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> bool:
     """Return whether a key is an argument of the class that a file names for its node.
 
     Returns:
-        False also if the class or its signature is not known; then only keys of the file can be changed.
+        False also if the class or its signature is unknown; then only keys of the file can be changed.
 
     Raises:
         ConfigError: the signature is known and has no such argument.
     """
-    node = _node_of(given, draft)
-    name = given.key.rpartition(".")[2]
-    if name.startswith("_") or not isinstance(target := node.get("_target_"), str):
+    node = _node_of(setting, draft)
+    name = setting.key.rpartition(".")[2]
+    target = node.get("_target_")
+    if name.startswith("_") or not isinstance(target, str):
         return False
+
     known = signature(target)
-    if known is not None and name not in known.names and name not in node:
-        raise unknown_argument(given.key, target, known, is_typed=True)
-    return known is not None and name in known.names
+    if known is None:
+        return False
+    if name not in known.names and name not in node:
+        raise unknown_argument(setting.key, target, known, is_typed=True)
+    return name in known.names
 
 
-def _node_of(given: Given, draft: _Draft) -> Mapping[str, Any]:
-    """Return the mapping in a file that holds the key of an argument; empty if no file is read for it."""
-    value: Any = draft.content.get(given.first)
-    if value is None and (choice := draft.choices.get(given.first)) is not None:
-        file = options(draft.roots, given.first).get(choice)
-        with suppress(OSError, yaml.YAMLError):  # Hydra reads the file as well, and explains the error.
+def _node_of(setting: TypedSetting, draft: _Draft) -> Mapping[str, Any]:
+    """Return the mapping in a file that holds the key of a setting; empty if no file has such a mapping."""
+    value: Any = draft.content.get(setting.top)
+    if value is None:
+        choice = draft.choices.get(setting.top)
+        file = None if choice is None else options(draft.roots, setting.top).get(choice)
+        # Hydra reads the file as well, and explains the error.
+        with suppress(OSError, yaml.YAMLError):
             value = yaml.safe_load(file.read_text(encoding="utf-8")) if file else None
-    for name in given.key.split(".")[1:-1]:
+
+    for name in setting.key.split(".")[1:-1]:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def _no_value(given: Given, roots: Sequence[Path]) -> ConfigError:
+def _no_choice(group: str, value: str, roots: Sequence[Path]) -> ConfigError:
+    """Return the error for a value that chooses no file of a group."""
+    known = options(roots, group)
+    name = unquoted(value.strip())
+    if name in known:
+        return ConfigError(
+            f"{group}={name} names a file, but Hydra can't read the name of this file.",
+            hint=f"Rename {name}.yaml: use only letters, digits, blanks and _ - .",
+        )
+    return ConfigError(f"`{group}={value}` names no choice.", hint=near_matches(value, known))
+
+
+def _no_value(setting: TypedSetting, roots: Sequence[Path]) -> ConfigError:
+    """Return the error for a word without `=`."""
     for group in GROUPS:
-        if given.key in options(roots, group):
-            return ConfigError(f"{given.text!r} is not a setting.", hint=f"Did you mean {group}={given.key}?")
-    if given.key.endswith(".py"):
-        hint = f"A script runs as `slurmddp run {given.key}`, with its arguments after it."
-        return ConfigError(f"{given.text!r} is a script, not a setting.", hint=hint)
-    hint = f"Say {given.key}=VALUE."
-    if given.key not in TOP and given.key not in every_key():
-        hint = f"Say key=value. {near_matches(given.key, TOP)}"
-    return ConfigError(f"{given.text!r} has no value.", hint=hint)
+        if setting.key in options(roots, group):
+            return ConfigError(
+                f"{setting.text!r} is not a setting.", hint=f"Did you mean {group}={setting.key}?"
+            )
+
+    if setting.key.endswith(".py"):
+        return ConfigError(
+            f"{setting.text!r} is a script, not a setting.",
+            hint=f"A script runs as `slurmddp run {setting.key}`, with its arguments after it.",
+        )
+
+    hint = f"Use {setting.key}=VALUE."
+    if setting.key not in TOP and setting.key not in every_key():
+        hint = f"Settings are written key=value. {near_matches(setting.key, TOP)}"
+    return ConfigError(f"{setting.text!r} has no value.", hint=hint)

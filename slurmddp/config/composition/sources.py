@@ -1,4 +1,4 @@
-"""Find the files of a configuration: the project's, other folders of groups, and slurmddp's own."""
+"""Find the files of a configuration: in the project, in folders of the search path, and in slurmddp."""
 
 from __future__ import annotations
 
@@ -14,50 +14,55 @@ from slurmddp.config.composition import hydra_keys
 from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 
 _CODE = "slurmddp_project_config"
-"""Name of the module that a project's code becomes."""
+"""Name under which the Python file beside the project's defaults is imported."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The flags that say where a project's configuration lies, with the names that Hydra gives them."""
+    """The flags that name the folders and the file of a project's configuration, called as in Hydra."""
 
     path: str = "conf"
-    """--config-path: the folder of the project's groups and defaults."""
+    """--config-path: the folder with the project's groups and defaults."""
     name: str = "slurmddp"
     """--config-name: the file in `path` with the project's defaults."""
     folders: tuple[str, ...] = ()
-    """--config-dir: further folders of groups."""
+    """--config-dir: extra folders with groups."""
 
     @property
     def file(self) -> str:
-        """The file of the project's defaults, for messages."""
+        """The path of the project's defaults, relative to the project's folder."""
         return f"{self.path}/{self.name.removesuffix('.yaml')}.yaml"
 
 
 DEFAULT = Sources()
+"""The sources of a command without these flags."""
 
 
 def conf_roots(project_dir: Path, sources: Sources = DEFAULT, searched: Sequence[str] = ()) -> list[Path]:
-    """Return the folders with configuration groups, the project's first, slurmddp's last.
+    """Return the folders with groups: the project's first, slurmddp's last.
 
     Args:
         project_dir: the folder of the command.
-        sources: the flags.
+        sources: the flags that name other places of files.
         searched: the entries of `hydra.searchpath`.
 
     Raises:
         ConfigError: a folder that was named does not exist.
     """
-    package, own = Path(slurmddp.__file__).parent / "conf", project_dir / sources.path
-    if not own.is_dir() and sources.path != DEFAULT.path:
-        raise ConfigError(f"There is no folder {own} (--config-path).")
-    more = hydra_keys.folders([*sources.folders, *searched], project_dir)
-    first = [own] if own.is_dir() and own.resolve() != package.resolve() else []
-    return [*first, *more, package]
+    package_conf = Path(slurmddp.__file__).parent / "conf"
+    project_conf = project_dir / sources.path
+    if not project_conf.is_dir() and sources.path != DEFAULT.path:
+        raise ConfigError(f"There is no folder {project_conf} (--config-path).")
+
+    roots = [*hydra_keys.folders([*sources.folders, *searched], project_dir), package_conf]
+    # The project may be slurmddp itself.
+    if project_conf.is_dir() and project_conf.resolve() != package_conf.resolve():
+        roots.insert(0, project_conf)
+    return roots
 
 
 def defaults_file(project_dir: Path, sources: Sources) -> Path | None:
-    """Return the file of the project's defaults; None if the project has no conf/slurmddp.yaml.
+    """Return the file of the project's defaults; None if the project has no such file.
 
     Raises:
         ConfigError: the file that --config-name names does not exist.
@@ -67,12 +72,13 @@ def defaults_file(project_dir: Path, sources: Sources) -> Path | None:
         return file
     if sources.name == DEFAULT.name:
         return None
+
     names = [path.stem for path in file.parent.glob("*.yaml")]
     raise ConfigError(f"There is no file {file} (--config-name).", hint=near_matches(file.stem, names))
 
 
 def run_code(project_dir: Path, sources: Sources) -> None:
-    """Run the Python file beside the project's defaults, which registers resolvers and structured configs."""
+    """Run the Python file beside the project's defaults; it may register resolvers and structured configs."""
     file = (project_dir / sources.file).with_suffix(".py")
     if file.is_file():
         _run(file, project_dir)
@@ -80,11 +86,14 @@ def run_code(project_dir: Path, sources: Sources) -> None:
 
 @functools.cache
 def _run(file: Path, project_dir: Path) -> None:
+    """Run a file once in this process."""
     spec = importlib.util.spec_from_file_location(_CODE, file)
     if spec is None or spec.loader is None:
         return
+
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_CODE] = module  # Dataclasses look their module up.
+    # Dataclasses look up their module.
+    sys.modules[_CODE] = module
     with hydra_keys.importable(project_dir):
         try:
             spec.loader.exec_module(module)
@@ -93,5 +102,6 @@ def _run(file: Path, project_dir: Path) -> None:
         except Exception as error:
             raise ConfigError(
                 f"{file} can't be run: {type(error).__name__}: {error}.",
-                hint="It registers resolvers and structured configs before the configuration is composed.",
+                hint="Correct it; it runs before the configuration is composed, to register resolvers and "
+                "structured configs.",
             ) from error

@@ -63,7 +63,7 @@ def test_the_configuration_wins_and_it_is_said(
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     lines, notes = header(capsys, *settings)
     assert f"--account={account}" in lines and "--account=theirs" not in lines
-    assert f"SBATCH_ACCOUNT=theirs is ignored: the configuration says account={account}." in notes
+    assert f"SBATCH_ACCOUNT=theirs is ignored: the configuration has account={account}." in notes
     assert "SBATCH_EXPORT is ignored" in notes
 
 
@@ -121,7 +121,7 @@ def test_a_resume_says_what_it_ignores(
     monkeypatch.setenv("SBATCH_ACCOUNT", "theirs")
     capsys.readouterr()
     assert main(["resume", str(run)]) == 0
-    assert "SBATCH_ACCOUNT=theirs is ignored: the configuration says account=mine." in capsys.readouterr().err
+    assert "SBATCH_ACCOUNT=theirs is ignored: the configuration has account=mine." in capsys.readouterr().err
     assert programs.read("sbatch.calls").count("\n") == 2
 
 

@@ -79,7 +79,7 @@ def test_a_number_that_was_written_otherwise_is_refused(
 def test_the_error_names_the_file_that_is_chosen(project: Path, typed: str) -> None:
     for name in ("early", "long", "other"):
         write(project, f"experiment/{name}.yaml", "# @package _global_\ntime_limit: 12:00:00\n")
-    with pytest.raises(ConfigError, match=r"experiment/long\.yaml says time_limit: 12:00:00"):
+    with pytest.raises(ConfigError, match=r"experiment/long\.yaml holds time_limit: 12:00:00"):
         compose([typed], project)
 
 

@@ -104,8 +104,8 @@ def test_settings_that_stand_after_the_script_are_named(tmp_path: Path) -> None:
         return unread(config, project)
 
     assert notes("--lr", "1", "nodes=2", "+cluster=a100x8", "--dry-run") == [
-        "fit.py gets nodes=2 +cluster=a100x8 --dry-run as its own arguments: settings and flags of slurmddp "
-        "stand before fit.py."
+        "fit.py gets nodes=2 +cluster=a100x8 --dry-run as arguments. Settings and flags of slurmddp "
+        "are written before fit.py."
     ]
     assert notes("optimizer=adam", "seed=3", "--nodes=2", "nodes", "width=4") == []
 
@@ -260,11 +260,11 @@ def test_a_typed_class_has_only_typed_arguments(
 
 
 def test_the_points_of_a_sweep_have_no_arguments_of_the_class_of_a_file(own: Path) -> None:
-    shared: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
     for depth in (1, 2):
         words = ["model._target_=parts.Imported", f"model.depth={depth}"]
-        assert compose(words, own, shared=shared)["model"] == {"_target_": "parts.Imported", "depth": depth}
-    assert compose(["seed=3"], own, shared=shared)["model"] == {"_target_": "parts.Base", "hidden": 3}
+        assert compose(words, own, cache=cache)["model"] == {"_target_": "parts.Imported", "depth": depth}
+    assert compose(["seed=3"], own, cache=cache)["model"] == {"_target_": "parts.Base", "hidden": 3}
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,11 @@ def test_the_points_of_a_sweep_have_no_arguments_of_the_class_of_a_file(own: Pat
         ("data.zzz=3", "parts.Settings takes no argument 'zzz'. It takes hidden, inputs."),
         ("optimizer.momentun=0.9", "SGD takes no argument 'momentun'. .*Did you mean optimizer.momentum?"),
         ("callbacks.norm.hiden=1", "takes no argument 'hiden'"),
-        ("model=classifier model._target_=parts.Imported", "takes no argument 'hidden'.*say '~model.hidden'"),
-        ("model._target_=parts.Net", "parts.Net, which needs hidden. Say model.hidden=VALUE"),
+        (
+            "model=classifier model._target_=parts.Imported",
+            "takes no argument 'hidden'.*write '~model.hidden'",
+        ),
+        ("model._target_=parts.Net", "parts.Net, which needs hidden. Use model.hidden=VALUE"),
         ("~model.hidden", "parts.Base, which needs hidden"),
     ],
 )
@@ -416,16 +419,16 @@ def test_a_sweep_reads_files_once_and_each_point_is_composed_as_alone(
     ]  # fmt: skip
     (project / "it.py").write_text("")
 
-    def outcome(words: tuple[str, ...], **shared: Any) -> object:
+    def outcome(words: tuple[str, ...], **cache: Any) -> object:
         try:
-            return compose(words, project, **shared)
+            return compose(words, project, **cache)
         except ConfigError as error:
             return str(error)
 
-    shared: dict[str, Any] = {}
-    found = [outcome(words, shared=shared) for words in points]
+    cache: dict[str, Any] = {}
+    found = [outcome(words, cache=cache) for words in points]
     assert found == [outcome(words) for words in points]
     assert sum(isinstance(one, dict) for one in found) >= 10
-    made = len(shared)
-    assert 1 < made < len(points) and outcome(("seed=9",), shared=shared) == outcome(("seed=9",))
-    assert len(shared) == made, "the files were read again"
+    made = len(cache)
+    assert 1 < made < len(points) and outcome(("seed=9",), cache=cache) == outcome(("seed=9",))
+    assert len(cache) == made, "the files were read again"
