@@ -174,8 +174,8 @@ class AgentLoop:
         """Wait for the agents, and read the reports that agents without a link left in the run folder."""
         failure = self._recorder.failure()
         if self._coordinator is not None:
-            for agent, why in self._recorder.unable():
-                self._coordinator.receive(agent, msg.AgentUnable(failure=why), now)
+            for agent, reported in self._recorder.unable():
+                self._coordinator.receive(agent, msg.AgentUnable(failure=reported), now)
                 self._recorder.confirm_unable(agent)
             if failure is not None:
                 self._coordinator.fail(failure)

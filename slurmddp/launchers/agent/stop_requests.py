@@ -130,7 +130,7 @@ class StopRequests:
         at = leave_at(self._limits, self._terminated, share)
         return at is not None and time.time() >= at
 
-    def _stop(self, requested: signal.Signals, why: str) -> None:
+    def _stop(self, requested: signal.Signals, reason: str) -> None:
         if self._awaited is not None and self._awaited[1] == requested:
             self._awaited = None
             self._pass_on(requested)
@@ -144,7 +144,7 @@ class StopRequests:
         self.deadline = 0.0
         if self._workers:
             purpose = "the script decides what it saves" if self._rules.is_script else "for a save and an end"
-            self._recorder.log(f"{why}: passed on to the ranks, {purpose}")
+            self._recorder.log(f"{reason}: passed on to the ranks, {purpose}")
         self._request(requested, requested in self._workers.signals_of_slurm())
 
     def _signal_ranks(self, requested: signal.Signals) -> None:

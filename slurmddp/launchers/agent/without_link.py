@@ -36,8 +36,8 @@ class LinkWait:
             return code
 
         if now - self._begun > self._rules.join_timeout_s:
-            why = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
-            return end_without_coordinator(lost_node(0, self._hosts, why), self._rules, self._recorder)
+            reason = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            return end_without_coordinator(lost_node(0, self._hosts, reason), self._rules, self._recorder)
 
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_S

@@ -105,7 +105,7 @@ class WorkerGroup(ABC):
 
     @property
     def good_codes(self) -> list[int]:
-        """Exit codes of the ranks that ended well."""
+        """Return the exit codes of the ranks that ended well."""
         return [code for code in self.codes if code in GOOD_CODES]
 
     def rank(self, local_rank: int) -> int:

@@ -279,7 +279,7 @@ class Coordinator:
 
         decision = self._decide()
         has_begun = self._group.assignment.restart_count >= 0
-        reason = f": {decision.why}" if has_begun and not decision.restart else ""
+        reason = f": {decision.reason}" if has_begun and not decision.restart else ""
         self._recorder.log(f"{describe(cause)} The attempt ends{reason}.")
         self._recorder.failed(cause)
 

@@ -60,8 +60,8 @@ class JoinWait:
         if not coming or enough or not can_begin:
             missed = gone
         elif waited_s >= rules.join_timeout_s:
-            why = f"it did not join within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
-            missed = gone or {agent: lost_node(agent, self._hosts, why) for agent in coming}
+            reason = f"it did not join within {rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            missed = gone or {agent: lost_node(agent, self._hosts, reason) for agent in coming}
         else:
             self._notify(now, sorted(coming), len(present))
             return None

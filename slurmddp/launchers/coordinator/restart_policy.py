@@ -111,10 +111,10 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the ranks restart in place, and why."""
+    """Whether the ranks restart in place, and the reason."""
 
     restart: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,10 +73,10 @@ class RunFolderRecorder(Recorder):
         """Return whether the attempt has failed, or node 0's agent has left."""
         return self.failure() is not None or self.code_of_first_node() is not None
 
-    def leave_unable(self, agent: int, why: Failure) -> bool:
+    def leave_unable(self, agent: int, failure: Failure) -> bool:
         """Leave a report for node 0 that this agent can run no ranks; return False if it can't be written."""
         try:
-            write_small(self._unable_file(agent), as_json(why))
+            write_small(self._unable_file(agent), as_json(failure))
         except OSError as error:
             log_line(f"the report to node 0 was not written: {error}")
             return False

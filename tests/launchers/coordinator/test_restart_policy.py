@@ -20,7 +20,7 @@ FAILED = Facts(agents=(0, 1, 2), step=7, furthest=5)
 
 
 @pytest.mark.parametrize(
-    ("facts", "restart", "why"),
+    ("facts", "restart", "reason"),
     [
         (FAILED, True, "step 7"),
         (replace(FAILED, codes=[None, 1]), True, "step 7"),
@@ -46,10 +46,10 @@ FAILED = Facts(agents=(0, 1, 2), step=7, furthest=5)
         (replace(FAILED, codes=[76], unhealthy=True, restarts=10), False, "max_restarts_in_place"),
     ],
 )
-def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool, why: str) -> None:
+def test_an_accident_is_tried_again_and_nothing_else(facts: Facts, restart: bool, reason: str) -> None:
     decision = decide(facts, RULES)
     assert decision.restart is restart
-    assert why in decision.why
+    assert reason in decision.reason
 
 
 def test_a_program_that_resumes_by_itself_needs_no_step_that_can_be_seen() -> None:
