@@ -54,7 +54,7 @@ def keep_output() -> None:
     sys.stderr = lines_to(2)
 
 
-def tell(text: str) -> None:
+def print_to_log(text: str) -> None:
     """Print `text` to stderr, and to the log of this process if a program has replaced stderr."""
     before = log_size()
     # The stream of a program may raise any error.

@@ -28,7 +28,7 @@ from slurmddp.errors import (
 )
 from slurmddp.host.heartbeat_page import HeartbeatPage, ReportedError
 from slurmddp.host.interpreter import note_uncaught
-from slurmddp.host.streams import tell
+from slurmddp.host.streams import print_to_log
 from slurmddp.plugins import locate
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_arguments import arguments_of
@@ -169,11 +169,11 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
     if isinstance(error, SlurmddpError):
         code = _report(error)
     else:
-        tell(traceback.format_exc().rstrip())
+        print_to_log(traceback.format_exc().rstrip())
         hint = hint_of(error)
         if hint:
             HeartbeatPage.attach(os.environ).report_error(ReportedError("", hint))
-            tell(f"{HINT}{hint}")
+            print_to_log(f"{HINT}{hint}")
         code = EXIT_FAILED
 
     if code != EXIT_FAILED or not is_lost_rank(error):
@@ -186,7 +186,7 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
     if guard.signals.poll() is None:
         return code
 
-    tell(f"{guard.signals.received} arrived, and other ranks have left: this rank leaves too.")
+    print_to_log(f"{guard.signals.received} arrived, and other ranks have left: this rank leaves too.")
     return EXIT_STOPPED
 
 
@@ -215,7 +215,7 @@ def _report(error: SlurmddpError) -> int:
     HeartbeatPage.attach(os.environ).report_error(ReportedError(text, error.hint, is_lost))
 
     if error.__cause__ is not None:
-        tell("".join(traceback.format_exception(error.__cause__)).rstrip())
+        print_to_log("".join(traceback.format_exception(error.__cause__)).rstrip())
     if not (isinstance(error, StoppedAtCheckpoint) and error.is_printed):
-        tell(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
+        print_to_log(f"{type(error).__name__}: {error.message}\n{error.hint}".rstrip())
     return error.exit_code

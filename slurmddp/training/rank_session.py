@@ -26,7 +26,7 @@ from slurmddp.errors import (
     StoppedAtCheckpoint,
 )
 from slurmddp.host.heartbeat_page import HeartbeatPage, descriptor_from
-from slurmddp.host.streams import tell
+from slurmddp.host.streams import print_to_log
 from slurmddp.launchers.local.launcher import Launcher
 from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
@@ -217,7 +217,7 @@ class RankSession:
 
 
 def _print(error: StoppedAtCheckpoint) -> None:
-    tell(str(error))
+    print_to_log(str(error))
     error.is_printed = True
 
 

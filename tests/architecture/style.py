@@ -1,7 +1,7 @@
 """Measure how densely the code of each room is written, and how many private words name its values.
 
-`make lint` prints the table. The measures show drift, they judge no taste: see `test_style.py` for the
-bounds that a finished room keeps.
+`make lint` prints the table. The measures show drift; they don't judge taste. `test_style.py` has the bounds
+that a finished room keeps.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 PRIVATE_WORDS = {"one", "found", "own", "told", "said", "here", "there", "most", "words"}
-"""Names that tell nothing about the kind of a value."""
+"""Names that don't show the kind of their value."""
 SOURCES = Path(__file__).parents[2] / "slurmddp"
 
 
 @dataclass(frozen=True)
 class Style:
-    """Counts of some files; two of them can be added."""
+    """Counts in a set of files; the counts of two sets can be added."""
 
     body_lines: int = 0
-    """Lines of the bodies of functions, without their docstrings."""
+    """Lines of function bodies without docstrings."""
     blank_lines: int = 0
     conditional_expressions: int = 0
     tuple_assignments: int = 0
-    """Statements that assign unrelated values: `a, b = x, y`. An exchange of values does not count."""
+    """Statements that assign unrelated values: `a, b = x, y`. A swap of values does not count."""
     code_lines: int = 0
-    """Lines of files with code: no comments, no docstrings."""
+    """Lines with code, without comments and docstrings."""
     comment_lines: int = 0
-    """Lines with a comment alone."""
+    """Lines that hold only a comment."""
     private_words: int = 0
-    """Bindings with one of `PRIVATE_WORDS` as the name."""
+    """Assignments, loops and arguments whose name is in `PRIVATE_WORDS`."""
 
     def __add__(self, other: Style) -> Style:
         return Style(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -46,7 +46,7 @@ class Style:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions of a module, without functions inside of functions."""
+    """Yield the functions of a module, without the functions inside them."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
@@ -70,7 +70,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence
 
 
 def docstring_lines(node: ast.AST, lines: Sequence[str]) -> int:
-    """Return the lines with text of a docstring, of a definition or of an attribute; 0 of another node."""
+    """Return the number of lines with text in a docstring, also of an attribute; 0 for another node."""
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
         return 0
     if not isinstance(node.value.value, str):
@@ -89,7 +89,7 @@ def is_unrelated(node: ast.AST) -> bool:
 
 
 def is_private_word(node: ast.AST) -> bool:
-    """Return whether a node binds a private word: an assignment, a loop, an argument."""
+    """Return whether a node binds a private word, as an assignment, a loop or an argument does."""
     if isinstance(node, ast.Name):
         return isinstance(node.ctx, ast.Store) and node.id in PRIVATE_WORDS
     return isinstance(node, ast.arg) and node.arg in PRIVATE_WORDS
@@ -117,7 +117,7 @@ def style_of(source: str) -> Style:
 
 
 def rooms() -> dict[str, Style]:
-    """Measure each room: a folder of the package with modules of its own."""
+    """Measure each room. A room is a folder of the package that holds modules."""
     measured: dict[str, Style] = {}
     for path in sorted(SOURCES.rglob("*.py")):
         room = path.parent.relative_to(SOURCES).as_posix()
@@ -126,7 +126,7 @@ def rooms() -> dict[str, Style]:
 
 
 def print_table() -> None:
-    """Print the measures of each room, the longest room first, and those of all rooms."""
+    """Print the measures of each room, the longest room first, and the measures of the whole package."""
     measured = rooms()
     ordered = sorted(measured.items(), key=lambda item: -item[1].body_lines)
     print("per 100 lines of function bodies (comments: per 100 lines of code)")

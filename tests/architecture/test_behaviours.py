@@ -1,4 +1,4 @@
-"""Each promised behaviour has a row in docs/behaviours.md, with tests that exist and carry its number."""
+"""Each promised behaviour has a row in docs/behaviours.md; its tests exist and have its number."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def test_the_tests_of_a_behaviour_exist_and_carry_its_number(block: tuple[str, s
 
 def test_a_number_in_the_name_of_a_test_has_a_row() -> None:
     texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
-    carried = {one for text in texts for found in CARRIES.findall(text) for one in found.split("_") if one}
-    assert {one.upper() for one in carried} <= set(NUMBERS)
+    prefixes = {prefix for text in texts for prefix in CARRIES.findall(text)}
+    numbers = {number.upper() for prefix in prefixes for number in prefix.split("_") if number}
+    assert numbers <= set(NUMBERS)
 
 
 def test_the_tests_that_the_docs_name_exist() -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks' measurements and arguments; no run of a benchmark writes results unasked."""
+"""The benchmarks: their measurements and arguments, and that they write results only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of the files of a run folder stand in `runs/folder/layout.py` alone."""
+"""Only `runs/folder/layout.py` names the files of a run folder."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ LAYOUT = PACKAGE / "runs/folder/layout.py"
 PATHS = [path for name in vars(RunFolder) if isinstance(path := getattr(RunFolder, name), Path)]
 NAMES = {part for path in PATHS for part in path.parts}
 OTHER_FOLDERS = {
-    # A project's own configuration, as Hydra names it.
+    # The configuration of a project, which Hydra calls so.
     ("config/composition/compose.py", "config.yaml"),
-    # The exchange of a launched function with its ranks.
+    # The file by which a launched function receives the result of its ranks.
     ("launchers/local/function.py", "result.pkl"),
-    # Folders beside a script that is no run.
+    # Folders beside a script that runs without a run folder.
     ("training/distributon.py", "checkpoints"),
     ("training/run_log.py", "loggers"),
-    # A line of the batch script, written in a room below the run folder.
+    # A line of the batch script; its room may not import the layout.
     ("slurm/options.py", "logs"),
 }
 
 
 def names_of_files(node: ast.AST) -> Iterator[str]:
-    """Yield the text of a node if it names a file: it has a suffix, or a path is joined or made with it."""
+    """Yield the text of a node if it names a file: it has a suffix, or it is a part of a path."""
     match node:
         case ast.BinOp(op=ast.Div(), right=ast.Constant(value=str(text))):
             yield text
@@ -38,7 +38,7 @@ def names_of_files(node: ast.AST) -> Iterator[str]:
 
 
 def literals(path: Path) -> set[str]:
-    """Return the names of a run folder's files that stand in a module."""
+    """Return the names of files of a run folder that a module contains."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return NAMES.intersection(name for node in nodes for name in names_of_files(node))
 

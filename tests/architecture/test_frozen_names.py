@@ -1,4 +1,7 @@
-"""The flags that people type: each change stands in this list. `docs/configuration.md` lists the keys."""
+"""The flags that people type are listed here, so that no change goes unnoticed.
+
+`docs/configuration.md` lists the keys of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ def test_the_flags_of_actions(command: str, flags: dict[str, str]) -> None:
 def test_one_table_names_the_environment_variables() -> None:
     package = ROOT / "slurmddp"
     table = package / "environments" / "names.py"
-    startup = package / "launchers" / "agent" / "startup"  # It can't import the table.
+    # Modules of this folder can't import the table.
+    startup = package / "launchers" / "agent" / "startup"
     files = [path for path in package.rglob("*.py") if path != table and startup not in path.parents]
     assert [path.name for path in files if re.search(r'"SLURMDDP_[A-Z_]+"', path.read_text())] == []
     names = re.findall(r'^[A-Z_]+_VARIABLE = "(SLURMDDP_[A-Z_]+)"\n"""\S', table.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The modules that the command line imports: few, and never torch."""
+"""The command line imports few modules, and never torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from slurmddp.cli.main import COMMANDS
 from support.runs.projects import make_project
 
-# Modules that `slurmddp --help` may load besides those of a bare interpreter.
+# Modules that `slurmddp --help` may load, besides the modules of a bare interpreter.
 HELP_MAY_LOAD = {
     "slurmddp", "__future__", "argparse", "collections", "contextlib", "copy", "copyreg", "difflib", "enum",
     "errno", "functools", "gettext", "heapq", "importlib", "itertools", "keyword", "linecache", "locale",
     "operator", "re", "reprlib", "shutil", "string", "struct", "textwrap", "token", "tokenize", "traceback",
     "types", "typing", "warnings", "weakref", "weakrefset",
-    # What newer interpreters load for argparse and traceback.
+    # Newer interpreters load these for argparse and traceback.
     "bz2", "codeop", "colorize", "fnmatch", "lzma", "threading", "zlib", "ast",
 }  # fmt: skip
 # Distributions that a dry run may load; omegaconf imports attr where it is installed.
@@ -45,14 +45,14 @@ print(json.dumps([[name, getattr(sys.modules[name], "__file__", None)] for name 
 
 
 def loaded(code: str, folder: Path) -> dict[str, str | None]:
-    # -S -E are not used: what `site` loads is the same with and without us.
+    # The modules that `site` loads are in sys.modules before the code runs, so -S and -E are not needed.
     command = [sys.executable, "-c", _PROBE.format(code=code)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
 def tops(names: Iterable[str]) -> set[str]:
-    # The finder of an editable installation is not ours.
+    # An editable installation has a finder that is no part of slurmddp.
     found = {name.partition(".")[0].lstrip("_") for name in names}
     return {name for name in found if not name.startswith("editable")}
 

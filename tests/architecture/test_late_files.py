@@ -1,4 +1,7 @@
-"""No code looks up by name what another host may be about to write; see `runs/folder/late_files.py`."""
+"""No code looks up a file by name that another host may be about to write.
+
+`runs/folder/late_files.py` gives the reason.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def wait(folder, attempt):
 
 
 def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function without those of functions in it."""
+    """Yield the nodes of a function, without the nodes of functions inside it."""
     for child in ast.iter_child_nodes(function):
         if not isinstance(child, ast.FunctionDef):
             yield child
@@ -46,19 +49,20 @@ def writes(call: ast.Call) -> bool:
     if any(isinstance(node, ast.Attribute) and node.attr == "O_CREAT" for node in ast.walk(call)):
         return True
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    modes = [one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    constants = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
+    modes = [value for value in constants if isinstance(value, str)]
     return any(set(mode) & set("wax+") and set(mode) <= set("wax+rbt") for mode in modes)
 
 
 def asked_before(function: ast.AST) -> Iterator[ast.expr]:
-    """Yield the paths that a function gives to `is_there`: what a listing shows may then be opened."""
+    """Yield the paths that a function passes to `is_there`: after the listing it may open them."""
     for node in nodes_of(function):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "is_there":
             yield from node.args
 
 
 def look_ups(source: str) -> list[int]:
-    """Return the lines that look a late file up by name."""
+    """Return the numbers of lines that look up a late file by name."""
     lines = []
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     for function in functions:
@@ -79,14 +83,14 @@ def look_ups(source: str) -> list[int]:
     return lines
 
 
-def test_only_one_module_looks_up_what_another_host_writes() -> None:
+def test_only_one_module_looks_up_files_of_other_hosts() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if path.name != READER
         for line in look_ups(path.read_text(encoding="utf-8"))
     ]
-    assert not found, "ask with is_there, read with read_text (runs/folder/late_files.py)"
+    assert not found, "check with is_there, read with read_text (runs/folder/late_files.py)"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +104,9 @@ def test_a_look_up_by_name_is_found(question: str) -> None:
 @pytest.mark.parametrize(
     "question", ["is_there(path)", "path.open('wb')", "path.parent.name", "read_text(path)"]
 )
-def test_the_right_way_to_ask_is_left_alone(question: str) -> None:
+def test_a_listing_before_the_look_up_is_allowed(question: str) -> None:
     assert look_ups(LOOKED_UP.format(question=question)) == []
 
 
-def test_each_late_file_is_one_of_the_layout() -> None:
+def test_the_layout_has_each_late_file() -> None:
     assert vars(RunFolder).keys() >= LATE

@@ -1,4 +1,4 @@
-"""The direction of imports: rooms may only import rooms below them, and nothing imports in a circle."""
+"""Rooms import only rooms below them, and no modules import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from support import ROOT
 
 PACKAGE = ROOT / "slurmddp"
 
-# From the bottom to the top; a room may import itself and any room before it.
-# A room's own modules may stand beside its inner rooms: they are modules of the outer room.
+# From the bottom to the top: a room may import itself and any room before it.
+# A folder may hold modules beside inner rooms; these modules belong to the outer room.
 _ABOVE = """
     errors short_text plugins settings environments host slurm.units slurm slurm.limits
     sandbox
@@ -37,8 +37,8 @@ SHARED_WITH_TORCH |= {"runs", "runs.folder", "checkpoint", "checkpoint.files", "
 SHARED_WITH_TORCH |= {"bench", "slurm.units"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}
 
-# Upward edges: a script's `launch()` starts processes, and imports the launcher's code when it does. A
-# controller and its workers prove the secret of their job as the agents do.
+# Imports upward. `launch()` in a script starts processes, and imports the code of the launcher only then.
+# A controller and its workers prove the secret of their job in the same way as the agents.
 ALLOWED = {
     ("slurmddp.training.rank_session", "slurmddp.launchers.local.launcher"),
     ("slurmddp.training.rank_session", "slurmddp.launchers.local.launch"),
@@ -77,7 +77,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 @functools.cache
 def imports(path: Path, *, types: bool = False) -> list[str]:
-    """Return the modules that a file imports, also inside functions; with `types` also for annotations."""
+    """Return the modules that a file imports, also inside functions; with `types`, also for annotations."""
     found: list[str] = []
     pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:
@@ -100,11 +100,12 @@ def room(module: str) -> str:
     return name
 
 
-def allowed(here: str) -> set[str]:
+def allowed(importer: str) -> set[str]:
     """Return the rooms that a room may import."""
-    assert here in TORCH_FREE + WITH_TORCH, f"{here}: add it to this test and to docs/architecture.md"
-    order, shared = (WITH_TORCH, SHARED_WITH_TORCH) if here in WITH_TORCH else (TORCH_FREE, set())
-    return shared | set(order[: order.index(here) + 1])
+    assert importer in TORCH_FREE + WITH_TORCH, f"{importer}: add it to this test and docs/architecture.md"
+    if importer in WITH_TORCH:
+        return SHARED_WITH_TORCH | set(WITH_TORCH[: WITH_TORCH.index(importer) + 1])
+    return set(TORCH_FREE[: TORCH_FREE.index(importer) + 1])
 
 
 def test_rooms_import_downward_only() -> None:
@@ -129,7 +130,7 @@ def test_heavy_libraries_have_few_importers() -> None:
 
 
 def test_no_import_cycles() -> None:
-    """An import inside a function, or for annotations, ties two modules as tightly as another import."""
+    """Imports inside functions and for annotations count: they tie two modules as tightly as others."""
     graph = {
         module: {name for name in imports(path, types=True) if name in MODULES} - {module}
         for module, path in MODULES.items()
@@ -141,7 +142,7 @@ def test_no_import_cycles() -> None:
         if name in done:
             return
         for other in sorted(graph[name]):
-            # A package's `__init__` that re-exports its own modules is no cycle: they never import it back.
+            # An `__init__` that re-exports the modules of its package is no cycle: they never import it.
             if not name.startswith(other + "."):
                 visit(other, (*trail, name))
         done.add(name)
@@ -150,10 +151,10 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
-def test_tests_share_what_stands_beside_them_and_not_each_other() -> None:
-    """A test file that is changed or left out takes no other one with it."""
+def test_test_files_do_not_import_each_other() -> None:
+    """A test file can be changed or removed without another test file."""
     files = sorted((ROOT / "tests").rglob("*.py"))
-    assert [path.name for path in files if any(one.startswith("test_") for one in imports(path))] == []
+    assert [path.name for path in files if any(name.startswith("test_") for name in imports(path))] == []
 
 
 def test_an_import_inside_a_function_is_seen(tmp_path: Path) -> None:

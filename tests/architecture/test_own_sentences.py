@@ -1,7 +1,7 @@
-"""No code decides by the words of slurmddp's own sentences, which anybody may improve.
+"""No code decides by the words of slurmddp's own sentences, so that anybody may reword a sentence.
 
-Beside a sentence stands a value to decide by: the kind of a failure, the class of an error, the state of a
-run. The fields below hold sentences. What SLURM, ssh or torch says is read, where no field exists for it.
+Each sentence has a value beside it to decide by: the kind of a failure, the class of an error, the state of a
+run. Messages of SLURM, ssh or torch are read where they are the only source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from support import ROOT
 
 SENTENCES = frozenset({"reason", "message", "hint", "detail", "advice", "sentence", "short", "remedy", "why"})
-"""Names of fields whose text is for people."""
+"""Names of fields that hold a sentence for people."""
 READS = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"})
 READS |= {"split", "rsplit", "find", "index", "count"}
 SEARCHES = frozenset({"match", "search", "fullmatch", "findall", "finditer", "sub"})
@@ -23,7 +23,7 @@ ALLOWED = {
     "slurmddp/slurm/limits/queries.py": "the message of a SlurmError holds the words of SLURM",
     "slurmddp/runs/failures/failure.py": "records of earlier versions have a reason, and no kind",
 }
-"""Modules that read a sentence, and why they have to."""
+"""Modules that read a sentence, each with its reason."""
 
 
 def is_sentence(node: ast.AST) -> bool:
@@ -32,13 +32,13 @@ def is_sentence(node: ast.AST) -> bool:
 
 
 def has_words(nodes: list[ast.expr]) -> bool:
-    """Return whether any of the values may be words: a text with letters, or no literal."""
+    """Return whether a value may hold words: a text with letters, or no literal."""
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
     return len(texts) < len(nodes) or any(char.isalpha() for text in texts for char in str(text or ""))
 
 
 def reads(source: str) -> Iterator[int]:
-    """Yield the lines that take words out of a sentence, or compare it with words."""
+    """Yield the numbers of lines that search a sentence for words, or compare it with words."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             of_text = node.func.attr in READS and is_sentence(node.func.value) and has_words(node.args)
@@ -58,7 +58,7 @@ def test_no_module_reads_a_sentence_of_slurmddp() -> None:
     files = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "slurmddp").rglob("*.py")}
     found = {name: sorted({*reads(path.read_text())}) for name, path in sorted(files.items())}
     assert {name: lines for name, lines in found.items() if lines and name not in ALLOWED} == {}
-    assert [name for name in ALLOWED if not found[name]] == [], "the list names no module in vain"
+    assert [name for name in ALLOWED if not found[name]] == [], "ALLOWED lists a module that reads none"
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_no_module_reads_a_sentence_of_slurmddp() -> None:
         ('failure.reason == ""', False),
     ],
 )
-def test_a_read_is_told_from_other_uses_of_a_sentence(line: str, is_read: bool) -> None:
+def test_reads_differ_from_other_uses_of_a_sentence(line: str, is_read: bool) -> None:
     assert bool([*reads(line)]) == is_read

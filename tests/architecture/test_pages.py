@@ -1,4 +1,4 @@
-"""Pages are read in terminals and compared line by line, so prose is wrapped and table cells are short."""
+"""The prose of pages is wrapped: people read pages in terminals, and compare them line by line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERATED = {"api.md", "configuration.md", "json.md"}
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and text of each line that is in no code block and no table."""
+    """Yield the number and the text of each line outside code blocks and tables."""
     fence = ""
     for number, line in enumerate(text.splitlines(), start=1):
         mark = re.match(r"\s*(```+|~~~+)", line)

@@ -1,4 +1,4 @@
-"""No byte that another process sent or wrote is unpickled or run, because a pickle can run any code."""
+"""No data that another process sent or wrote is unpickled or run: a pickle can run any code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import slurmddp
 PACKAGE = Path(slurmddp.__file__).parent
 PICKLES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 ALLOWED = {
-    # The file of an own run, read after its owner and its mode were checked.
+    # The result of a run of this account; its owner and its mode are checked before.
     ("run_handle.py", "pickle.loads"),
     # A function and its result, in a private folder of the process that started the ranks.
     ("launchers/local/function.py", "cloudpickle.loads"),
-    # By libyaml's safe loader, which builds plain values alone.
+    # The safe loader of libyaml builds only plain values.
     ("runs/folder/layout.py", "yaml.load"),
 }
 
@@ -28,11 +28,11 @@ RUNNING = frozenset({
     "eval", "exec", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "torch.jit.load",
     "torch.package.PackageImporter", "pandas.read_pickle", "pd.read_pickle",
 })  # fmt: skip
-"""Calls that run what a text or a file says, or build any object from it."""
+"""Calls that run the code in a text or a file, or build any object from it."""
 
 
 def unpickling(text: str) -> Iterator[str]:
-    """Yield the names in a source that unpickle, or that may do so without a keyword."""
+    """Yield the calls and imports in a source that unpickle, or that may unpickle for want of a keyword."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
             yield from of_an_attribute(node)
@@ -63,7 +63,7 @@ def of_an_import(node: ast.ImportFrom) -> Iterator[str]:
 
 
 def of_a_call(node: ast.Call) -> Iterator[str]:
-    keywords = {one.arg: ast.unparse(one.value) for one in node.keywords}
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     called = ast.unparse(node.func)
     if called in RUNNING or called.endswith(
         ("multiprocessing.Pipe", "connection.Client", "connection.Listener")

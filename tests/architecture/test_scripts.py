@@ -1,4 +1,4 @@
-"""Each script is executed, compiled or parsed by a test, and each template is rendered and then parsed."""
+"""Each script is executed, compiled or parsed by a test; each template is rendered and then parsed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.runs.run_events import FAILED, make_folder, write
 from support.slurm.slurm_jobs import make_job
 
 FOLDERS = [".ci", "benchmarks", "conf", "docs", "examples", "templates", "tests"]
-"""The modules of slurmddp and of the tests are imported; all other folders with scripts stand here."""
+"""Folders with scripts. The tests import all modules of slurmddp and of the tests."""
 PYTHON, SHELL, TEMPLATE = "python", "shell", "template"
 
 
@@ -42,7 +42,8 @@ FILES = {
     path: kind
     for folder in FOLDERS
     for path in sorted((ROOT / folder).rglob("*"))
-    if not (folder == "examples" and "runs" in path.parts)  # a run keeps a copy of the code
+    # The run of an example has a copy of the code.
+    if not (folder == "examples" and "runs" in path.parts)
     if path.is_file() and "__pycache__" not in path.parts and (kind := kind_of(path))
 }
 
@@ -98,7 +99,7 @@ def check_shell(text: str) -> None:
 
 
 class Page(HTMLParser):
-    """Checks that each element is closed by its own end tag."""
+    """A parser that checks that the end tags match the start tags."""
 
     VOID = ("meta", "link", "br", "hr", "img", "col")
 
@@ -111,7 +112,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: object) -> None:
-        """Leave out an element that its start tag closes, as in SVG."""
+        """Skip an element that its start tag closes, as in SVG."""
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, f"line {self.getpos()[0]}"

@@ -61,7 +61,7 @@ def test_t15_shell_blocks_parse(doc: Path) -> None:
 
 
 def shell_lines() -> list[list[str]]:
-    """Return the words of each shell line in the docs."""
+    """Return the arguments of each shell line in the docs."""
     blocks = [block for doc in DOCS for block in fenced(doc.read_text(), {"bash", "sh", "shell"})]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
@@ -79,7 +79,7 @@ def test_train_lines_in_the_docs_compose(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "sockets.py").symlink_to(ROOT / "examples" / "13_own_transport" / "sockets.py")
     shown = [words[2:] for words in shell_lines() if words[:2] == ["slurmddp", "train"]]
-    # A cluster or code of the reader's own is not here.
+    # Some lines name a cluster or code that only the reader has.
     known = [words for words in shown if not re.search(r"\+cluster=mine|my_|<", " ".join(words))]
     for words in known:
         settings = [word for word in words if not word.startswith("-")]
@@ -95,6 +95,6 @@ def test_run_lines_in_the_docs_parse() -> None:
     run.add_arguments(parser)
     shown = [words[2:] for words in shell_lines() if words[:2] == ["slurmddp", "run"]]
     for words in shown:
-        own, program = run.split(words)
-        assert program and not parser.parse_known_intermixed_args(own)[1], words
+        flags, program = run.split(words)
+        assert program and not parser.parse_known_intermixed_args(flags)[1], words
     assert len(shown) >= 3, "the docs show how to run a script"

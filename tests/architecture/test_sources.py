@@ -1,4 +1,4 @@
-"""Docstrings begin with a named subject or an imperative; sources are plain text with named rooms."""
+"""Docstrings begin with a subject or an imperative; sources are ASCII; rooms have a subject."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A function is short in statements; a finished room has paragraphs, plain statements and plain names.
+"""Functions have few statements; finished rooms have paragraphs, plain statements and plain names.
 
-`style.py` measures. A room enters `FINISHED` with the work on its text, and then keeps these bounds.
+`style.py` measures the rooms. A room enters `FINISHED` when its text has been revised, and then keeps these
+bounds.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ WITH_REASONS = {
     "training/stopping",
     "transports",
 }
-"""Finished rooms about signals, races, file systems or SLURM: their comments name reasons."""
+"""Finished rooms that deal with signals, races, file systems or SLURM: their comments give reasons."""
 DENSE = """
 def ask(found, own, said):
     first, second = found, own
@@ -106,20 +107,20 @@ def test_functions_are_short_in_statements() -> None:
 
 
 def faults(room: str, style: Style) -> Iterator[str]:
-    """Yield a sentence for each bound that a finished room does not keep."""
+    """Yield a phrase for each bound that a room does not keep."""
     blank = style.per_100_body_lines(style.blank_lines)
     if blank < 5:
-        yield f"{blank:.1f} blank lines per 100 lines of function bodies, not 5"
+        yield f"{blank:.1f} blank lines per 100 lines of function bodies, fewer than 5"
     conditional = style.per_100_body_lines(style.conditional_expressions)
     if conditional > 3:
-        yield f"{conditional:.1f} conditional expressions per 100 lines of function bodies, not 3 at most"
+        yield f"{conditional:.1f} conditional expressions per 100 lines of function bodies, more than 3"
     if style.tuple_assignments:
         yield f"{style.tuple_assignments} assignments of unrelated values in one statement"
     if style.private_words > 2:
         yield f"{style.private_words} bindings called {sorted(PRIVATE_WORDS)}"
     comments = style.comments_per_100_code_lines
     if room in WITH_REASONS and comments < 4:
-        yield f"{comments:.1f} comments per 100 lines of code, not 4"
+        yield f"{comments:.1f} comments per 100 lines of code, fewer than 4"
 
 
 def test_finished_rooms_stay_readable() -> None:
@@ -127,12 +128,12 @@ def test_finished_rooms_stay_readable() -> None:
     assert {room: sentences for room in FINISHED if (sentences := [*faults(room, measured[room])])} == {}
 
 
-def test_a_dense_room_would_be_seen() -> None:
+def test_a_dense_room_breaks_the_bounds() -> None:
     assert len([*faults("", style_of(DENSE))]) == 4
     assert [*faults("", style_of(PLAIN))] == []
 
 
-def test_the_measures_see_what_they_count() -> None:
+def test_dense_and_plain_code_have_the_expected_measures() -> None:
     assert style_of(DENSE) == Style(
         body_lines=2, conditional_expressions=1, tuple_assignments=1, code_lines=3, private_words=3
     )

@@ -85,6 +85,6 @@ def test_the_error_is_in_the_log_wherever_stderr_leads(tmp_path, place, end, cod
 
 
 def test_a_message_into_a_pipe_is_written_once():
-    program = "from slurmddp.host.streams import tell; tell('so it is')"
+    program = "from slurmddp.host.streams import print_to_log; print_to_log('so it is')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.stderr == "so it is\n"

@@ -34,7 +34,7 @@ from slurmddp.errors import (
 from slurmddp.host import interpreter, process
 from slurmddp.host.heartbeat_page import HeartbeatPage, ReportedError, arm_stacks
 from slurmddp.host.signals import STOP_SIGNALS
-from slurmddp.host.streams import lines_to, tell
+from slurmddp.host.streams import lines_to, print_to_log
 
 _DESCRIPTORS = (HEARTBEAT_VARIABLE, CHANNEL_VARIABLE, MEMORY_VARIABLE)
 _FAILED_END_S = 10.0
@@ -116,7 +116,7 @@ def be_rank(rank: RankSpec, agent: int, in_child: Sequence[Callable[[], object]]
             signal.signal(number, signal.SIG_IGN)
         interpreter.finish(code, None if code in GOOD_CODES else _FAILED_END_S)
     except BaseException:
-        tell(traceback.format_exc().rstrip())
+        print_to_log(traceback.format_exc().rstrip())
     finally:
         with suppress(Exception):
             sys.stdout.flush()
@@ -176,23 +176,23 @@ def run_entry(entry: str, run_dir: str) -> int:
         return _as_byte(int(main(run_dir) or EXIT_FINISHED))
     except StoppedAtCheckpoint as error:
         if not error.is_printed:
-            tell(f"{error.message}\n{error.hint}".rstrip())
+            print_to_log(f"{error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SlurmddpError as error:
         interpreter.note_uncaught(error)
         _report(ReportedError(error.message, error.hint))
-        tell(f"Error: {error.message}\n{error.hint}".rstrip())
+        print_to_log(f"Error: {error.message}\n{error.hint}".rstrip())
         return error.exit_code
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return _as_byte(error.code or EXIT_FINISHED)
         text = str(error.code).strip()
         _report(ReportedError(text, ""))
-        tell(f"SystemExit: {text}")
+        print_to_log(f"SystemExit: {text}")
         return EXIT_FAILED
     except BaseException as error:
         interpreter.note_uncaught(error)
-        tell(traceback.format_exc().rstrip())
+        print_to_log(traceback.format_exc().rstrip())
         return EXIT_FAILED
 
 

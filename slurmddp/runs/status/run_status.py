@@ -19,7 +19,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
 from slurmddp.runs.status.logs import of_job_without_attempt
 from slurmddp.runs.status.metrics import Latest, latest
-from slurmddp.runs.status.verdict import ALL_STEPS, Verdict, decide
+from slurmddp.runs.status.verdict import ALL_STEPS, RunVerdict, decide
 from slurmddp.settings.spec import is_own_trainer, total_steps
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import JobState
@@ -194,7 +194,7 @@ def _judge(content: _Content, jobs: dict[str, JobState] | None, trouble: str) ->
     return _compose(content, verdict)
 
 
-def _with_last_line_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
+def _with_last_line_of_job(folder: RunFolder, verdict: RunVerdict) -> RunVerdict:
     """Return the verdict with the last line of the newest job's log, if the job began no attempt."""
     job_id, lines = of_job_without_attempt(folder)
     if not lines:
@@ -206,7 +206,7 @@ def _with_last_line_of_job(folder: RunFolder, verdict: Verdict) -> Verdict:
     return replace(verdict, state=state, detail=f"job {job_id} began no attempt: {lines[-1].rstrip('.')}")
 
 
-def _verdict(content: _Content, jobs: dict[str, JobState] | None, trouble: str) -> Verdict:
+def _verdict(content: _Content, jobs: dict[str, JobState] | None, trouble: str) -> RunVerdict:
     folder = content.folder
     history = content.history
     job = (jobs or {}).get(history.job_id or "")
@@ -234,7 +234,7 @@ def _verdict(content: _Content, jobs: dict[str, JobState] | None, trouble: str) 
     )
 
 
-def _compose(content: _Content, verdict: Verdict) -> RunStatus:
+def _compose(content: _Content, verdict: RunVerdict) -> RunStatus:
     folder = content.folder
     history = content.history
     values = latest(folder)
@@ -287,7 +287,7 @@ def _compose(content: _Content, verdict: Verdict) -> RunStatus:
     )
 
 
-def _stop_reason(folder: RunFolder, verdict: Verdict, newest: RecordedAttempt) -> str:
+def _stop_reason(folder: RunFolder, verdict: RunVerdict, newest: RecordedAttempt) -> str:
     if verdict.state != "stopped":
         return ""
     if folder.is_stopped and not verdict.active:
@@ -296,7 +296,7 @@ def _stop_reason(folder: RunFolder, verdict: Verdict, newest: RecordedAttempt) -
 
 
 def _detail(
-    verdict: Verdict,
+    verdict: RunVerdict,
     failure: Failure | None,
     newest: RecordedAttempt,
     step: int | None,

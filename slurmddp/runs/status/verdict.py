@@ -58,7 +58,7 @@ _UNANSWERED = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """A state, its reason in words, and advice for a person."""
 
     state: str
@@ -68,7 +68,7 @@ class Verdict:
     """Whether the job or process of the run exists, or may exist."""
 
 
-_ON_REQUEST = Verdict("stopped", "it was stopped on request", _RESUME)
+_ON_REQUEST = RunVerdict("stopped", "it was stopped on request", _RESUME)
 
 
 def decide(
@@ -84,7 +84,7 @@ def decide(
     trouble: str = "",
     records_steps: bool = False,
     names_files: bool = False,
-) -> Verdict:
+) -> RunVerdict:
     """Return the state of a run.
 
     Args:
@@ -110,14 +110,14 @@ def decide(
         verdict = _cancelled(history, job, trouble, alive=alive)
     elif history.last is None:
         advice = "If no command is at work on it, start it with `slurmddp resume {run}`."
-        verdict = Verdict("preparing", "nothing has been submitted or started yet", advice)
+        verdict = RunVerdict("preparing", "nothing has been submitted or started yet", advice)
     elif history.last == UNANSWERED:
-        verdict = Verdict(*_UNANSWERED, active=True)
+        verdict = RunVerdict(*_UNANSWERED, active=True)
     elif local:
         verdict = _local(history, alive)
     elif trouble:
         detail = f"SLURM does not answer ({trouble}); by its folder it is "
-        verdict = Verdict("unknown", detail + _folder_only(history).state, active=True)
+        verdict = RunVerdict("unknown", detail + _folder_only(history).state, active=True)
     elif not asked:
         verdict = _folder_only(history)
     else:
@@ -144,7 +144,7 @@ def _is_starting(history: History, job: JobState | None) -> bool:
     return newest is not None and newest.is_open and newest.first_step is None and newest.signal is None
 
 
-def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -> bool:
+def _left_on_request(history: History, verdict: RunVerdict, job: JobState | None) -> bool:
     """Return whether a run that was asked to stop has left without recording an end."""
     # The job of such a run was removed from the queue.
     if history.newest is None or history.newest.outcome == "stopped":
@@ -153,7 +153,7 @@ def _left_on_request(history: History, verdict: Verdict, job: JobState | None) -
     return verdict.state == "lost" and job is not None
 
 
-def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> Verdict:
+def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> RunVerdict:
     """Return the state of a run whose last attempt has recorded its end."""
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
@@ -164,54 +164,54 @@ def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> Verdic
         has_checkpoint = attempt.saved_step is not None or attempt.resumed_step is not None
         where = " at a checkpoint" if has_checkpoint else ""
         clause = _CLAUSES_OF_STOPS.get(why_stopped(attempt), "")
-        return Verdict("stopped", f"{clause}it stopped{where} and nothing will start it again", _RESUME)
+        return RunVerdict("stopped", f"{clause}it stopped{where} and nothing will start it again", _RESUME)
 
     if outcome == "no_progress" and attempt.without_progress:
         where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
-        return Verdict("failed", f"it was stopped {where}", _MORE_TIME if names_files else _NAME_FILES)
+        return RunVerdict("failed", f"it was stopped {where}", _MORE_TIME if names_files else _NAME_FILES)
 
     if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
         restarts = counted(len(attempt.reached), "restart")
         detail = f"it failed after {restarts} in place, and slurmddp saw no newer checkpoint of the program"
         command = "`slurmddp resume {run}`." if names_files else _WITH_FILES
-        return Verdict("failed", detail, _FROM_THE_BEGINNING + command)
+        return RunVerdict("failed", detail, _FROM_THE_BEGINNING + command)
 
     if outcome in _ENDS:
-        return Verdict(*_ENDS[outcome])
+        return RunVerdict(*_ENDS[outcome])
     detail = f"it ended with an outcome that this version does not know ({how_ended(attempt)})"
-    return Verdict("failed", detail, _LOGS)
+    return RunVerdict("failed", detail, _LOGS)
 
 
-def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> Verdict:
+def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> RunVerdict:
     """Return the state of a run that a person has cancelled."""
     newest = history.newest
     # The training ended before the cancel reached it.
     if newest is not None and newest.outcome == "finished":
-        return Verdict(*_ENDS["finished"])
+        return RunVerdict(*_ENDS["finished"])
 
     if alive is None and newest is not None and newest.is_open:
         detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
-        return Verdict("cancelled", detail, _RESUME)
+        return RunVerdict("cancelled", detail, _RESUME)
     if alive and newest is not None:
         detail = f"a person cancelled it; process {newest.pid} is to save and leave"
-        return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
+        return RunVerdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
 
     if trouble:
         detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
-        return Verdict("cancelled", detail, active=True)
+        return RunVerdict("cancelled", detail, active=True)
     if job is None or job.state not in PENDING | ACTIVE:
-        return Verdict(*_ENDS["cancelled"])
+        return RunVerdict(*_ENDS["cancelled"])
     if history.last == "cancelled":
         detail = f"a person cancelled it; SLURM is still ending job {history.job_id}"
-        return Verdict("cancelled", detail, active=True)
+        return RunVerdict("cancelled", detail, active=True)
     detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
-    return Verdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
+    return RunVerdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
 
 
-def _local(history: History, alive: bool | None) -> Verdict:
+def _local(history: History, alive: bool | None) -> RunVerdict:
     """Return the state of a local run without a recorded end."""
     if alive is False:
-        return Verdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
+        return RunVerdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
 
     newest = history.newest
     place = "locally"
@@ -221,31 +221,31 @@ def _local(history: History, alive: bool | None) -> Verdict:
         place += f", process {newest.pid}"
 
     if newest is not None and not newest.is_open:
-        return Verdict("stopped", f"between two attempts {place}", active=True)
+        return RunVerdict("stopped", f"between two attempts {place}", active=True)
     if not alive:
         place += "; from here it can't be seen whether it still does"
-    return Verdict("running", place, active=True)
+    return RunVerdict("running", place, active=True)
 
 
-def _folder_only(history: History) -> Verdict:
+def _folder_only(history: History) -> RunVerdict:
     """Return the state of a run by its folder alone."""
     newest = history.newest
     if history.last == "started":
-        return Verdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
+        return RunVerdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
     if newest is not None:
         detail = f"attempt {newest.number} ended ({how_ended(newest)}); it is to resume"
-        return Verdict("stopped", detail, active=True)
-    return Verdict("queued", f"job {history.job_id} was submitted", active=True)
+        return RunVerdict("stopped", detail, active=True)
+    return RunVerdict("queued", f"job {history.job_id} was submitted", active=True)
 
 
-def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
+def _from_slurm(history: History, job: JobState | None, run: str) -> RunVerdict:
     """Return the state of a run without a recorded end, by its job in SLURM."""
     if job is None and history.last != "started":
         detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
-        return Verdict("cancelled", detail, _RESUME)
+        return RunVerdict("cancelled", detail, _RESUME)
     if job is None:
         detail = f"SLURM no longer knows job {history.job_id}, and the run folder records no end"
-        return Verdict("lost", detail, _LOGS_OR_RESUME)
+        return RunVerdict("lost", detail, _LOGS_OR_RESUME)
 
     if job.pending:
         return _pending(history, job, run)
@@ -254,28 +254,29 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> Verdict:
     if job.terminal:
         return _over(history, job)
     detail = f"SLURM gives job {history.job_id} a state that slurmddp does not know"
-    return Verdict("unknown", detail, active=True)
+    return RunVerdict("unknown", detail, active=True)
 
 
-def _pending(history: History, job: JobState, run: str) -> Verdict:
+def _pending(history: History, job: JobState, run: str) -> RunVerdict:
     """Return the state of a run whose job waits."""
     newest = history.newest
     again = newest is not None and history.last != "submitted"
     reason, action = explain(job.reason, run=run, job_id=history.job_id or "", start=job.start, again=again)
     if newest is None:
-        return Verdict("queued", f"job {history.job_id} waits: {reason}", action, active=True)
+        return RunVerdict("queued", f"job {history.job_id} waits: {reason}", action, active=True)
 
     if history.last == "started":
         before = f"SLURM took attempt {newest.number} off its nodes"
     else:
         before = f"attempt {newest.number} ended ({how_ended(newest)})"
     if history.last == "submitted" and newest.next not in AGAIN:
-        return Verdict("queued", f"{before}; now job {history.job_id} waits: {reason}", action, active=True)
+        detail = f"{before}; now job {history.job_id} waits: {reason}"
+        return RunVerdict("queued", detail, action, active=True)
     detail = f"{before}; job {history.job_id} waits to resume: {reason}"
-    return Verdict("stopped", detail, action, active=True)
+    return RunVerdict("stopped", detail, action, active=True)
 
 
-def _running(history: History, job: JobState) -> Verdict:
+def _running(history: History, job: JobState) -> RunVerdict:
     """Return the state of a run whose job has its nodes."""
     newest = history.newest
     if history.last == "started" and newest is not None:
@@ -291,20 +292,20 @@ def _running(history: History, job: JobState) -> Verdict:
         advice = ""
         if job.state == "SUSPENDED":
             advice = f"It continues when SLURM, or `scontrol resume {history.job_id}`, resumes it."
-        return Verdict("running", detail, advice, active=True)
+        return RunVerdict("running", detail, advice, active=True)
 
     if job.state == "COMPLETING" or (history.last == "ended" and newest is not None):
-        return Verdict("stopped", f"job {history.job_id} is being requeued", active=True)
-    return Verdict("starting", f"job {history.job_id} has its nodes", active=True)
+        return RunVerdict("stopped", f"job {history.job_id} is being requeued", active=True)
+    return RunVerdict("starting", f"job {history.job_id} has its nodes", active=True)
 
 
-def _over(history: History, job: JobState) -> Verdict:
+def _over(history: History, job: JobState) -> RunVerdict:
     """Return the state of a run without an end whose job is over in SLURM."""
     if job.state == "CANCELLED":
-        return Verdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
+        return RunVerdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
     if job.state == "COMPLETED":
         detail = f"SLURM calls job {history.job_id} completed, but no attempt recorded its end"
-        return Verdict("lost", detail, _LOGS_OR_RESUME)
+        return RunVerdict("lost", detail, _LOGS_OR_RESUME)
 
     reasons = {
         "TIMEOUT": "it was killed at its time limit",
@@ -317,4 +318,4 @@ def _over(history: History, job: JobState) -> Verdict:
     reason = reasons.get(job.state, f"SLURM calls it {job.state}")
     if job.state not in reasons and job.exit_code:
         reason += f" (exit code {job.exit_code})"
-    return Verdict("failed", f"job {history.job_id}: {reason}", _LOGS_OR_RESUME)
+    return RunVerdict("failed", f"job {history.job_id}: {reason}", _LOGS_OR_RESUME)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from slurmddp.environments.time_limits import TimeLimits, leave_at
 from slurmddp.errors import EXIT_STOPPED
-from slurmddp.host.streams import tell
+from slurmddp.host.streams import print_to_log
 from slurmddp.training.stopping.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,6 @@ class ExitGuard:
 
 def _leave(reason: str) -> None:
     """Print the reason and end the process, whatever its other threads do."""
-    tell(reason)
+    print_to_log(reason)
     # An orderly exit would wait for the main thread.
     os._exit(EXIT_STOPPED)
