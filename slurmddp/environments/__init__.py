@@ -1,1 +1,1 @@
-"""Find the rank of this process: pure functions from environment variables to a `RankInfo`."""
+"""The rank of this process: pure functions from environment variables to a `RankInfo`."""

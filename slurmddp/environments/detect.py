@@ -1,9 +1,9 @@
 """Detect the rank, world size and node of this process from environment variables; pure.
 
 The innermost launcher wins. The order is: `SLURMDDP_ENVIRONMENT`, `Distributon.launch` or torchrun, the
-SLURM step, MPI, a single process. A function of your own may take the place of all of these. Variables that
-contradict each other are refused at once. Otherwise a wrong world size would show up minutes later, as a
-rendezvous that no rank joins.
+SLURM step, MPI, a single process. A function of your own may replace all of these. Variables that contradict
+each other are refused at once. Otherwise a wrong world size would show only minutes later, as a rendezvous
+that not all ranks join.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Environment(Protocol):
     def __call__(self, environ: Mapping[str, str], /) -> RankInfo:
         """Return rank, world size and node of the process that has these variables; read nothing else.
 
-        `environ` lacks `SLURMDDP_ENVIRONMENT`, so that the function may leave other cases to `detect`.
+        `environ` lacks `SLURMDDP_ENVIRONMENT`, so that the function may call `detect` for other cases.
         """
 
 
@@ -40,12 +40,12 @@ def detect(
 
     Args:
         environ: the environment variables.
-        environment: the launcher, as `SLURMDDP_ENVIRONMENT` names it, or a function or class of your own.
-            `SLURMDDP_ENVIRONMENT`, `launch()` and the agents of slurmddp come first.
+        environment: a launcher by name, as in `SLURMDDP_ENVIRONMENT`, or a function or class of your own. It
+            has no effect if `SLURMDDP_ENVIRONMENT` is set, or if `launch()` or an agent started the process.
 
     Raises:
         MismatchError: the variables contradict each other.
-        ConfigError: there is no such launcher, or the function of your own fails.
+        ConfigError: the launcher is unknown, or your function fails.
 
     Example:
         info = detect(os.environ, "my_package.lsf.rank_info")
@@ -53,21 +53,29 @@ def detect(
     forced = environ.get(ENVIRONMENT_VARIABLE, "")
     if forced:
         return _chosen(forced, environ, ENVIRONMENT_VARIABLE)
+
+    # A script may name its environment for other sites; slurmddp's own launchers know the rank.
     if environment is not None and not (LAUNCHER_VARIABLE in environ or RESTART_COUNT_VARIABLE in environ):
         return _chosen(environment, environ, "environment")
     if environ.get(LAUNCHER_VARIABLE) == "local":
         return torchrun.local_rank_info(environ)
+
+    # A torchrun in a step passes the variables of the step on to its ranks.
     if "TORCHELASTIC_RUN_ID" in environ:
         return torchrun.rank_info(environ)
+
+    # srun passes RANK and WORLD_SIZE of its shell on to all tasks, so the step counts.
     if slurm.in_step(environ):
         info = slurm.rank_info(environ)
         slurm.refuse_leaked_step(environ)
         mpi.refuse_inside_step(environ)
         return info
+
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return torchrun.rank_info(environ)
     if mpi.started_by_mpirun(environ):
         return mpi.rank_info(environ)
+
     if slurm.in_allocation(environ):
         slurm.refuse_tasks_without_srun(environ)
     return _single(environ)
@@ -89,11 +97,13 @@ ENVIRONMENTS: dict[str, Environment] = {
     "mpi": mpi.rank_info,
     "single": _single,
 }
+"""The launchers that `SLURMDDP_ENVIRONMENT` may name."""
 
 
 def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, str], key: str) -> RankInfo:
-    """Return the info by the environment that a person has chosen."""
+    """Return the info by a launcher or function that the user has chosen; `key` names the setting."""
     environment: Environment = plugins.build(given, ENVIRONMENTS, Environment, key=key)
+    # With the variable, a function that calls `detect` would be called again, without end.
     others = {name: value for name, value in environ.items() if name != ENVIRONMENT_VARIABLE}
     try:
         info = environment(others)
@@ -102,25 +112,29 @@ def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, 
     except Exception as error:
         raise ConfigError(
             f"{key} {given!r} failed: {type(error).__name__}: {error}.",
-            hint="Return a RankInfo, or raise a SlurmddpError that says which variable is missing.",
+            hint="Return a RankInfo, or raise a SlurmddpError that names the missing variable.",
         ) from error
-    if problem := _problem_of(info):
+
+    problem = _problem_of(info)
+    if problem:
         raise MismatchError(
-            f"{key} {given!r} gave {info!r}: {problem}.",
+            f"{key} {given!r} returned {info!r}: {problem}.",
             hint="slurmddp/environments/rank_info.py describes each field.",
         )
     return info
 
 
 def _problem_of(info: RankInfo) -> str:
-    """Return the first contradiction in the numbers of an environment, or an empty text."""
+    """Return the first contradiction in the numbers of an info; empty if there is none."""
     if not isinstance(info, RankInfo):
         return "it must be a RankInfo"
-    if not (
+
+    is_inside = (
         0 <= info.rank < info.world_size
         and 0 <= info.local_rank < info.local_world_size <= info.world_size
         and 0 <= info.node_rank < info.nodes
-    ):
+    )
+    if not is_inside:
         return "rank, local_rank and node_rank count from 0 and stay below their size"
     if info.tasks and sum(info.tasks) != info.world_size:
         return "tasks must add up to world_size"
@@ -136,37 +150,40 @@ def require(
     ranks_per_node: int | None = None,
     gpus_per_node: int | None = None,
 ) -> None:
-    """Raise MismatchError unless the launch has the configured size; None leaves a number unchecked.
+    """Raise MismatchError unless the launch has the configured size; a number that is None is not checked.
 
     Args:
         info: the rank of this process.
         nodes: the number of nodes.
         ranks_per_node: the number of tasks on this node, which is 1 for an agent.
-        gpus_per_node: the least number of GPUs on this node.
+        gpus_per_node: the smallest number of GPUs on this node.
     """
-    where = f"{'step' if info.environment == 'slurm' else info.environment} {info.launch_id}"
+    launcher = "step" if info.environment == "slurm" else info.environment
+    launch = f"{launcher} {info.launch_id}"
     if nodes is not None and info.nodes != nodes:
         raise MismatchError(
-            f"The job is configured for nodes={nodes}, but {where} runs on {info.nodes}.",
+            f"The job is configured for nodes={nodes}, but {launch} runs on {info.nodes}.",
             hint=f"Start it with `srun --nodes={nodes}`, or configure nodes={info.nodes}.",
         )
     if ranks_per_node is not None:
-        _require_ranks(info, ranks_per_node, where)
+        _require_ranks(info, ranks_per_node, launch)
     if gpus_per_node and info.gpus_on_node is not None and info.gpus_on_node < gpus_per_node:
         raise MismatchError(
             f"The job is configured for gpus_per_node={gpus_per_node}, but SLURM granted {info.gpus_on_node} "
-            f"GPU(s) on this node to {where}.",
-            hint=f"Ask for them with `--gpus-per-node={gpus_per_node}`, or configure "
+            f"GPU(s) on this node to {launch}.",
+            hint=f"Request them with `--gpus-per-node={gpus_per_node}`, or configure "
             f"gpus_per_node={info.gpus_on_node}.",
         )
 
 
-def _require_ranks(info: RankInfo, ranks_per_node: int, where: str) -> None:
+def _require_ranks(info: RankInfo, ranks_per_node: int, launch: str) -> None:
+    """Raise MismatchError unless each node has the configured number of tasks."""
     total = info.nodes * ranks_per_node
     if info.local_world_size == ranks_per_node and info.world_size == total:
         return
+
     raise MismatchError(
         f"The job is configured for {ranks_per_node} task(s) on each of {info.nodes} node(s), {total} in "
-        f"all, but {where} has {info.local_world_size} on this node and {info.world_size} in all.",
+        f"all, but {launch} has {info.local_world_size} on this node and {info.world_size} in all.",
         hint=f"Start it with `srun --ntasks={total} --ntasks-per-node={ranks_per_node}`.",
     )

@@ -1,7 +1,7 @@
 """Build the environment variables of processes that slurmddp starts; pure.
 
-A forked rank finds the variables that srun sets for one task per rank, so that a script reads its rank in one
-way under every launcher. Local runs emulate the SLURM step of a node, and use the same code.
+A forked rank gets the variables that srun would set with one task per rank, so that a script reads its rank
+in the same way under every launcher. Local runs emulate a step of SLURM on each node, and use the same code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import ConfigError
 
 LOCAL_JOB_IDS = range(0xFC000000, 0xFFFFFF00)
-"""SLURM_JOB_ID of local runs. Libraries expect a number; SLURM uses numbers below 0x04000000."""
+"""Values of SLURM_JOB_ID in local runs. Libraries expect a number; SLURM uses numbers below 0x04000000."""
 
 
 def emulated_step(
@@ -33,11 +33,15 @@ def emulated_step(
     attempt: int,
     cpus_per_node: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables of srun for one task on each of `nodes` nodes, all emulated on this machine."""
+    """Return the variables that srun would set for one task on each node; all nodes are this machine."""
     if not 0 <= node_rank < nodes:
-        raise ConfigError(f"node_rank={node_rank} with nodes={nodes}.", hint="It runs from 0 to nodes - 1.")
+        raise ConfigError(
+            f"node_rank={node_rank} with nodes={nodes}.", hint="Node ranks run from 0 to nodes - 1."
+        )
+
     hosts = ["localhost"] * nodes
-    launch = hashlib.sha256(f"{run_dir}\0{attempt}".encode()).hexdigest()[:16]
+    # All nodes of an attempt derive the same id, and another attempt has another id.
+    launch_id = hashlib.sha256(f"{run_dir}\0{attempt}".encode()).hexdigest()[:16]
     values = {
         "SLURM_JOB_ID": job_id,
         "SLURM_JOBID": job_id,
@@ -47,11 +51,12 @@ def emulated_step(
         "SLURM_STEPID": "0",
         "SLURMD_NODENAME": hosts[node_rank],
         EMULATED_VARIABLE: "1",
-        LAUNCH_ID_VARIABLE: launch,
+        LAUNCH_ID_VARIABLE: launch_id,
         RUN_DIR_VARIABLE: str(run_dir),
         ATTEMPT_VARIABLE: str(attempt),
         **_task(hosts, (1,) * nodes, node_rank, 0, node_rank),
     }
+    # SLURM sets the count only in a job that was requeued.
     if attempt > 0:
         values["SLURM_RESTART_COUNT"] = str(attempt)
     if cpus_per_node is not None:
@@ -68,17 +73,17 @@ def rank_environment(
     emulated, the result also describes a step with one task per rank.
 
     Args:
-        node: the agent's own info: one task on each node.
+        node: the info of the agent, which is the only task on its node.
         local_rank: the number of the rank on the node, from 0.
         ranks_per_node: the number of ranks on each node.
-        inherited: the agent's environment. Each variable with the CPUs of a task gets the rank's share,
-            because srun refuses two that differ.
+        inherited: the agent's environment; its variables with the CPUs of a task are overridden.
     """
     if not 0 <= local_rank < ranks_per_node:
         raise ConfigError(
             f"local_rank={local_rank} with ranks_per_node={ranks_per_node}.",
-            hint="It runs from 0 to ranks_per_node - 1.",
+            hint="Local ranks run from 0 to ranks_per_node - 1.",
         )
+
     rank = node.node_rank * ranks_per_node + local_rank
     values = {
         "RANK": str(rank),
@@ -88,6 +93,7 @@ def rank_environment(
         "NODE_RANK": str(node.node_rank),
     }
     if node.environment == "slurm":
+        # Libraries such as Lightning compare these counts with the configured number of ranks.
         values.update(_task(node.hosts, (ranks_per_node,) * node.nodes, node.node_rank, local_rank, rank))
         if node.cpus is not None:
             values.update(_cpus_per_task(max(1, node.cpus // ranks_per_node), inherited or {}))
@@ -95,19 +101,25 @@ def rank_environment(
 
 
 def _cpus_per_task(cpus: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with the number of CPUs of a task."""
+    # If two of these variables differ, srun refuses to start a step inside the rank.
     values = {"SLURM_CPUS_PER_TASK": str(cpus)}
     if "SRUN_CPUS_PER_TASK" in inherited:
         values["SRUN_CPUS_PER_TASK"] = str(cpus)
     tres = inherited.get("SLURM_TRES_PER_TASK", "")
     changed = re.sub(r"(?<![^,])cpu([=:])\d+", rf"cpu\g<1>{cpus}", tres)
-    return values | ({"SLURM_TRES_PER_TASK": changed} if changed != tres else {})
+    if changed != tres:
+        values["SLURM_TRES_PER_TASK"] = changed
+    return values
 
 
 def _task(
     hosts: tuple[str, ...] | list[str], counts: tuple[int, ...], node_rank: int, local_rank: int, rank: int
 ) -> dict[str, str]:
-    """Return the variables with which srun describes its step to a task, ranks in blocks of nodes."""
-    nodes, tasks, layout = str(len(counts)), str(sum(counts)), render_counts(counts)
+    """Return the variables by which srun describes a step to a task; tasks fill one node after the other."""
+    nodes = str(len(counts))
+    tasks = str(sum(counts))
+    layout = render_counts(counts)
     first = sum(counts[:node_rank])
     return {
         "SLURM_STEP_NODELIST": compress(hosts),

@@ -1,9 +1,9 @@
 """Read and write SLURM's host lists (`rack[1-2]n[08-10],login`) and counts per node (`4(x2),2`).
 
-`scontrol show hostnames` does the same, but many containers lack it, and a call per rank can hang on a
-thousand nodes. The grammar follows SLURM's parser: commas and blanks outside brackets separate. Several
+`scontrol show hostnames` does the same, but many containers lack scontrol, and one call per rank may hang on
+a thousand nodes. The grammar follows SLURM's parser: commas and blanks outside brackets separate. Several
 brackets multiply, the leftmost one slowest. The lower bound of a range gives the number of digits. Order and
-repetitions are kept. Text after the last bracket is read, as SLURM does from 23.02.5 on.
+repetitions are kept. Text after the last bracket is accepted, as in SLURM from 23.02.5 on.
 
 SLURM_TASKS_PER_NODE, SLURM_STEP_TASKS_PER_NODE and SLURM_JOB_CPUS_PER_NODE hold one number per node, in the
 order of the node list.
@@ -19,18 +19,18 @@ from slurmddp.errors import ConfigError
 from slurmddp.short_text import shorten
 
 MAX_HOSTS = 1 << 16
-"""The most hosts of a list. SLURM has the same bound for one range."""
+"""The largest number of hosts in a list. SLURM has the same limit for one range."""
 
 _TOKEN = re.compile(r"(?P<gap>[\s,]+)|(?P<bracket>\[[^\[\]]*\])|(?P<text>[^\s,\[\]]+)", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
 _PLAIN = re.compile(r"[^\s,\[\]]+")
 _COUNTS = re.compile(r"(\d{1,9})(?:\(x(\d{1,6})\))?", re.ASCII)
-_MOST_NODES = 1 << 20
+_MAX_NODES = 1 << 20
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the host names of a SLURM host list, in its order; raises ConfigError for another text."""
+    """Return the host names of a SLURM host list, in its order; raise ConfigError for any other text."""
     hosts: list[str] = []
     for pieces in _elements(text):
         hosts.extend(_multiply(text, pieces, MAX_HOSTS - len(hosts)))
@@ -38,13 +38,14 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _elements(text: str) -> Iterator[list[list[str]]]:
-    """Yield each element between separators as a list of pieces; a piece is a list of choices."""
+    """Yield the elements of a list; each is a list of pieces, and a piece is a list of alternative texts."""
     pieces: list[list[str]] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise _nonsense(text, f"a bracket at position {position} has no partner")
+            raise _malformed(text, f"a bracket at position {position} has no partner")
+
         position = match.end()
         if match["gap"] is not None:
             if pieces:
@@ -54,49 +55,60 @@ def _elements(text: str) -> Iterator[list[list[str]]]:
             pieces.append(_choices(text, match["bracket"][1:-1]))
         else:
             pieces.append([match["text"]])
+
     if pieces:
         yield pieces
 
 
 def _choices(text: str, inside: str) -> list[str]:
-    """Return the numbers of one bracket, as texts."""
+    """Return the numbers in a bracket, as texts."""
     numbers: list[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise _nonsense(text, f"{part!r} is neither a number nor a range")
-        low, high = match[1], match[2] or match[1]
+            raise _malformed(text, f"{part!r} is neither a number nor a range")
+
+        low = match[1]
+        high = match[2] or low
         if int(high) < int(low):
-            raise _nonsense(text, f"the range {part!r} runs backwards")
+            raise _malformed(text, f"the range {part!r} runs backwards")
+        # A few characters, such as 1-999999999, may name more hosts than fit into memory.
         if int(high) - int(low) >= MAX_HOSTS - len(numbers):
-            raise _nonsense(text, f"it names more than {MAX_HOSTS} hosts")
+            raise _malformed(text, f"it names more than {MAX_HOSTS} hosts")
+
+        # SLURM pads all numbers of a range to the digits of the lower bound.
         numbers.extend(f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
+
     return numbers
 
 
 def _multiply(text: str, pieces: list[list[str]], free: int) -> Iterator[str]:
+    """Return the names that combine an alternative of each piece; refuse more than `free` names."""
     total = 1
     for choices in pieces:
         total *= len(choices)
     if total > free:
-        raise _nonsense(text, f"it names more than {MAX_HOSTS} hosts")
+        raise _malformed(text, f"it names more than {MAX_HOSTS} hosts")
     return ("".join(parts) for parts in product(*pieces))
 
 
-def _nonsense(text: str, why: str) -> ConfigError:
+def _malformed(text: str, reason: str) -> ConfigError:
+    """Return the error for a text that is not a host list."""
     return ConfigError(
-        f"{shorten(text, 80)!r} is not a SLURM host list: {why}.",
-        hint="Write it as `node[01-04,7],login`; `scontrol show hostnames LIST` shows how SLURM reads it.",
+        f"{shorten(text, 80)!r} is not a SLURM host list: {reason}.",
+        hint="Write a list such as `node[01-04,7],login`; `scontrol show hostnames LIST` prints its hosts.",
     )
 
 
 def compress(names: Sequence[str]) -> str:
-    """Return names as a SLURM host list. `expand` turns the list into the same names again."""
+    """Return names as a SLURM host list, which `expand` turns into the same names again."""
     if len(names) > MAX_HOSTS:
         raise ConfigError(
-            f"{len(names)} hosts are more than one list of {MAX_HOSTS} holds.", hint="Split it."
+            f"{len(names)} hosts are more than a host list holds ({MAX_HOSTS}).", hint="Split the list."
         )
+
     parts: list[str] = []
+    # Names keep their order and repetitions, so only neighbours with one prefix share a bracket.
     for (prefix, numbered), group in groupby(map(_split, names), key=lambda name: (name[0], name[1] != "")):
         digits = [name[1] for name in group]
         parts.extend([_bracketed(prefix, digits)] if numbered else [prefix] * len(digits))
@@ -108,22 +120,28 @@ def _split(name: str) -> tuple[str, str]:
     if _PLAIN.fullmatch(name) is None:
         raise ConfigError(
             f"{name!r} can't be a host name in a SLURM list.",
-            hint="Host names hold no blanks, commas or brackets.",
+            hint="A host name holds no blanks, commas or brackets.",
         )
+
     match = _NUMBERED.fullmatch(name)
-    return (match[1], match[2]) if match else (name, "")
+    if match is None:
+        return name, ""
+    return match[1], match[2]
 
 
 def _bracketed(prefix: str, digits: list[str]) -> str:
-    runs: list[tuple[str, str]] = []
-    for number in digits:
-        if runs and _next(*runs[-1]) == number:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
+    """Return the list of the names that have one prefix and these digits at their ends."""
     if len(digits) == 1:
         return prefix + digits[0]
-    inside = ",".join(low if low == high else f"{low}-{high}" for low, high in runs)
+
+    ranges: list[tuple[str, str]] = []
+    for number in digits:
+        if ranges and _next(*ranges[-1]) == number:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+
+    inside = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
     return f"{prefix}[{inside}]"
 
 
@@ -133,19 +151,21 @@ def _next(low: str, high: str) -> str:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Return one number per node: `4(x2),2` gives (4, 4, 2); raises ConfigError for another text."""
+    """Return one number per node: `4(x2),2` gives (4, 4, 2); raise ConfigError for any other text."""
     counts: list[int] = []
     for part in text.strip().split(","):
         match = _COUNTS.fullmatch(part)
         if match is None:
             raise ConfigError(
                 f"{text!r} is not a list of counts per node: {part!r} is neither `N` nor `N(xM)`.",
-                hint="SLURM writes it as in `4(x2),2`: two nodes with 4 and one with 2.",
+                hint="SLURM writes `4(x2),2` for two nodes with 4 and one node with 2.",
             )
+
         times = int(match[2] or 1)
-        if len(counts) + times > _MOST_NODES:
-            raise ConfigError(f"{text!r} counts more than {_MOST_NODES} nodes.", hint="Check the variable.")
+        if len(counts) + times > _MAX_NODES:
+            raise ConfigError(f"{text!r} counts more than {_MAX_NODES} nodes.", hint="Check the variable.")
         counts.extend([int(match[1])] * times)
+
     return tuple(counts)
 
 
@@ -155,4 +175,5 @@ def render_counts(counts: Iterable[int]) -> str:
     for count, group in groupby(counts):
         times = len(list(group))
         parts.append(f"{count}(x{times})" if times > 1 else str(count))
+
     return ",".join(parts)

@@ -9,58 +9,65 @@ from slurmddp.environments.rank_info import RankInfo, integer, needed
 from slurmddp.errors import MismatchError
 
 PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-"""Variables that the mpiexec of MPICH and Intel MPI gives each rank; none of them names the launch."""
+"""Variables that mpiexec of MPICH and of Intel MPI sets for each rank; none of them identifies the launch."""
 _LAUNCH_IDS = (
     *(LAUNCH_ID_VARIABLE, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PBS_JOBID", "LSB_JOBID"),
     MPIEXEC_VARIABLE,
 )
+"""Variables that together identify a launch of mpirun."""
 
 
 def started_by_mpirun(environ: Mapping[str, str]) -> bool:
-    """Return whether the variables of an MPI launcher are set."""
+    """Return whether an MPI launcher has started this process, by its variables."""
     return "OMPI_COMM_WORLD_SIZE" in environ or ("PMI_SIZE" in environ and "PMI_RANK" in environ)
 
 
 def is_on_one_node(environ: Mapping[str, str]) -> bool:
-    """Return whether the mpiexec of MPICH or Intel MPI has started all of its ranks on this node."""
+    """Return whether mpiexec of MPICH or of Intel MPI has started all its ranks on this node."""
     return "PMI_SIZE" in environ and environ["PMI_SIZE"] == environ.get("MPI_LOCALNRANKS")
 
 
 def refuse_inside_step(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError if mpirun and a SLURM step give different world sizes.
+    """Raise MismatchError if the world sizes of mpirun and of a SLURM step differ.
 
-    mpirun reaches other nodes through SLURM steps, and mpirun's variables also leak into jobs that are
+    mpirun starts its ranks on other nodes by SLURM steps, and its variables also leak into jobs that are
     submitted under it. So either may be the outer launcher. A wrong guess could train N worlds of one rank.
     """
-    tasks, size = integer(environ, "SLURM_STEP_NUM_TASKS"), integer(environ, "OMPI_COMM_WORLD_SIZE")
-    if size is None:
-        size = integer(environ, "PMI_SIZE") if "MPI_LOCALRANKID" in environ else None
+    tasks = integer(environ, "SLURM_STEP_NUM_TASKS")
+    size = integer(environ, "OMPI_COMM_WORLD_SIZE")
+    # srun sets PMI_SIZE as well, for the PMI of its step; MPI_LOCALRANKID comes from an mpiexec alone.
+    if size is None and "MPI_LOCALRANKID" in environ:
+        size = integer(environ, "PMI_SIZE")
     if tasks is not None and size is not None and tasks != size:
         raise MismatchError(
-            f"mpirun says that there are {size} processes, the SLURM step says {tasks}.",
-            hint="Set SLURMDDP_ENVIRONMENT=mpi if mpirun starts the ranks, or to slurm if srun does.",
+            f"mpirun has started {size} processes, but the SLURM step has {tasks} tasks.",
+            hint="Set SLURMDDP_ENVIRONMENT=mpi if mpirun starts the ranks, or =slurm if srun starts them.",
         )
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """Return the rank that mpirun gives, as if ranks fill one node after the other."""
+    """Return the rank of a process of mpirun, on the assumption that ranks fill one node after the other."""
     rank = needed(environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     world_size = needed(environ, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", least=1)
     local_world_size = needed(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", least=1)
     local_rank = needed(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         raise MismatchError(
-            f"mpirun says: rank {rank} of {world_size}, {local_rank} of {local_world_size} here.",
-            hint="Unset the OMPI_* and PMI_* variables if no mpirun is around this process.",
+            f"mpirun's variables contradict each other: rank {rank} of {world_size}, and {local_rank} of "
+            f"{local_world_size} on this node.",
+            hint="Unset the OMPI_* and PMI_* variables if mpirun has not started this process.",
         )
+
+    # mpirun names neither the node of rank 0 nor any other node.
     address = environ.get(MASTER_ADDR_VARIABLE) or environ.get("MASTER_ADDR")
     nodes = -(-world_size // local_world_size)
     if nodes > 1 and not address:
         raise MismatchError(
-            f"mpirun started {world_size} ranks on {nodes} nodes, but does not say where rank 0 is.",
-            hint="Pass it on: `mpirun -x SLURMDDP_MASTER_ADDR=HOST ...` (Open MPI), or "
+            f"mpirun started {world_size} ranks on {nodes} nodes, but no variable says where rank 0 is.",
+            hint="Pass the host of rank 0: `mpirun -x SLURMDDP_MASTER_ADDR=HOST ...` (Open MPI), or "
             "`-genv SLURMDDP_MASTER_ADDR HOST` (Intel MPI, MPICH).",
         )
+
     return RankInfo(
         environment="mpi",
         rank=rank,
@@ -77,11 +84,14 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 def _launch_id(environ: Mapping[str, str], world_size: int) -> str:
+    """Return an id that only the ranks of this mpirun share."""
     known = [environ[name] for name in _LAUNCH_IDS if environ.get(name)]
     if not known and world_size > 1:
         raise MismatchError(
             "mpirun gives its ranks no id of the launch, by which they could find each other.",
-            hint="Pass one on: `mpirun -x SLURMDDP_LAUNCH_ID=$(uuidgen) ...` (Open MPI), or "
+            hint="Pass an id: `mpirun -x SLURMDDP_LAUNCH_ID=$(uuidgen) ...` (Open MPI), or "
             "`-genv SLURMDDP_LAUNCH_ID $(uuidgen)` (Intel MPI, MPICH).",
         )
+
+    # The id of the job is not enough, because a job may run mpirun several times.
     return ".".join([*known, environ.get("SLURM_JOB_ID", "")]).strip(".") or "mpi"

@@ -1,4 +1,4 @@
-"""Define `RankInfo`, the facts of a process about its launch, and read their numbers from variables."""
+"""Define `RankInfo`, the place of a process in its launch, and read numbers from environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurmddp.errors import MismatchError
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Rank, world size and node of one process; the words mean the same as in torch.
+    """Rank, world size and node of one process; these terms mean the same as in torch.
 
     Invariants (checked by `detect`): 0 <= rank < world_size, 0 <= local_rank < local_world_size,
     0 <= node_rank < nodes, sum of tasks over nodes == world_size.
@@ -25,25 +25,29 @@ class RankInfo:
     local_world_size: int = 1
     nodes: int = 1
     hosts: tuple[str, ...] = ("localhost",)
-    """Names of the nodes in rank order; the rendezvous needs only the first one."""
+    """Names of the nodes in rank order; the rendezvous needs only the first name."""
     tasks: tuple[int, ...] = ()
-    """The number of ranks of each node, if the scheduler says so; else all nodes have as many as this one."""
+    """The number of ranks on each node; if empty, all nodes have as many ranks as this node."""
     master_addr: str | None = None
-    """The rendezvous address, if the launcher names one; otherwise `hosts[0]`."""
+    """The address for the rendezvous; None means `hosts[0]`."""
     master_port: int | None = None
-    """The rendezvous port, if the launcher has chosen one; otherwise the ranks find a port."""
+    """The port for the rendezvous; None means that the ranks choose a port."""
     launch_id: str = "single"
-    """An id that all ranks of one launch share, and no others: job, step and restart under SLURM."""
+    """An id that only the ranks of one launch share; under SLURM it holds job, step and restart."""
     emulated: bool = False
-    """Whether the nodes are emulated on this machine, so that loopback between them is right."""
+    """Whether the nodes are emulated on this machine, so that they meet on loopback."""
     cpus: int | None = None
-    """CPUs of each task, if the scheduler says so."""
+    """The number of CPUs of each task; None if the scheduler does not report it."""
     gpus_on_node: int | None = None
-    """GPUs that the scheduler granted on this node, if it says so."""
+    """The number of GPUs that the scheduler granted on this node; None if it does not report it."""
 
 
 def integer(environ: Mapping[str, str], *names: str, least: int = 0) -> int | None:
-    """Return the first set variable of `names` as a number of at least `least`; None if all are unset."""
+    """Return the first variable of `names` that is set, as a whole number; None if all are unset.
+
+    Raises:
+        MismatchError: the value is not a whole number of at least `least`.
+    """
     for name in names:
         text = environ.get(name, "").strip()
         if not text:
@@ -52,13 +56,13 @@ def integer(environ: Mapping[str, str], *names: str, least: int = 0) -> int | No
             return int(text)
         raise MismatchError(
             f"{name}={text!r} is not a whole number of at least {least}.",
-            hint=f"A launcher sets it, and something has changed it. Unset {name} or start the job again.",
+            hint=f"A launcher sets it, but something has changed it. Unset {name} or start the job again.",
         )
     return None
 
 
 def needed(environ: Mapping[str, str], *names: str, least: int = 0) -> int:
-    """Return the first set variable of `names` as a number; raises MismatchError if all are unset."""
+    """Return the first variable of `names` that is set, as `integer` does; raise MismatchError if none is."""
     value = integer(environ, *names, least=least)
     if value is None:
         raise MismatchError(

@@ -1,4 +1,7 @@
-"""Remove the traces of a running job from an environment; pure, for the login side and the batch step."""
+"""Remove the variables of a running job from an environment; pure, for the login side and the batch step.
+
+A job that is submitted from inside another job would otherwise take the variables of that job for its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from slurmddp.environments import names
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
+    # Options for SLURM's commands, which sbatch prefers to the header of a script.
     "SBATCH_",
     "SALLOC_",
     "SRUN_",
@@ -16,10 +20,12 @@ _JOB_PREFIXES = (
     "SACCT_",
     "SINFO_",
     "SCANCEL_",
+    # mpirun's variables of a rank, by which a new process would count as this rank.
     "PMI",
     "OMPI_",
     "PRTE_",
     "MPI_LOCAL",
+    # torchrun's variables of a launch, by which new ranks would look for its store.
     "TORCHELASTIC_",
     "MASTER_",
 )
@@ -47,6 +53,7 @@ _JOB_NAMES = frozenset(
         names.IMPORTS_VARIABLE,
         names.RESTART_COUNT_VARIABLE,
         names.PREFLIGHT_VARIABLE,
+        # The secret belongs to one attempt, and the descriptors are open only in its processes.
         names.SECRET_VARIABLE,
         names.HEARTBEAT_VARIABLE,
         names.CHANNEL_VARIABLE,
@@ -54,11 +61,11 @@ _JOB_NAMES = frozenset(
     }
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"})
-"""Settings of the user, not of a job: the SLURM to talk to, and the token for it."""
+"""Settings of the user, not of a job: the SLURM to use, and the token for it."""
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without variables that describe a job, a step or a rank."""
+    """Return an environment without the variables that describe a job, a step or a rank."""
     return {name: value for name, value in environ.items() if not _describes_a_job(name)}
 
 

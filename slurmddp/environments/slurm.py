@@ -1,8 +1,8 @@
 """Read the rank of a process from the variables of its SLURM step.
 
-Only the variables SLURM_STEP_* are safe. SLURM_JOB_NODELIST names all nodes of the job, even in a step on one
-node. SLURM_NTASKS_PER_NODE is often missing. The batch script has SLURM_PROCID=0 too, without any srun.
-So variables of the job are used only if the variable of the step is missing.
+Only the variables SLURM_STEP_* describe the step. SLURM_JOB_NODELIST names all nodes of the job, even in a
+step on one node. SLURM_NTASKS_PER_NODE is often missing. The batch script has SLURM_PROCID=0 without srun.
+So a variable of the job is used only if the variable of the step is missing.
 """
 
 from __future__ import annotations
@@ -22,49 +22,56 @@ from slurmddp.errors import MismatchError
 from slurmddp.short_text import first_items
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Step ids from here on do not come from srun: interactive (salloc's shell), batch, extern."""
+"""The first id of steps that srun does not start: interactive (salloc's shell), batch, extern."""
 
 _SINGLE_HINT = "For one process that ignores SLURM, set SLURMDDP_ENVIRONMENT=single."
 
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether this process runs inside a SLURM job, in a step or not."""
+    """Return whether this process runs inside a SLURM job, in a step or outside of steps."""
     return bool(environ.get("SLURM_JOB_ID"))
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process as a task; False in a batch script and in salloc's shell."""
     step = environ.get("SLURM_STEP_ID", "")
-    started = step.isascii() and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
-    return started and in_allocation(environ) and "SLURM_PROCID" in environ
+    # The batch script and salloc's shell have SLURM_PROCID as well, but the id of a special step.
+    is_of_srun = step.isascii() and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
+    return is_of_srun and in_allocation(environ) and "SLURM_PROCID" in environ
 
 
 def refuse_tasks_without_srun(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError if the job asks for several tasks but srun has not started this process."""
+    """Raise MismatchError if the job requests several tasks but srun has not started this process."""
+    # SLURM_NTASKS is missing if the job requests nodes alone; srun then starts a task on each node.
     tasks = integer(environ, "SLURM_NTASKS", "SLURM_NPROCS")
     nodes = integer(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     if (tasks or nodes) <= 1:
         return
-    asked = f"--ntasks={tasks}" if tasks else f"--nodes={nodes}"
+
+    request = f"--ntasks={tasks}" if tasks else f"--nodes={nodes}"
     raise MismatchError(
-        f"Job {job_id(environ)} asks for {asked} ({nodes} node(s), {tasks or nodes} tasks), but this process "
-        "was not started by srun, so it would train alone.",
+        f"Job {job_id(environ)} requests {request} ({nodes} node(s), {tasks or nodes} tasks), but this "
+        "process was not started by srun, so it would train alone.",
         hint=f"Put srun before the command (`srun python ...`). {_SINGLE_HINT}",
     )
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """Return the rank of this task in its step; raises MismatchError if variables contradict each other."""
+    """Return the rank of this task in its step; raise MismatchError if variables contradict each other."""
     _refuse_het_job(environ)
     world_size = needed(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", least=1)
     rank = needed(environ, "SLURM_PROCID")
     node_rank = needed(environ, "SLURM_NODEID")
     local_rank = needed(environ, "SLURM_LOCALID")
+
     counts = parse_counts(_text(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     hosts = _hosts(environ)
     _check_layout(environ, counts, hosts, world_size)
     _check_position(counts, rank, node_rank, local_rank, world_size)
+
+    # Emulated nodes meet on loopback, whatever address the site needs.
     emulated = environ.get(EMULATED_VARIABLE) == "1"
+    address = None if emulated else environ.get(MASTER_ADDR_VARIABLE)
     return RankInfo(
         environment="slurm",
         rank=rank,
@@ -75,7 +82,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         nodes=len(counts),
         hosts=hosts,
         tasks=counts,
-        master_addr=None if emulated else environ.get(MASTER_ADDR_VARIABLE) or None,
+        master_addr=address or None,
         launch_id=_launch_id(environ),
         emulated=emulated,
         cpus=_cpus(environ, counts[node_rank]),
@@ -84,10 +91,12 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes of the step in rank order."""
     return expand(_text(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
 
 
 def _text(environ: Mapping[str, str], *names: str) -> str:
+    """Return the first variable of `names` that is set; raise MismatchError if all are unset."""
     for name in names:
         if environ.get(name):
             return environ[name]
@@ -97,13 +106,15 @@ def _text(environ: Mapping[str, str], *names: str) -> str:
 def _check_layout(
     environ: Mapping[str, str], counts: tuple[int, ...], hosts: tuple[str, ...], world_size: int
 ) -> None:
+    """Raise MismatchError unless the variables agree on the numbers of nodes and tasks."""
     nodes = integer(environ, "SLURM_STEP_NUM_NODES", least=1)
-    if len(counts) != len(hosts) or (nodes is not None and nodes != len(hosts)):
+    if len(counts) != len(hosts) or nodes not in (None, len(hosts)):
+        number = "" if nodes is None else f" and a number of {nodes} node(s)"
         raise MismatchError(
-            f"SLURM's variables name {len(hosts)} host(s), task counts for {len(counts)} node(s)"
-            f"{'' if nodes is None else f' and {nodes} node(s) in number'}.",
-            hint=f"Start the step with its own `srun --nodes=N --ntasks-per-node=R`. {_SINGLE_HINT}",
+            f"SLURM's variables name {len(hosts)} host(s), task counts for {len(counts)} node(s){number}.",
+            hint=f"Start the step with `srun --nodes=N --ntasks-per-node=R`. {_SINGLE_HINT}",
         )
+
     if sum(counts) != world_size:
         raise MismatchError(
             f"The tasks on the nodes ({', '.join(map(str, counts))}) add up to {sum(counts)}, but the step "
@@ -115,6 +126,7 @@ def _check_layout(
 def _check_position(
     counts: tuple[int, ...], rank: int, node_rank: int, local_rank: int, world_size: int
 ) -> None:
+    """Raise MismatchError unless the place of the task lies inside the step."""
     for name, value, bound, flag in (
         ("SLURM_PROCID", rank, world_size, "--ntasks"),
         ("SLURM_NODEID", node_rank, len(counts), "--nodes"),
@@ -122,50 +134,60 @@ def _check_position(
     ):
         if value >= bound:
             raise MismatchError(
-                f"{name}={value}, but the step has only {bound} of them.",
-                hint=f"Start the step with the right `srun {flag}=...`; values of another step may have "
-                f"leaked in. {_SINGLE_HINT}",
+                f"{name}={value}, but the values in this step are below {bound}.",
+                hint=f"Start the step with the right `srun {flag}=...`. Variables of another step may have "
+                f"leaked into this one. {_SINGLE_HINT}",
             )
 
 
 def _refuse_het_job(environ: Mapping[str, str]) -> None:
+    """Raise MismatchError inside of a heterogeneous job."""
+    # Older versions of SLURM call such a job a pack job.
     size = integer(environ, "SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if size is not None and size > 1:
         raise MismatchError(
-            f"This is a heterogeneous job of {size} components; one node list can't place its ranks.",
-            hint="Ask for one kind of node: no ` : ` on the command line and no `#SBATCH hetjob` line.",
+            f"This is a heterogeneous job of {size} components, whose ranks one node list can't place.",
+            hint="Request one kind of node: no ` : ` on the command line and no `#SBATCH hetjob` line.",
         )
 
 
 def refuse_leaked_step(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError if the variables of the step do not fit the job around this process.
+    """Raise MismatchError if the variables of the step do not belong to the job around this process.
 
     A job that is submitted inside a step inherits SLURM_STEP_*. Without this check, a batch script of eight
     tasks would train alone, as a world of one rank.
     """
     hosts = _hosts(environ)
-    here = environ.get("SLURMD_NODENAME")
-    if here and here not in hosts:
+    # SLURM sets the name of the node for every process that it starts, so this variable never leaks.
+    node = environ.get("SLURMD_NODENAME")
+    if node and node not in hosts:
         raise _leaked(
-            f"this process runs on node {here}, which is not in SLURM_STEP_NODELIST={_first(hosts)}"
+            f"this process runs on node {node}, which is not in SLURM_STEP_NODELIST={_first(hosts)}"
         )
+
     job_hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
     if job_hosts and not set(hosts) <= set(job_hosts):
-        raise _leaked(f"the job has the nodes {_first(job_hosts)}, the step {_first(hosts)}")
-    job_tasks, tasks = integer(environ, "SLURM_NTASKS"), integer(environ, "SLURM_STEP_NUM_TASKS")
+        raise _leaked(f"the job has the nodes {_first(job_hosts)}, the step has {_first(hosts)}")
+
+    # Both jobs may run on the same nodes.
+    job_tasks = integer(environ, "SLURM_NTASKS")
+    tasks = integer(environ, "SLURM_STEP_NUM_TASKS")
     if job_tasks is not None and tasks is not None and job_tasks != tasks:
         raise _leaked(f"SLURM_NTASKS={job_tasks}, but SLURM_STEP_NUM_TASKS={tasks}")
 
 
-def _leaked(found: str) -> MismatchError:
+def _leaked(contradiction: str) -> MismatchError:
+    """Return the error for variables of another step."""
     return MismatchError(
-        f"The SLURM_STEP_* variables belong to another step: {found}.",
-        hint="A job submitted from inside a job inherits them: put srun before the command, or submit "
-        "with SLURM_* unset. If srun did start this (`--preserve-env`), set SLURMDDP_ENVIRONMENT=slurm.",
+        f"The SLURM_STEP_* variables belong to another step: {contradiction}.",
+        hint="A job submitted from inside a job inherits them. Put srun before the command, or unset SLURM_* "
+        "before the submission. If srun started this process (`--preserve-env`), set "
+        "SLURMDDP_ENVIRONMENT=slurm.",
     )
 
 
 def _first(hosts: tuple[str, ...]) -> str:
+    """Return the first hosts of a list, for a message."""
     return first_items(hosts, 4, separator=",", rest=",...")
 
 
@@ -177,14 +199,20 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     restart = integer(environ, "SLURM_RESTART_COUNT") or 0
     parts = [environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0"), str(restart)]
     restart_count = environ.get(RESTART_COUNT_VARIABLE)
-    more = [environ.get(LAUNCH_ID_VARIABLE), f"g{restart_count}" if restart_count else None]
-    return ".".join([*parts, *(part for part in more if part)])
+    if environ.get(LAUNCH_ID_VARIABLE):
+        parts.append(environ[LAUNCH_ID_VARIABLE])
+    # The letter separates restarts of the worker group from SLURM's count of requeues.
+    if restart_count:
+        parts.append(f"g{restart_count}")
+    return ".".join(parts)
 
 
 def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:
     """Return the CPUs of one task: `--cpus-per-task`, else an equal share of the node's CPUs."""
-    each = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
-    if each is not None:
-        return each
-    node = integer(environ, "SLURM_CPUS_ON_NODE", least=1)
-    return None if node is None else max(1, node // tasks)
+    # SLURM sets the variable only if the job requested CPUs by --cpus-per-task.
+    per_task = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
+    if per_task is not None:
+        return per_task
+
+    on_node = integer(environ, "SLURM_CPUS_ON_NODE", least=1)
+    return None if on_node is None else max(1, on_node // tasks)

@@ -1,7 +1,7 @@
 """Compute how long a job may run, and when a rank must leave before SLURM kills it; pure.
 
-The batch step asks SLURM once and hands the answers down in the environment. A rank does not ask, because its
-container may have no scontrol, and a thousand requests would load the controller.
+The batch step queries SLURM once and passes the limits on in environment variables. A rank does not query
+SLURM, because its container may lack scontrol, and a thousand queries would load slurmctld.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from slurmddp.environments.names import (
 )
 
 RESERVE_S = 5.0
-"""Seconds kept free after the save: the ranks agree and leave, and the batch step requeues the job.
+"""Seconds between the end of the save and SIGKILL, in which ranks exit and the batch step requeues the job.
 
-At most half of KillWait is kept free.
+If KillWait is short, half of it is kept free instead.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """The time limits of this job; None means not known."""
+    """The time limits of this job; None means that a limit is unknown."""
 
     end_time: float | None = None
     """The end of the job, in seconds since the epoch."""
@@ -34,43 +34,54 @@ class TimeLimits:
     kill_wait_s: float | None = None
     """Seconds from SIGTERM to SIGKILL."""
     preempt_grace_s: float = 0.0
-    """Further seconds before SIGKILL if the job is preempted."""
+    """Additional seconds before SIGKILL if the job is preempted."""
 
 
 def read_limits(environ: Mapping[str, str]) -> TimeLimits:
-    """Return the limits that the batch step found. SLURM itself sets SLURM_JOB_END_TIME from 23.02 on."""
+    """Return the limits that the batch step has put into the environment."""
     lead = _seconds(environ, LEAD_VARIABLE)
+    if lead is None:
+        lead = TimeLimits.lead_s
+
+    # From 23.02 on, SLURM itself sets SLURM_JOB_END_TIME.
+    end_time = _seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME")
     return TimeLimits(
-        end_time=_seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME"),
-        lead_s=TimeLimits.lead_s if lead is None else lead,
+        end_time=end_time,
+        lead_s=lead,
         kill_wait_s=_seconds(environ, KILL_WAIT_VARIABLE),
         preempt_grace_s=_seconds(environ, PREEMPT_GRACE_VARIABLE) or 0.0,
     )
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> float | None:
+    """Return a variable as a number of seconds; None if it is unset or not a whole number."""
     text = environ.get(name, "")
     return float(text) if text.isascii() and text.isdecimal() else None
 
 
 def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -> float | None:
-    """Return the time at which a rank should leave, just before SIGKILL.
+    """Return the time at which a rank should exit, just before SIGKILL.
 
     SLURM adds the preemption grace only at a preemption. Other senders of SIGTERM before the end either end
     the job for good or requeue it, so a later time does no harm there.
 
     Args:
         limits: the limits of the job.
-        terminated: the time of SIGTERM, in seconds since the epoch; None if no SIGTERM has come.
-        share: the part of `RESERVE_S` to keep free.
+        terminated: the time of SIGTERM, in seconds since the epoch; None without a SIGTERM.
+        share: the fraction of `RESERVE_S` to keep free.
 
     Returns:
         Seconds since the epoch; None if the time is not known.
     """
     if limits.kill_wait_s is None or terminated is None:
         return None
-    is_over = limits.end_time is not None and terminated >= limits.end_time - 1
-    killed = terminated + limits.kill_wait_s + (0.0 if is_over else limits.preempt_grace_s)
-    if limits.end_time is not None and not is_over:
-        killed = min(killed, limits.end_time + limits.kill_wait_s)
+
+    killed = terminated + limits.kill_wait_s
+    is_at_limit = limits.end_time is not None and terminated >= limits.end_time - 1
+    if not is_at_limit:
+        # A SIGTERM before the time limit may be a preemption.
+        killed += limits.preempt_grace_s
+        # The grace time does not move the time limit.
+        if limits.end_time is not None:
+            killed = min(killed, limits.end_time + limits.kill_wait_s)
     return killed - share * min(RESERVE_S, limits.kill_wait_s / 2)

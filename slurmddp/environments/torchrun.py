@@ -12,24 +12,29 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """Return the rank that torchrun gives; raises MismatchError if a needed variable is missing."""
+    """Return the rank of a process of torchrun; raise MismatchError if a needed variable is missing."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
-    node_rank = integer(environ, "GROUP_RANK", "NODE_RANK")
     address = environ.get("MASTER_ADDR")
     port = integer(environ, "MASTER_PORT", least=1)
     if world_size > 1 and (not address or port is None):
         raise MismatchError(
             f"RANK={rank} and WORLD_SIZE={world_size} are set, but not both MASTER_ADDR and MASTER_PORT.",
-            hint="Start with torchrun or srun; with variables set by hand, set those two as well.",
+            hint="Start with torchrun or srun. If you set the variables by hand, set these two as well.",
         )
+
+    # Without the size, all ranks would count as ranks of one machine.
     if world_size > 1 and address not in _THIS_MACHINE and not environ.get("LOCAL_WORLD_SIZE"):
         raise MismatchError(
-            f"RANK={rank} and WORLD_SIZE={world_size} are set, but not LOCAL_WORLD_SIZE: how many of these "
-            "ranks are on this machine?",
-            hint="Set LOCAL_WORLD_SIZE as well (1 for one process on each machine), and LOCAL_RANK where "
-            "ranks don't fill one machine after the other; or start with torchrun.",
+            f"RANK={rank} and WORLD_SIZE={world_size} are set, but not LOCAL_WORLD_SIZE, the "
+            "number of ranks on this machine.",
+            hint="Set LOCAL_WORLD_SIZE (1 for one process on each machine), and LOCAL_RANK if ranks don't "
+            "fill one machine after the other. Or start with torchrun.",
         )
-    node_rank = rank // local_world_size if node_rank is None else node_rank
+
+    # torchrun has one agent on each machine, and GROUP_RANK is the rank of the agent.
+    node_rank = integer(environ, "GROUP_RANK", "NODE_RANK")
+    if node_rank is None:
+        node_rank = rank // local_world_size
     nodes = integer(environ, "GROUP_WORLD_SIZE", least=1) or -(-world_size // local_world_size)
     return RankInfo(
         environment="torchrun",
@@ -42,7 +47,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         hosts=(address or "localhost",),
         master_addr=address,
         master_port=port,
-        # torchrun's restart count is no part of it: counts of the nodes differ after the failure of one.
+        # torchrun's restart count is not part of the id: after a failure, the counts of the nodes differ.
         launch_id=environ.get(LAUNCH_ID_VARIABLE)
         or environ.get("TORCHELASTIC_RUN_ID")
         or f"{address}:{port}",
@@ -51,14 +56,15 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 def local_rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """Return the rank of a process that `Distributon.launch` started on this machine."""
+    """Return the rank of a process that `Distributon.launch` has started on this machine."""
     rank, world_size, local_rank, local_world_size = _numbers(environ)
     launch_id = environ.get(LAUNCH_ID_VARIABLE)
     if not launch_id:
         raise MismatchError(
             "SLURMDDP_LAUNCHER=local is set, but not SLURMDDP_LAUNCH_ID.",
-            hint="Distributon.launch sets both; unset SLURMDDP_LAUNCHER to run on your own.",
+            hint="Distributon.launch sets both. Unset SLURMDDP_LAUNCHER in a process that it did not start.",
         )
+
     return RankInfo(
         environment="local",
         rank=rank,
@@ -72,14 +78,21 @@ def local_rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    rank, world_size = needed(environ, "RANK"), needed(environ, "WORLD_SIZE", least=1)
+    """Return rank, world size, local rank and local world size; raise MismatchError for a contradiction."""
+    rank = needed(environ, "RANK")
+    world_size = needed(environ, "WORLD_SIZE", least=1)
+
+    # Variables that a user sets by hand may lack the local ones.
     local_world_size = integer(environ, "LOCAL_WORLD_SIZE", least=1) or world_size
     local_rank = integer(environ, "LOCAL_RANK")
-    local_rank = rank % local_world_size if local_rank is None else local_rank
+    if local_rank is None:
+        local_rank = rank % local_world_size
+
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         raise MismatchError(
             f"RANK={rank} of WORLD_SIZE={world_size} with LOCAL_RANK={local_rank} of "
             f"LOCAL_WORLD_SIZE={local_world_size} contradict each other.",
             hint="Start with torchrun, or set all four: ranks count from 0 and stay below their size.",
         )
+
     return rank, world_size, local_rank, local_world_size

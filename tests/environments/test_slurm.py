@@ -168,7 +168,7 @@ CONTRADICTIONS = {
     "a step that leaked from another node": ({**FOUR_ON_TWO, "SLURMD_NODENAME": "n9"}, "node n9", "srun"),
     "a step that leaked from a job elsewhere": (
         {**FOUR_ON_TWO, "SLURM_JOB_NODELIST": "n[2-9]"},
-        "the job has the nodes n2,n3,n4,n5,..., the step n1,n2",
+        "the job has the nodes n2,n3,n4,n5,..., the step has n1,n2",
         "srun",
     ),
     "a step that leaked from a smaller job here": (
@@ -185,7 +185,7 @@ CONTRADICTIONS = {
     ),
     "mpirun inside a step": (
         {**FOUR_ON_TWO, "OMPI_COMM_WORLD_SIZE": "8"},
-        "mpirun says that there are 8",
+        "mpirun has started 8",
         "SLURMDDP_ENVIRONMENT=mpi",
     ),
 }
