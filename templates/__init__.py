@@ -1,4 +1,4 @@
-"""The jinja2 templates of the scripts that slurmddp submits and of the report it writes."""
+"""The jinja2 templates of batch scripts, pages, the sandbox's files and new projects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @cache
 def template(name: str) -> Template:
-    """Return a template; HTML escapes its values, and a name without a value is an error."""
+    """Return a template. A template of a page escapes its values, and a name without a value is an error."""
     import jinja2
 
     environment = jinja2.Environment(

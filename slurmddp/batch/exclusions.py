@@ -1,4 +1,4 @@
-"""Keep the next attempts away from nodes that failed, where the cluster has others."""
+"""Keep the next attempts away from nodes that failed, if the cluster has other nodes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Exclusions:
                 adopt(self._folder, cluster)
 
     def _note(self, node: str, reason: str, start_time: float) -> bool:
-        """Note a failed node; return whether it was not noted for the same attempt before."""
+        """Note a failed node; return whether the note is new for this attempt."""
         self.failed.add(node)
         if self._hours <= 0 or node in excluded_nodes(self._folder, since=start_time):
             return False

@@ -1,7 +1,8 @@
-"""srun's report that SLURM could not start an agent: the attempt can't begin, whatever the other agents do.
+"""Find in srun's reports an agent that SLURM could not start, and record it as the failure of the attempt.
 
-srun goes on after such a report, and the other agents would wait for the missing agent until
-`policy.join_timeout_s`. Nothing is known against the node, so the next attempt may run on it.
+Without this agent the attempt can't begin. srun goes on after such a report, and the other agents would wait
+for the missing agent until `policy.join_timeout_s`. The report does not show a fault of the node, so the next
+attempt may run on it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def requeue(job: SlurmJob) -> bool:
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has it.
 
-    A begin time and a hold delay the first job of a run only, as they do where SLURM requeues the job.
+    A begin time and a hold delay only the first job of a run: at a requeue SLURM does not apply them either.
 
     A token stands among the arguments of the script. The batch step finds the job by this token if sbatch
     queued the job and its reply was lost.

@@ -1,1 +1,1 @@
-"""Talking to SLURM: its commands, options, states and limits, and the batch script."""
+"""SLURM's commands, options, states and limits, and the batch script of a job."""

@@ -73,7 +73,7 @@ def _print_to_stderr(text: str) -> None:
 
 
 class SlurmClient:
-    """The SLURM that the commands on PATH talk to; the tests' `FakeSlurm` keeps jobs in memory instead."""
+    """The SLURM to which the commands on PATH connect; `FakeSlurm` of the tests keeps jobs in memory."""
 
     def __init__(
         self,

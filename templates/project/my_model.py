@@ -1,4 +1,4 @@
-"""A model and a data set of this project: replace them by your own."""
+"""The model and the data set of this project: replace them by your own."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 
 class Classifier(nn.Module):
-    """Maps points (batch, 2) to logits (batch, classes)."""
+    """A network that maps points (batch, 2) to logits (batch, classes)."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -27,14 +27,17 @@ class Spirals(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     deterministic = True
 
     def __init__(self, count: int, classes: int, first: int = 0) -> None:
-        self.count, self.classes, self.first = count, classes, first
+        self.count = count
+        self.classes = classes
+        self.first = first
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         place, label = divmod(self.first + index, self.classes)
-        radius = (place * 0.618034) % 1  # multiples of the golden ratio fill the interval evenly
+        # Multiples of the golden ratio fill the interval from 0 to 1 evenly.
+        radius = (place * 0.618034) % 1
         angle = 5 * radius + 2 * math.pi * label / self.classes
         point = torch.tensor([radius * math.cos(angle), radius * math.sin(angle)])
         return point, torch.tensor(label)
