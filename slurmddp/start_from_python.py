@@ -249,7 +249,7 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 def _log(event: object) -> None:
     """Log what a start reports: what needs attention as a warning, the rest as information."""
-    from slurmddp.control.events import CodeSent, HostSilent, Message
+    from slurmddp.control.events import CodeSent, HostSilent, Info
     from slurmddp.control.start import PointFailed, warnings_of
     from slurmddp.control.sweep import SweepBegins
 
@@ -258,7 +258,7 @@ def _log(event: object) -> None:
     match event:
         case PointFailed(run, error):
             log.warning("%s: %s", run, error)
-        case Message(text):
+        case Info(text):
             log.info("%s", text)
         case HostSilent(host, seconds):
             log.warning("%s has not answered for %g s; nothing was started.", host, seconds)

@@ -29,7 +29,7 @@ def print_event(event: object) -> None:
             print(text, file=sys.stderr, flush=True)
         case events.Note(text):
             print(f"slurmddp: note: {text}", file=sys.stderr, flush=True)
-        case events.Message(text):
+        case events.Info(text):
             print(text, flush=True)
         case _:
             _print_event_over_ssh(event)

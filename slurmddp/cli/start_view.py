@@ -12,7 +12,7 @@ from slurmddp.batch.progress import latest_name, saved
 from slurmddp.cli import messages
 from slurmddp.cli.live_view import RunView
 from slurmddp.control import jobs
-from slurmddp.control.events import Message
+from slurmddp.control.events import Info
 from slurmddp.control.local_training import TrainingBegins, TrainingEnded, TrainingLeft, TrainingRuns
 from slurmddp.control.resume import SizeChanges
 from slurmddp.control.start import (
@@ -54,7 +54,7 @@ class StartView:
         match event:
             case TrainingRuns() if self._training is not None:
                 self._training.tick()
-            case Message(text) if self._training is not None:
+            case Info(text) if self._training is not None:
                 self._training.say(text)
             case TrainingBegins(job, allocation):
                 self._begin_training(job, allocation)

@@ -69,7 +69,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Message:
+class Info:
     """A sentence about what the action has found or done."""
 
     text: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmddp.control.admission import checked_script
-from slurmddp.control.events import Message, Report
+from slurmddp.control.events import Info, Report
 from slurmddp.control.submission import ClaimedRun
 from slurmddp.launchers.local import run as local
 from slurmddp.launchers.local.allocation import Allocation, current
@@ -61,14 +61,14 @@ def train_here(run: ClaimedRun, report: Report) -> int:
     job = run.job
     folder = RunFolder(job.run_dir)
     if not run.is_new:
-        prepare(job, checked_script(job, report), lambda text: report(Message(text)))
+        prepare(job, checked_script(job, report), lambda text: report(Info(text)))
     remember(folder)
 
     allocation = current(os.environ)
     report(TrainingBegins(job, allocation))
     try:
         training = local.LocalRun(
-            job, folder, run.lock, lambda text: report(Message(text)), allocation=allocation
+            job, folder, run.lock, lambda text: report(Info(text)), allocation=allocation
         )
         training.start()
         exit_code = training.wait(lambda: report(TrainingRuns()))

@@ -12,7 +12,7 @@ from slurmddp.config.checks.sbatch_environment import unused
 from slurmddp.config.resources import SIZE
 from slurmddp.config.resume import job_of_run
 from slurmddp.control.admission import refuse_misfits
-from slurmddp.control.events import Message, Note, Report, ignore
+from slurmddp.control.events import Info, Note, Report, ignore
 from slurmddp.control.hold import hold, keep
 from slurmddp.control.refusals import refuse_active, refuse_finished, refuse_unclear
 from slurmddp.control.selection import Selection, select_own
@@ -135,7 +135,7 @@ def _left_alone(status: RunStatus, changes: Sequence[str], report: Report) -> St
     try:
         if not _is_active(status, changes):
             return None
-        report(Message(f"{status.name} is {status.state} already: {status.detail}."))
+        report(Info(f"{status.name} is {status.state} already: {status.detail}."))
         return StartedRun(name=status.name, path=status.path, outcome="active", job_id=status.job_id)
     except RunStateError as error:
         report(Note(error.message))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slurmddp.control.admission import checked_script
-from slurmddp.control.events import Message, Note, Report, Waiting, ignore
+from slurmddp.control.events import Info, Note, Report, Waiting, ignore
 from slurmddp.control.hold import hold
 from slurmddp.control.local_training import train_here
 from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_other_run, refuse_unclear
@@ -389,7 +389,7 @@ def _refuse_put_aside(
 ) -> None:
     """Raise an error if a run that is to be put aside has, or may have, a job or process."""
     if is_unanswered(folder):
-        adopted = queued_jobs.settle(folder, client.SlurmClient(), lambda text: report(Message(text)))
+        adopted = queued_jobs.settle(folder, client.SlurmClient(), lambda text: report(Info(text)))
         if adopted is not None:
             status = status_of(folder)
     is_unreadable = status.state == "unknown" and status.job_id is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.batch.progress import latest_name
 from slurmddp.control.admission import checked_script
-from slurmddp.control.events import Message, Report
+from slurmddp.control.events import Info, Report
 from slurmddp.errors import SlurmddpError
 from slurmddp.launchers.submit import array, queued_jobs, submitter
 from slurmddp.runs.folder.create import create, prepare
@@ -201,7 +201,7 @@ class Submission:
         report_put_aside(runs, self._report)
 
     def _say(self, text: str) -> None:
-        self._report(Message(text))
+        self._report(Info(text))
 
 
 def report_put_aside(runs: Sequence[ClaimedRun], report: Report) -> None:

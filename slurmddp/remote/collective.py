@@ -26,7 +26,7 @@ REDUCTIONS = {
 
 
 @dataclass
-class Failure(Exception):
+class CommandFailure(Exception):
     """The failure of a command on a worker; the worker stores it in place of the command's results."""
 
     text: str
@@ -56,7 +56,7 @@ def run(
     group = _group_of(tuple(nodes))
     with _agreement(group):
         for tensor in tensors:
-            if isinstance(tensor, Failure):
+            if isinstance(tensor, CommandFailure):
                 raise tensor
 
         flats = [flatten(tensor) for tensor in tensors]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from slurmddp import plugins
 from slurmddp.remote import collective
 from slurmddp.remote.channel import NO_DATA, Channel
-from slurmddp.remote.collective import Failure
+from slurmddp.remote.collective import CommandFailure
 from slurmddp.remote.dispatch import Meta
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes, without_dicts
 
@@ -36,11 +36,11 @@ class Worker:
         self._controller = controller
         self._lost = lost
         self._objects: dict[int, Any] = {}
-        """By number, results of commands; a Failure stands in for the results of a failed command."""
+        """By number, results of commands; a CommandFailure stands in for the results of a failed command."""
         self._last_negative = 0
         """The last number that this worker has drawn; its numbers are negative, the controller's are not."""
-        self._unreported: Failure | None = None
-        self._operand: Failure | None = None
+        self._unreported: CommandFailure | None = None
+        self._operand: CommandFailure | None = None
         """A failure among the operands of the command that is being read."""
         self._encoding = MessageEncoding(self._describe, ref=self._find)
         self._functions: dict[str, Any] = {"free": self._free, "put": self._put, "reply": self._reply}
@@ -93,14 +93,14 @@ class Worker:
         objects.pop(None, None)
         self._objects.update(objects)
 
-    def _failure(self, error: BaseException, path: str) -> Failure:
+    def _failure(self, error: BaseException, path: str) -> CommandFailure:
         """Return the failure of a command; remember the first failure for the next reply."""
-        if isinstance(error, Failure):
+        if isinstance(error, CommandFailure):
             # The frames of its traceback would keep tensors alive.
             return error.with_traceback(None)
 
         text = f"{type(error).__name__}: {error} (in {path})"
-        failure = Failure(text, "".join(traceback.format_exception(error)))
+        failure = CommandFailure(text, "".join(traceback.format_exception(error)))
         if self._unreported is None:
             self._unreported = failure
 
@@ -136,7 +136,7 @@ class Worker:
 
     def _find(self, number: int) -> Any:
         value = self._objects[number]
-        if isinstance(value, Failure):
+        if isinstance(value, CommandFailure):
             self._operand = value
         return value
 

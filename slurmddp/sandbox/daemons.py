@@ -12,7 +12,7 @@ from pathlib import Path
 from slurmddp.errors import SlurmError
 from slurmddp.sandbox import conf, network, processes
 from slurmddp.sandbox.machine import find_program
-from slurmddp.sandbox.plan import Node, Plan
+from slurmddp.sandbox.plan import Plan, SandboxNode
 
 START_LIMIT_S = 30
 POLL_S = 0.03
@@ -118,7 +118,7 @@ def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
     wait_for(plan, "slurmctld", lambda: listens_tcp(plan.machine.controller_port), ["slurmctld"])
 
 
-def start_node(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
+def start_node(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> None:
     """Start the slurmd of a node, in the node's network namespace if it has one."""
     slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
     processes.start(

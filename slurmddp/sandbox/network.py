@@ -17,18 +17,18 @@ from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.host.process import PROC
 from slurmddp.sandbox import processes
 from slurmddp.sandbox.machine import HOSTS_FILE, find_program
-from slurmddp.sandbox.plan import RECORD, Node, Plan
+from slurmddp.sandbox.plan import RECORD, Plan, SandboxNode
 
 MARK = "slurmddp sandbox"
 HOLD = 'hostname "$0" && exec sleep infinity'
 
 
-def holder(node: Node) -> str:
+def holder(node: SandboxNode) -> str:
     """Return the name, in its record, of the process that holds a node's namespace."""
     return f"host-{node.name}"
 
 
-def enter(plan: Plan, node: Node, environment: Mapping[str, str]) -> list[str]:
+def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list[str]:
     """Return the prefix of a command that runs on `node`; raise SlurmError if the node is gone."""
     if not plan.namespaces:
         return []
@@ -81,7 +81,7 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
     edit_hosts(plan.root, [f"{node.address}\t{node.name}" for node in plan.nodes])
 
 
-def _limit_link(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
+def _limit_link(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> None:
     """Limit the bandwidth at both ends of a node's link: each end delays the packets that it sends."""
     # A burst of 10 ms, but no less than a segment of the kernel's offloading; a queue of 50 ms more.
     burst = max(64_000, plan.request.link_mbit * 1_250)
@@ -97,7 +97,7 @@ def _limit_link(plan: Plan, node: Node, environment: Mapping[str, str]) -> None:
             )
 
 
-def _start_holder(plan: Plan, node: Node, environment: Mapping[str, str]) -> int:
+def _start_holder(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> int:
     """Start the process that holds the namespaces of a node, and wait until it has entered them."""
     command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
     entry = processes.start(holder(node), command, root=plan.root, environment=environment)
@@ -122,7 +122,7 @@ def _command_name(pid: int) -> str:
         return ""
 
 
-def _output(plan: Plan, node: Node) -> str:
+def _output(plan: Plan, node: SandboxNode) -> str:
     return (plan.root / "log" / f"{holder(node)}.out").read_text(encoding="utf-8", errors="replace").strip()
 
 

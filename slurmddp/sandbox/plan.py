@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Node:
+class SandboxNode:
     """A node: name, address and slurmd port; with namespaces the name is its host name too."""
 
     name: str
@@ -98,15 +98,15 @@ class Plan:
         return f"10.77.{self.machine.subnet}.1" if self.namespaces else "127.0.0.1"
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[SandboxNode, ...]:
         return tuple(self._node(number) for number in range(1, self.request.nodes + 1))
 
-    def _node(self, number: int) -> Node:
+    def _node(self, number: int) -> SandboxNode:
         name = f"{node_prefix(self.request.name)}{number}"
         if not self.namespaces:
-            return Node(name, "127.0.0.1", self.machine.node_ports[number - 1], "lo")
+            return SandboxNode(name, "127.0.0.1", self.machine.node_ports[number - 1], "lo")
         address = f"10.77.{self.machine.subnet}.{10 + number}"
-        return Node(name, address, SLURMD_PORT, f"{self.bridge}n{number}")
+        return SandboxNode(name, address, SLURMD_PORT, f"{self.bridge}n{number}")
 
 
 def node_prefix(name: str) -> str:

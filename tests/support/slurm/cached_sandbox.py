@@ -14,7 +14,7 @@ import pytest
 
 from slurmddp.sandbox import daemons, network, processes
 from slurmddp.sandbox.machine import find_program
-from slurmddp.sandbox.plan import Node, Plan
+from slurmddp.sandbox.plan import Plan, SandboxNode
 from support.slurm.faulty_sandbox import FaultySandbox
 
 LIKE_NFS = "dir_cache=no,entry_timeout=3,attr_timeout=3,negative_timeout=30"
@@ -49,7 +49,7 @@ class CachedSandbox(FaultySandbox):
         )
 
 
-def start_node(plan: Plan, node: Node, prefix: list[str], environment: Mapping[str, str]) -> None:
+def start_node(plan: Plan, node: SandboxNode, prefix: list[str], environment: Mapping[str, str]) -> None:
     """Start the slurmd of a node within a command."""
     slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
     processes.start(

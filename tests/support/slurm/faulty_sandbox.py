@@ -11,7 +11,7 @@ from contextlib import suppress
 from slurmddp.environments.names import SANDBOX_JOB_VARIABLE
 from slurmddp.host.process import PROC
 from slurmddp.sandbox import Sandbox, daemons, network, processes
-from slurmddp.sandbox.plan import Node
+from slurmddp.sandbox.plan import SandboxNode
 
 
 class FaultySandbox(Sandbox):
@@ -58,7 +58,7 @@ class FaultySandbox(Sandbox):
         """Return the prefix of a command that runs on a node without SLURM."""
         return network.enter(self.plan, self._node(name), self._daemon_environment())
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> SandboxNode:
         return next(node for node in self.plan.nodes if node.name == name)
 
     def _kill(self, daemon: str) -> None:
