@@ -14,7 +14,6 @@ from support.wrapping import COLUMNS
 CELL = 160
 """Characters of the longest table cell."""
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-WRAPPED = [page for page in PAGES if page.name not in ("bench.md", "measurements.md")]
 GENERATED = {"api.md", "configuration.md", "json.md"}
 """Pages whose tables a test writes from docstrings and dataclasses."""
 
@@ -32,13 +31,13 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-@pytest.mark.parametrize("page", WRAPPED, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_wrapped(page: Path) -> None:
     assert [(number, line) for number, line in prose(page.read_text()) if len(line) > COLUMNS] == []
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in WRAPPED if page.name not in GENERATED], ids=lambda page: page.name
+    "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name
 )
 def test_table_cells_are_short(page: Path) -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
