@@ -4,6 +4,9 @@ A field of these dataclasses is the only description of a key. Defaults, checks,
 `docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's settings follow from the
 field. To add a key, add a field.
 
+Only `TrainSettings`, `PolicySettings` and `Cluster` are instantiated. The other dataclasses have no generated
+methods, because every command that reads settings would wait for their compilation.
+
 The module has no `from __future__ import annotations`, because `keys.py` reads annotations as objects.
 """
 
@@ -60,7 +63,7 @@ def group(
     return field(metadata=facts | {"later": later})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class ProgramSettings:
     """The keys of `program`; arguments of the function may stand beside them."""
 
@@ -255,7 +258,7 @@ class PolicySettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class DdpSettings:
     """The keys of strategy=ddp: one replica per rank, whose gradients are averaged in every step."""
 
@@ -295,7 +298,7 @@ class DdpSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class FsdpSettings:
     """The keys of strategy=fsdp: each rank keeps a shard of parameters, gradients and optimizer state."""
 
@@ -324,7 +327,7 @@ class FsdpSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class RingSettings:
     """The keys of strategy=ring: as ddp, but an algorithm of slurmddp.collectives averages the gradients."""
 
@@ -342,7 +345,7 @@ class RingSettings:
     bucket_mb: float | None = key(None, "MiB of gradients per message; null means torch's default", above=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class LocalSgdSettings:
     """The keys of strategy=local_sgd: each rank trains alone, and every few steps all average "
     "their weights."""
@@ -358,7 +361,7 @@ class LocalSgdSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class DiLoCoSettings:
     """The keys of strategy=diloco: each rank trains alone, and an outer optimizer steps for all ranks."""
 
@@ -368,7 +371,7 @@ class DiLoCoSettings:
     outer_momentum: float = key(0.9, "Nesterov momentum of diloco's outer optimizer, below 1", minimum=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class ParameterServerSettings:
     """The keys of strategy=parameter_server: ranks send gradients to rank 0, and get its weights."""
 
@@ -380,14 +383,14 @@ class ParameterServerSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class SingleSettings:
     """The keys of strategy=single."""
 
     name: Literal["single"] = key("single", "one rank trains alone")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class DataParallelSettings:
     """The keys of strategy=data_parallel."""
 
@@ -464,7 +467,7 @@ class Cluster:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False, repr=False, eq=False)
 class Config:
     """The whole configuration."""
 
