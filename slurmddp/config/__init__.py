@@ -1,1 +1,1 @@
-"""From the command line and YAML files to a `Job`; no other room knows Hydra."""
+"""Build a `Job` from the command line and YAML files; no other room imports Hydra."""

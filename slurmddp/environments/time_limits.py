@@ -62,8 +62,8 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
 def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -> float | None:
     """Return the time at which a rank should exit, just before SIGKILL.
 
-    SLURM adds the preemption grace only at a preemption. Other senders of SIGTERM before the end either end
-    the job for good or requeue it, so a later time does no harm there.
+    SLURM adds the grace time only at a preemption. Any other SIGTERM before the time limit ends the job for
+    good or requeues it, so a result that is too late does no harm.
 
     Args:
         limits: the limits of the job.

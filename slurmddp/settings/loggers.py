@@ -51,7 +51,7 @@ def targets(value: Any, *, same_python: bool = True) -> dict[str, dict[str, Any]
 
     Args:
         value: "auto", a name, a mapping, a list of names and mappings, or None. A mapping has a `name` with
-            options of that logger, or a `_target_` with arguments of a person's class.
+            options of that logger, or a `_target_` with arguments of the user's class.
         same_python: whether this interpreter also runs the ranks. Otherwise the packages of the ranks
             are unknown and not checked.
 
@@ -91,7 +91,7 @@ def require(name: str) -> None:
     if not is_installed(library):
         raise ConfigError(
             f"`loggers` names {name}, but the package {library} is not installed in {sys.executable}.",
-            hint=f"Install it there: pip install 'slurmddp[{name}]'. Or leave {name} out of `loggers`.",
+            hint=f"Install it: pip install 'slurmddp[{name}]'. Or remove {name} from `loggers`.",
         )
 
 

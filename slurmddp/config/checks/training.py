@@ -21,7 +21,7 @@ def check_training(config: Mapping[str, Any]) -> None:
 
         if name in KNOWN or name.endswith("_per_s"):
             raise ConfigError(
-                f"`metrics` has the name {name!r}, which slurmddp uses for a value of its own.",
+                f"`metrics` has the name {name!r}, which slurmddp itself uses.",
                 hint=f"Choose another name, such as my_{name}.",
             )
 

@@ -34,7 +34,7 @@ def explain(error: Exception, typed: Iterable[str], roots: Iterable[Path] = ()) 
 
     Args:
         error: the error that Hydra or OmegaConf raised while it composed the configuration.
-        typed: the arguments as the person typed them.
+        typed: the settings as typed.
         roots: the folders that Hydra searched for groups.
     """
     override = getattr(error, "override", None)
@@ -69,7 +69,7 @@ def _by_text(text: str, typed: Iterable[str]) -> ConfigError:
     if match := _NOT_IN_LIST.search(text):
         group = match[1].partition("@")[0]
         return ConfigError(
-            f"There is no choice {match[1]!r} that could be changed.",
+            f"There is no choice {match[1]!r} to change.",
             hint=f"Use {group}=NAME to choose a file of conf/{group}, or +{match[1]}=NAME to add a choice.",
         )
     return ConfigError(
