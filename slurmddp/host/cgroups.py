@@ -17,7 +17,7 @@ _UNLIMITED = 1 << 60
 _SHARE = 0.5
 """Share of the free memory that copies may take: the activations of the first step follow."""
 _MEMORY_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
-"""Above memory.high the kernel does not kill a process, but slows it down to a crawl."""
+"""Files with limits. Above memory.high the kernel does not kill a process, but slows it down to a crawl."""
 _MEMORY_USE = {
     1: ("memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.current", "inactive_file"),
@@ -29,7 +29,7 @@ _CPU_QUOTA = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """The control group of this process for one controller."""
+    """The control group of this process for a controller."""
 
     version: int
     folders: tuple[Path, ...]

@@ -37,9 +37,9 @@ _MOST_MB = 200
 RECORD = sent_code.FOLDER
 """Folder inside the snapshot with `commit.txt`, `diff.patch` and `files.json`, the names of its files."""
 _MOST_LINKS = 1000
-"""If git ignores more entries, only folders are linked."""
+"""Largest number of ignored entries that are all linked; of more entries, only folders are linked."""
 _MOST_ENTRIES = 10_000
-"""Outside of a git repository, a folder with more entries is not searched for Python files."""
+"""Outside a git repository, a folder with more entries is not searched for Python files."""
 _CODE_DOTFILES = frozenset({".gitignore", ".gitattributes", ".python-version"})
 """Names with a leading dot that belong to the code of a project outside a git repository."""
 _CACHES = frozenset({
@@ -51,7 +51,7 @@ _OTHER_REPOSITORY = frozenset({
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
     "GIT_PREFIX",
 })  # fmt: skip
-"""Variables that lead git to another repository than that of the folder; git sets them for its hooks."""
+"""Variables that make git use another repository than the folder's; git sets them for its hooks."""
 _PATCH = (
     "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", "--src-prefix=a/",
     "--dst-prefix=b/",
@@ -119,8 +119,8 @@ def _fill(target: Path, code: Sequence[Path], links: Sequence[Path], project_dir
 def code_of(project_dir: Path) -> ProjectFiles:
     """Return the files of a project's code, without caches and run folders; secrets stand apart.
 
-    In a git repository the code is what git tracks or would offer to track, elsewhere every file without a
-    leading dot in its path.
+    In a git repository the code is all files that git tracks or would offer to track. Elsewhere it is every
+    file without a leading dot in its path.
 
     Raises:
         ConfigError: the code is larger than `_MOST_MB`, or its git repository can't be read.

@@ -63,7 +63,7 @@ def prepare(
 ) -> RunFolder:
     """Write the run folder of `job`, with `script` as its batch script, and return it.
 
-    Removes the marks of an earlier `cancel` or `stop`.
+    Also remove the marks of an earlier `cancel` or `stop`.
 
     Args:
         job: the job of the run.
@@ -276,7 +276,7 @@ def _beside(place: Path) -> Iterator[RunFolder]:
 
 @contextmanager
 def _writable_for_us_alone() -> Iterator[None]:
-    """Create files that no other account can write to, whatever the umask is."""
+    """Create the files of the body so that no other account can write to them, whatever the umask is."""
     # The umask can only be read by setting it.
     before = os.umask(0o022)
     os.umask(before | 0o022)

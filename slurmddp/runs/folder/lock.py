@@ -33,7 +33,7 @@ _STALE_S = 900.0
 
 
 class RunLock:
-    """The lock of one run; a context manager that releases it.
+    """The lock of a run; a context manager that releases it.
 
     Attributes:
         fileno: the descriptor that a child process has to inherit to hold the lock as well.

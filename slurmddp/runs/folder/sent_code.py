@@ -36,7 +36,7 @@ class SentFile:
     mode: int = 0o644
     """The permissions of a file, without the right of others to write."""
     link: str | None = None
-    """The target of a symbolic link; None: a file."""
+    """The target of a symbolic link; None for a file."""
 
     @property
     def is_safe(self) -> bool:

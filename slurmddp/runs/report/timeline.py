@@ -19,7 +19,10 @@ Event = Mapping[str, Any]
 
 @dataclass
 class AttemptTimeline:
-    """The ranks of an attempt from a start to their end or restart in place; times are since the epoch."""
+    """The ranks of an attempt, from a start to their end or restart in place.
+
+    All times are in seconds since the epoch.
+    """
 
     number: int
     begun: float

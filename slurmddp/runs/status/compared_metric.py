@@ -26,7 +26,7 @@ class ComparedMetric:
         return named.get(self.name) or metrics.own.get(self.name, Curve())
 
     def value(self, metrics: Metrics) -> float | None:
-        """Return the best value of a run, or its last one without a mode; None without a finite value."""
+        """Return the best value of a run, or its last value without a mode; None if no value is finite."""
         values = [value for value in self.curve(metrics).values if math.isfinite(value)]
         if not values:
             return None

@@ -8,7 +8,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 def curve_commands(folder: RunFolder) -> list[str]:
-    """Return the command of each logger whose files nobody sees without it, to be pasted into a shell."""
+    """Return shell commands that show or upload the curves that the loggers of a run have written."""
     commands = []
     if folder.tensorboard_dir.is_dir():
         commands.append(f"tensorboard --logdir {shlex.quote(str(folder.tensorboard_dir))}")

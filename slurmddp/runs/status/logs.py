@@ -60,7 +60,7 @@ def label(path: Path) -> str:
 
 
 def selected_files(folder: RunFolder, attempt: int, selection: ChosenLogs) -> list[Path]:
-    """Return the selected logs; if all of these are empty, the logs of nodes and batch that are not.
+    """Return the selected logs; if they are all empty, return the nonempty logs of nodes and batch step.
 
     If an attempt fails before its ranks start, only its node and batch logs have the reason.
     """
@@ -138,7 +138,7 @@ def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
 
 @dataclass
 class LineReader:
-    """Reads the new lines of a growing file."""
+    """A reader of the new lines of a growing file."""
 
     path: Path
     offset: int = 0

@@ -21,11 +21,11 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
 _LATEST_BYTES = 8 << 20
-"""Bytes that `latest` reads at most: a program may never log one of the two losses."""
+"""Most bytes that `latest` reads: a program may never log one of the two losses."""
 _GAP_S = 60.0
-"""A time without a logged step is a gap only if it is this long, in seconds."""
+"""Shortest gap, in seconds, between two logged steps."""
 _GAP_RATIO = 10
-"""A gap lasts at least this many times as long as its steps usually take."""
+"""Shortest gap, relative to the time that its steps usually take."""
 _TRAINING = b"loss"
 _AS_LOGGED = re.compile(
     rb'^\{"step": (\d+), "attempt": (\d+), "time": (\d{1,14}(?:\.\d+)?)'
@@ -39,7 +39,7 @@ KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_n
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over the steps, in the order of the steps."""
+    """A quantity over the steps, in the order of the steps."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()

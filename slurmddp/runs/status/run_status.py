@@ -39,11 +39,11 @@ class RunStatus:
     stop_reason: str = ""
     """Why a stopped run stopped: on request, preempted, requeued, time limit; empty if that is not known."""
     job_id: str | None = None
-    """The newest job of SLURM; of a local run a number that begins with "local"."""
+    """The newest SLURM job; for a local run, an id that begins with "local"."""
     launcher: str | None = None
     """slurm or local."""
     allocation: str | None = None
-    """The job of SLURM on whose nodes a local run is, such as the job of `salloc`."""
+    """The SLURM job whose nodes a local run uses, such as the job of `salloc`."""
     attempts: int = 0
     """Number of attempts."""
     nodes: str | None = None
