@@ -59,7 +59,7 @@ ONLY_IMPORTERS = {
     ),
     "hydra": ("slurmddp.config",),
     "submitit": ("slurmddp.launchers.submit.submitit",),
-    "xxhash": ("slurmddp.checkpoint.files.durable",),
+    "xxhash": ("slurmddp.checkpoint.files.digest",),
 }
 
 

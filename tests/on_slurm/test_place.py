@@ -11,7 +11,8 @@ import pytest
 from slurmddp.environments.detect import detect
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import MismatchError
-from slurmddp.training.device.choice import choose_device, visible_names
+from slurmddp.training.device.choice import choose_device
+from slurmddp.training.device.visible_devices import visible_names
 from support import TESTS
 
 pytestmark = pytest.mark.slurm

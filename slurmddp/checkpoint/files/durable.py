@@ -6,27 +6,13 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import xxhash
 
 from slurmddp.checkpoint.files import space
-from slurmddp.errors import CheckpointError
+from slurmddp.checkpoint.files.digest import Digest, FileRecord, chunks
 from slurmddp.host.atomic_file import replacing
-
-CHUNK_BYTES = 4 << 20
-"""Bytes of a piece that is read, written or hashed at once."""
-
-ALGORITHM = "xxh3_128"
-"""Name of the digest in manifests. The digest detects damage, not forgery: whoever can change the files can
-also change the manifest. So it was chosen for speed (`benchmarks/checkpoint_hash.py`)."""
-
-Digest = xxhash.xxh3_128
 
 _BLOCK_BYTES = 4096
 """Alignment of direct writes, in the file and in memory: no disk needs more, and no page is smaller."""
@@ -42,14 +28,6 @@ _RAMP_BYTES = 64 << 20
 _MAX_RAMP = 2.0
 """Sleeps grow linearly with the bytes written, by their first duration for each _RAMP_BYTES, up to the factor
 _MAX_RAMP. So a small state is durable almost as soon as with `torch.save` and a flush."""
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """Size in bytes and digest of a file, as the manifest lists them."""
-
-    size: int
-    digest: str
 
 
 def write_hashed(
@@ -73,7 +51,7 @@ def write_hashed(
     unhashed = []
     with path.open("xb", buffering=1 << 20) as stream:
         space.reserve(stream.fileno(), expected, path.parent)
-        for chunk in _chunks(parts):
+        for chunk in chunks(parts):
             stream.write(chunk)
             space.write_back(stream.fileno(), size, len(chunk))
             size += len(chunk)
@@ -118,7 +96,7 @@ def copy_hashed(
         digest = Digest()
         throttle = _Throttle(is_urgent)
 
-        for chunk in _chunks([part]):
+        for chunk in chunks([part]):
             write = thread.submit(target.write, chunk)
             digest.update(chunk)
             write.result()
@@ -229,53 +207,6 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
     return sent
 
 
-class HashedReader:
-    """Reader of a file in a single pass; it computes size and digest of the bytes that were read."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._digest = Digest()
-        self._size = 0
-
-    def readinto(self, buffer: memoryview) -> None:
-        """Fill `buffer`; raise CheckpointError if the file ends before."""
-        for chunk in _chunks([buffer]):
-            filled = 0
-            # A read may return fewer bytes than requested.
-            while filled < len(chunk):
-                count = self._stream.readinto(chunk[filled:])  # type: ignore[attr-defined]
-                if not count:
-                    raise CheckpointError("The file ends too early.")
-                filled += count
-
-            self._digest.update(chunk)
-            self._size += filled
-
-    def drain(self) -> None:
-        """Read and hash the rest of the file."""
-        while data := self._stream.read(CHUNK_BYTES):
-            self._digest.update(data)
-            self._size += len(data)
-
-    def record(self) -> FileRecord:
-        """Return size and digest of the bytes that were read."""
-        return FileRecord(self._size, self._digest.hexdigest())
-
-
-@contextmanager
-def open_hashed(path: Path) -> Iterator[HashedReader]:
-    """Open a file to read it in a single hashed pass."""
-    with path.open("rb", buffering=0) as stream:
-        yield HashedReader(stream)
-
-
-def record_of(path: Path) -> FileRecord:
-    """Read a file and return its size and digest."""
-    with open_hashed(path) as reader:
-        reader.drain()
-        return reader.record()
-
-
 def write_small(path: Path, text: str) -> None:
     """Replace a file durably; after a power cut it contains either the old text or `text`, both whole."""
     with replacing(path) as stream:
@@ -294,9 +225,3 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
-    for part in parts:
-        for start in range(0, len(part), CHUNK_BYTES):
-            yield part[start : start + CHUNK_BYTES]

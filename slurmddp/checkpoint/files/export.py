@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from slurmddp.checkpoint.files import space
-from slurmddp.checkpoint.files.durable import CHUNK_BYTES, sync_folder
+from slurmddp.checkpoint.files.digest import CHUNK_BYTES
+from slurmddp.checkpoint.files.durable import sync_folder
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, require_state, verify
 from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
 from slurmddp.host.atomic_file import replacing

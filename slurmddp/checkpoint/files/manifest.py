@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmddp.checkpoint.files.durable import ALGORITHM, FileRecord, record_of
+from slurmddp.checkpoint.files.digest import ALGORITHM, FileRecord, record_of
 from slurmddp.errors import CheckpointError
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder.late_files import is_there

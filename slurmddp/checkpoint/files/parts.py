@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_small
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import sync_folder, write_small
 from slurmddp.checkpoint.files.manifest import PARTS, check_size, shard_file
 from slurmddp.checkpoint.files.publish import Fill, checkpoint_error
 from slurmddp.checkpoint.files.retry import retried

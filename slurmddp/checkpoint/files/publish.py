@@ -20,7 +20,8 @@ from typing import Any
 
 from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.best_by_metric import Best
-from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed, write_small
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import sync_folder, write_hashed, write_small
 from slurmddp.checkpoint.files.manifest import (
     ABANDONED,
     MANIFEST_FILE,
@@ -140,7 +141,7 @@ def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
         if name in names:
             text = f"A checkpoint's folder holds {name}, which is not among the records."
         raise CheckpointError(
-            text, hint="Return `checkpoint.files.durable.record_of(path)` for each file that was written."
+            text, hint="Return `checkpoint.files.digest.record_of(path)` for each file that was written."
         )
 
     return records

@@ -23,7 +23,8 @@ from typing import Any
 
 import slurmddp
 from slurmddp import errors
-from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed, write_hashed
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import copy_hashed, write_hashed
 from slurmddp.checkpoint.files.manifest import TREE_FILE, folder_name
 from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.files.publish import publish

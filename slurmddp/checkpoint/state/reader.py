@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slurmddp.checkpoint.files.best_by_metric import Best, ranked
-from slurmddp.checkpoint.files.durable import HashedReader, open_hashed, write_small
+from slurmddp.checkpoint.files.digest import HashedReader, open_hashed
+from slurmddp.checkpoint.files.durable import write_small
 from slurmddp.checkpoint.files.manifest import (
     ABANDONED,
     BAD,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slurmddp.checkpoint.files.durable import HashedReader
+from slurmddp.checkpoint.files.digest import HashedReader
 from slurmddp.checkpoint.memory.shared_buffer import PAGE_BYTES
 from slurmddp.errors import CheckpointError
 

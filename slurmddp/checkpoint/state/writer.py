@@ -20,7 +20,8 @@ import torch
 
 from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.best_by_metric import Best
-from slurmddp.checkpoint.files.durable import FileRecord, sync_folder, write_hashed
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import sync_folder, write_hashed
 from slurmddp.checkpoint.files.manifest import (
     DELETING,
     TENSORS_FILE,

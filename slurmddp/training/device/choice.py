@@ -7,50 +7,11 @@ from collections.abc import Mapping
 
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError
+from slurmddp.training.device.visible_devices import VISIBLE, ignored_names, visible_mig_devices
 from slurmddp.transports.registry import split_devices
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-_KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
-"""The kinds of device names: an index (CUDA reads its leading digits), a UUID, a MIG device."""
 _BOUND_TO_TASK = re.compile(r"\bgpu:(?:verbose,)?(?:per_task:(\d+)|single:)")
 """Matches SLURMD_TRES_BIND if SLURM gives each task GPUs that no other task of the node gets."""
-
-
-def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the devices that CUDA reads from CUDA_VISIBLE_DEVICES; None if the variable is not set.
-
-    CUDA stops at the first invalid name, and at the first name of another kind than the name before.
-
-    Raises:
-        MismatchError: the variable contains a name twice; CUDA then shows no device at all.
-    """
-    text = environ.get(VISIBLE)
-    if text is None:
-        return None
-
-    listed = [name.strip() for name in text.split(",")]
-    kind = next((kind for kind in _KINDS if kind.match(listed[0])), None)
-    names: list[str] = []
-    for name in listed:
-        if kind is None or not kind.match(name):
-            break
-        if name in names:
-            raise MismatchError(
-                f"{VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
-                hint="Name each device once; each rank needs its own.",
-            )
-
-        names.append(name)
-
-    return tuple(names)
-
-
-def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the MIG devices that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
-    names = visible_names(environ)
-    if not names or not names[0].startswith("MIG-"):
-        return ()
-    return names
 
 
 def choose_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
@@ -89,23 +50,10 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
 
     ranks = info.local_world_size
     raise MismatchError(
-        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs its own.{_unread(environ)}",
+        f"{ranks} ranks on this node see {visible} GPU(s); each rank needs its own.{ignored_names(environ)}",
         hint=f"Ask for `--gpus-per-node={ranks}` and no `--gpu-bind`, or start {visible} rank(s) "
         f"per node (`--ntasks-per-node={visible}`), or hide the GPUs (CUDA_VISIBLE_DEVICES=) to use CPUs.",
     )
-
-
-def _unread(environ: Mapping[str, str]) -> str:
-    """Return a sentence that names the first device name that CUDA ignores; empty if CUDA reads all names."""
-    names = visible_names(environ)
-    if not names:
-        return ""
-
-    text = environ[VISIBLE]
-    ignored = text.split(",")[len(names) :]
-    if not ignored:
-        return ""
-    return f" CUDA reads {VISIBLE}={text!r} up to {ignored[0].strip()!r}."
 
 
 def _sees_bound_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
@@ -135,14 +83,6 @@ def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> st
         f"SLURM has given {info.gpus_on_node} GPU(s) of this node, but {visible} can be seen. Ranks may take "
         "GPUs of other jobs. Leave out `--gpu-bind=none`."
     )
-
-
-def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
-    """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
-    names = visible_mig_devices(environ)
-    if index < len(names):
-        return names[index]
-    return str(uuid)
 
 
 def choose_backend(asked: str, device_index: int | None) -> str:

@@ -10,12 +10,14 @@ import torch
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.choice import (
-    VISIBLE,
     choose_backend,
     choose_device,
     choose_mig_device,
-    device_identity,
     foreign_gpus,
+)
+from slurmddp.training.device.visible_devices import (
+    VISIBLE,
+    device_identity,
     visible_mig_devices,
 )
 from slurmddp.transports.registry import register

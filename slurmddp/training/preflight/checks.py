@@ -22,7 +22,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.short_text import typed_first_line
-from slurmddp.training.device.choice import visible_names
+from slurmddp.training.device.visible_devices import visible_names
 from slurmddp.training.preflight.timeout import within
 
 NODE = "node"

@@ -21,8 +21,8 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 from slurmddp.host import gloo_threads
 from slurmddp.host.network_interface import GLOO_VARIABLE
-from slurmddp.training.device.choice import VISIBLE
 from slurmddp.training.device.cpu_affinity import THREADS_VARIABLE, take_cpus
+from slurmddp.training.device.visible_devices import VISIBLE
 from slurmddp.training.process_group.device_agreement import agree_on_devices, report_device
 from slurmddp.training.process_group.gloo_interface import check_interfaces, name_interface
 from slurmddp.training.process_group.rendezvous import open_store

@@ -13,7 +13,8 @@ import pytest
 import xxhash
 
 from slurmddp.checkpoint.files import durable, space
-from slurmddp.checkpoint.files.durable import CHUNK_BYTES, FileRecord, copy_hashed, record_of
+from slurmddp.checkpoint.files.digest import CHUNK_BYTES, FileRecord, record_of
+from slurmddp.checkpoint.files.durable import copy_hashed
 
 START, SIZE = 4096, CHUNK_BYTES + 777
 

@@ -11,7 +11,8 @@ import pytest
 
 from slurmddp.checkpoint.files import parts as module
 from slurmddp.checkpoint.files import publish as publishing
-from slurmddp.checkpoint.files.durable import FileRecord, write_hashed
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import write_hashed
 from slurmddp.checkpoint.files.manifest import Manifest, folder_name, shard_file, verify
 from slurmddp.checkpoint.files.parts import Parts
 from slurmddp.checkpoint.files.publish import Fill, publish

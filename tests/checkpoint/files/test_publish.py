@@ -12,6 +12,7 @@ import xxhash
 
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import durable
+from slurmddp.checkpoint.files.digest import record_of
 from slurmddp.checkpoint.files.publish import publish
 from slurmddp.errors import CheckpointError, ConfigError
 from support.distributed.checkpoint_files import flip_bit, hidden_in, save, steps_in
@@ -35,7 +36,7 @@ def test_large_and_small_parts_are_hashed_in_their_order(tmp_path, in_memory):
     sizes = [9 << 20, 10, 3, 1 << 18, 7, 20 << 20, 1]
     data = [bytes([index]) * size for index, size in enumerate(sizes)]
     record = durable.write_hashed(tmp_path / "file", [memoryview(part) for part in data], in_memory=in_memory)
-    assert record == durable.record_of(tmp_path / "file")
+    assert record == record_of(tmp_path / "file")
     assert record.digest == xxhash.xxh3_128_hexdigest(b"".join(data))
 
 

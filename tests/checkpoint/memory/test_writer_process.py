@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.checkpoint.files.durable import FileRecord, copy_hashed
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import copy_hashed
 from slurmddp.checkpoint.memory import shared_buffer, writer_process
 from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.checkpoint.memory.writer_process import Answer, Request

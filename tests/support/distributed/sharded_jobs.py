@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.checkpoint.files.durable import FileRecord, record_of
+from slurmddp.checkpoint.files.digest import FileRecord, record_of
 from slurmddp.collectives import values as collectives
 from slurmddp.training.distributon import Distributon
 

@@ -10,7 +10,8 @@ import torch
 from torch.distributed import checkpoint as sharded
 
 from slurmddp.checkpoint import state as checkpoint
-from slurmddp.checkpoint.files.durable import FileRecord, write_hashed
+from slurmddp.checkpoint.files.digest import FileRecord
+from slurmddp.checkpoint.files.durable import write_hashed
 from slurmddp.checkpoint.files.manifest import verify
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_FAILED, CheckpointError

@@ -11,8 +11,10 @@ from slurmddp.training.device.choice import (
     choose_device,
     choose_mig_device,
     choose_threads,
-    device_identity,
     foreign_gpus,
+)
+from slurmddp.training.device.visible_devices import (
+    device_identity,
     visible_names,
 )
 

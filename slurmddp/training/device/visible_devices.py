@@ -1,0 +1,70 @@
+"""Read which devices CUDA_VISIBLE_DEVICES names: by index, by UUID or as MIG devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slurmddp.errors import MismatchError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
+"""The kinds of device names: an index (CUDA reads its leading digits), a UUID, a MIG device."""
+
+
+def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the devices that CUDA reads from CUDA_VISIBLE_DEVICES; None if the variable is not set.
+
+    CUDA stops at the first invalid name, and at the first name of another kind than the name before.
+
+    Raises:
+        MismatchError: the variable contains a name twice; CUDA then shows no device at all.
+    """
+    text = environ.get(VISIBLE)
+    if text is None:
+        return None
+
+    listed = [name.strip() for name in text.split(",")]
+    kind = next((kind for kind in _KINDS if kind.match(listed[0])), None)
+    names: list[str] = []
+    for name in listed:
+        if kind is None or not kind.match(name):
+            break
+        if name in names:
+            raise MismatchError(
+                f"{VISIBLE}={text!r} names {name} twice, and CUDA then shows no device.",
+                hint="Name each device once; each rank needs its own.",
+            )
+
+        names.append(name)
+
+    return tuple(names)
+
+
+def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the MIG devices that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
+    names = visible_names(environ)
+    if not names or not names[0].startswith("MIG-"):
+        return ()
+    return names
+
+
+def ignored_names(environ: Mapping[str, str]) -> str:
+    """Return a sentence that names the first device name that CUDA ignores; empty if CUDA reads all names."""
+    names = visible_names(environ)
+    if not names:
+        return ""
+
+    text = environ[VISIBLE]
+    ignored = text.split(",")[len(names) :]
+    if not ignored:
+        return ""
+    return f" CUDA reads {VISIBLE}={text!r} up to {ignored[0].strip()!r}."
+
+
+def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
+    """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
+    names = visible_mig_devices(environ)
+    if index < len(names):
+        return names[index]
+    return str(uuid)
