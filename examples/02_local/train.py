@@ -10,10 +10,11 @@ from slurmddp import Distributon
 
 
 def spirals(count: int, seed: int) -> TensorDataset:
-    """Return points on two spirals and the number of the spiral that each lies on."""
+    """Return points on two spirals; the label of a point is the number of its spiral."""
     generator = torch.Generator().manual_seed(seed)
     turn = 3 * torch.pi * torch.rand(count, generator=generator).sqrt()
     label = torch.arange(count) % 2
+
     angle = turn + label * torch.pi
     points = torch.stack([angle.cos(), angle.sin()], dim=1) * turn[:, None] / 10
     return TensorDataset(points + 0.01 * torch.randn(count, 2, generator=generator), label)
@@ -25,18 +26,21 @@ def build_model() -> torch.nn.Module:
 
 
 def accuracy(model: torch.nn.Module, device: torch.device) -> float:
-    """Return the part of 1000 points, none of them trained on, whose spiral the model names."""
-    points, labels = (one.to(device) for one in spirals(1000, seed=2).tensors)
+    """Return the share of 1000 held-out points whose spiral the model predicts."""
+    points, labels = (tensor.to(device) for tensor in spirals(1000, seed=2).tensors)
     with torch.no_grad():
-        return (model(points).argmax(dim=1) == labels).float().mean().item()
+        predicted = model(points).argmax(dim=1)
+    return (predicted == labels).float().mean().item()
 
 
 def train(d: Distributon, epochs: int) -> None:
-    """Train up to an epoch; resume from the newest checkpoint in `checkpoints`, if there is one."""
+    """Train for a number of epochs; resume from the newest checkpoint in `checkpoints`, if there is one."""
     model = d.setup_model(build_model())
     optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
     data = spirals(2000, seed=1)
     loader = d.setup_dataloader(DataLoader(data, batch_size=50 // d.world_size, shuffle=True))
+
     step = d.load(model=model, optimizer=optimizer) or 0
     for epoch in range(loader.epoch, epochs):
         for points, labels in loader:
@@ -45,6 +49,7 @@ def train(d: Distributon, epochs: int) -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+
         d.save(step, model=model, optimizer=optimizer)
         d.print(f"epoch {epoch}: {accuracy(model, d.device):.1%} of the held-out points")
 

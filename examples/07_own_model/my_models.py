@@ -5,7 +5,7 @@ from torch import nn
 
 
 class CharLSTM(nn.Module):
-    """Predicts the next character; maps ids (batch, length) to logits (batch, length, vocab_size)."""
+    """LSTM that predicts the next character: ids (batch, length) to logits (batch, length, vocab_size)."""
 
     def __init__(self, vocab_size: int, width: int, layers: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Fit a curve with a Lightning Trainer, which resumes from its own last.ckpt; nothing of slurmddp is in it.
+"""Fit a curve with a Lightning Trainer that resumes from its own last.ckpt, without code of slurmddp.
 
 python fit.py
 slurmddp run -n 2 fit.py --devices 2 --folder '{run_dir}/lightning'
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Curve(L.LightningModule):
-    """A network of one hidden layer for a function of one variable."""
+    """A network with one hidden layer that fits a function of one variable."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A script of torch.distributed as many have it, with a checkpoint per epoch; nothing of slurmddp is in it.
+"""Train with plain torch.distributed and a checkpoint per epoch, without code of slurmddp.
 
 torchrun --nproc-per-node=2 train.py --out checkpoints
 """
@@ -19,7 +19,7 @@ def build_model() -> torch.nn.Module:
 
 
 def save(file: Path, **state: object) -> None:
-    """Write a checkpoint; a reader never sees half of it."""
+    """Write a checkpoint; readers see it whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save(state, file.with_suffix(".tmp"))
     file.with_suffix(".tmp").rename(file)
@@ -35,16 +35,19 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
+
     torch.manual_seed(0)
     model = build_model().to(device)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
     x = torch.linspace(-1, 1, 512)[:, None]
     data = TensorDataset(x, torch.sin(3 * x))
     sampler = DistributedSampler(data, seed=0)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
 
-    first, newest = 0, options.out / "newest.pt"
+    first = 0
+    newest = options.out / "newest.pt"
     if options.resume:
         state = torch.load(newest, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
@@ -58,6 +61,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+
         if dist.get_rank() == 0:
             save(newest, model=model.state_dict(), optimizer=optimizer.state_dict(), epochs=epoch + 1)
             print(f"epoch {epoch}: loss {loss.item():.4f}", flush=True)

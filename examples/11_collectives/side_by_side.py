@@ -13,20 +13,23 @@ from slurmddp.collectives import ALGORITHMS, CountedLink, GroupLink, all_reduce
 
 
 def compare(d: Distributon, elements: int) -> None:
-    """Print a row for each algorithm; counts are those of the busiest rank."""
-    own = torch.full((elements,), d.rank + 1.0)
-    expected = d.all_reduce(own, "sum")
+    """Print a row for each algorithm, with the counts of the busiest rank and the time of the slowest."""
+    source = torch.full((elements,), d.rank + 1.0)
+    expected = d.all_reduce(source, "sum")
+
     d.print(f"{'algorithm':<18}{'messages':>9}{'bytes sent':>12}{'time':>11}  sum")
     for name in ALGORITHMS:
         link = CountedLink(GroupLink())
         d.barrier()
         began = time.perf_counter()
-        total = all_reduce(own, link, algorithm=name)
-        took = torch.tensor(time.perf_counter() - began)
-        counts = d.all_reduce(torch.tensor([link.messages, link.bytes]), "max").tolist()
-        slowest = d.all_reduce(took, "max").item()
-        same = "equal" if torch.equal(total, expected) else "different"
-        d.print(f"{name:<18}{counts[0]:>9}{counts[1]:>12}{1e3 * slowest:>8.2f} ms  {same}")
+        total = all_reduce(source, link, algorithm=name)
+        seconds = torch.tensor(time.perf_counter() - began)
+
+        counts = torch.tensor([link.messages, link.bytes])
+        messages, sent = d.all_reduce(counts, "max").tolist()
+        slowest = d.all_reduce(seconds, "max").item()
+        comparison = "equal" if torch.equal(total, expected) else "different"
+        d.print(f"{name:<18}{messages:>9}{sent:>12}{1e3 * slowest:>8.2f} ms  {comparison}")
 
 
 def main() -> None:

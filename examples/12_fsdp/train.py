@@ -10,11 +10,12 @@ from slurmddp import Distributon
 
 
 class Residual(nn.Module):
-    """A block that the ranks gather as one unit, because the model is a Sequential of such blocks."""
+    """A residual block; the ranks gather each block of the model's Sequential as one unit."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = x + self.narrow(self.widen(x).relu())
@@ -27,37 +28,45 @@ def build_model(width: int = 64) -> nn.Module:
 
 
 def batch(step: int, d: Distributon) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's part of 64 samples: the class is the quarter of the input with the largest sum."""
+    """Return this rank's part of 64 samples. Their class is the quarter of the input with the largest sum."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(64, 16, generator=generator)[d.rank :: d.world_size].to(d.device)
     return x, x.view(-1, 4, 4).sum(dim=2).argmax(dim=1)
 
 
 def megabytes(tensors: list[torch.Tensor]) -> float:
-    """Return the size of the parts of tensors that this rank holds."""
-    parts = [one.to_local() if hasattr(one, "to_local") else one for one in tensors]
-    return sum(part.nbytes for part in parts) / 1e6
+    """Return the size of this rank's shards of the tensors."""
+    size = 0
+    for tensor in tensors:
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
+        size += tensor.nbytes
+    return size / 1e6
 
 
 def train(d: Distributon, steps: int) -> None:
     """Train up to a step; resume from the newest checkpoint in `checkpoints`, if there is one."""
     model = d.setup_model(build_model())
     optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
-    for step in range((d.load(model=model, optimizer=optimizer) or 0) + 1, steps + 1):
+
+    completed = d.load(model=model, optimizer=optimizer) or 0
+    for step in range(completed + 1, steps + 1):
         x, y = batch(step, d)
         loss = cross_entropy(model(x), y)
         d.backward(loss)
         d.clip_gradients(model, max_norm=1.0)
         optimizer.step()
         optimizer.zero_grad()
+
         if step % 50 == 0:
             mean = d.all_reduce(loss.detach())
             d.print(f"step {step}: loss {mean:.3f}")
             d.save(step, model=model, optimizer=optimizer, wait=False)
-    moments = [one for state in optimizer.state.values() for one in state.values()]
-    held = megabytes(list(model.parameters())), megabytes(moments)
-    for rank, (weights, others) in enumerate(d.all_gather(list(held))):
-        d.print(f"rank {rank} holds {weights:.2f} MB of weights, {others:.2f} MB of optimizer state")
+
+    moments = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    sizes = [megabytes(list(model.parameters())), megabytes(moments)]
+    for rank, (weights, state) in enumerate(d.all_gather(sizes)):
+        d.print(f"rank {rank} holds {weights:.2f} MB of weights, {state:.2f} MB of optimizer state")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A transport over MPI, by mpi4py, for ranks that mpiexec has started: backend=mpi.Mpi"""
+"""A transport over MPI, by mpi4py, for ranks that mpiexec started: backend=mpi.Mpi"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,15 +9,18 @@ from torch import distributed
 
 
 class Mpi:
-    """Messages of MPI between the ranks of a group; mpiexec has started them."""
+    """MPI messages between the ranks of a group; mpiexec started the ranks."""
 
     def __init__(self, store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
+
         store.set(f"mpi-{rank}", str(MPI.COMM_WORLD.rank))
         members = [int(store.get(f"mpi-{other}")) for other in range(world_size)]
         if len(set(members)) < world_size:
-            raise RuntimeError("MPI knows one rank only; start the program with mpiexec -n RANKS")
-        # A communicator of this group's ranks, so that its messages never meet those of another group.
+            raise RuntimeError("MPI has a single rank; start the program with mpiexec -n RANKS")
+
+        # With a communicator of its own, a group never receives messages of another group.
         self.ranks = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(members))
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:

@@ -10,22 +10,29 @@ from torch import distributed
 
 
 class Sockets:
-    """One connection to each other rank; a thread for each sends, so that two ranks may send at once."""
+    """A connection to each other rank. A thread per connection sends, so that two ranks may send at once."""
 
     def __init__(self, store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.peers: dict[int, socket.socket] = {}
+
         listener = socket.create_server((socket.gethostname(), 0))
         listener.settimeout(timeout.total_seconds())
         store.set(f"address-{rank}", f"{socket.gethostname()} {listener.getsockname()[1]}")
-        for other in range(rank):  # Lower ranks accept, higher ranks connect and say who they are.
+
+        # Each rank connects to all lower ranks, and sends its number first.
+        for other in range(rank):
             host, port = store.get(f"address-{other}").decode().split()
             self.peers[other] = socket.create_connection((host, int(port)), timeout.total_seconds())
             self.peers[other].sendall(rank.to_bytes(4, "big"))
+
         for _ in range(rank + 1, world_size):
             peer, _ = listener.accept()
             peer.settimeout(timeout.total_seconds())
-            self.peers[int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")] = peer
+            other = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")
+            self.peers[other] = peer
+
         listener.close()
         self.senders = {other: ThreadPoolExecutor(1) for other in self.peers}
 

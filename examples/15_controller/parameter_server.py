@@ -1,4 +1,4 @@
-"""A parameter server: workers compute gradients on stale weights, the controller applies each as it comes.
+"""Train by a parameter server: workers compute gradients on stale weights, the controller applies them.
 
 python parameter_server.py
 slurmddp controller -n 4 parameter_server.py
@@ -13,7 +13,7 @@ STEPS = 60
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points of a ring (class 1) and of its middle (class 0)."""
+    """Return points inside a circle (class 0) and outside of it (class 1)."""
     points = torch.randn(64, 2, generator=torch.Generator().manual_seed(seed))
     return points, (points.norm(dim=1, keepdim=True) > 1.2).float()
 
@@ -23,11 +23,12 @@ def main() -> None:
     server = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(server.parameters(), lr=0.02)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
+
     with remote.workers(3) as w:
         workers = [remote.module(server, node=node) for node in range(len(w))]
 
         def begin(step: int, node: int) -> torch.Tensor:
-            """Let a worker compute a gradient with the newest weights; return its loss without waiting."""
+            """Let a worker compute a gradient with the newest weights; return the loss without a wait."""
             workers[node].load_state_dict(server.state_dict())
             workers[node].zero_grad()
             x, y = (part.dist_send(node=node) for part in batch(step * len(w) + node))
@@ -38,14 +39,19 @@ def main() -> None:
         losses = [begin(0, node) for node in range(len(w))]
         for step in range(1, STEPS + 1):
             for node, worker in enumerate(workers):
-                for own, theirs in zip(server.parameters(), worker.parameters(), strict=True):
-                    own.grad = theirs.grad.fetch()  # The other workers compute meanwhile.
+                # The other workers compute meanwhile.
+                for parameter, computed in zip(server.parameters(), worker.parameters(), strict=True):
+                    parameter.grad = computed.grad.fetch()
                 optimizer.step()
-                loss, losses[node] = losses[node], begin(step, node)
+                loss = losses[node]
+                losses[node] = begin(step, node)
+
             if step % 20 == 0:
                 print(f"step {step}: loss {loss.item():.3f}", flush=True)
-    points, wanted = batch(10_000)
-    print(f"accuracy {((server(points) > 0) == (wanted > 0)).float().mean():.2f} with {len(w)} workers")
+
+    points, classes = batch(10_000)
+    correct = (server(points) > 0) == (classes > 0)
+    print(f"accuracy {correct.float().mean():.2f} with {len(w)} workers")
 
 
 if __name__ == "__main__":

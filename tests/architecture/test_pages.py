@@ -13,7 +13,11 @@ from support.wrapping import COLUMNS
 
 CELL = 160
 """Characters of the longest table cell."""
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
 GENERATED = {"api.md", "configuration.md", "json.md"}
 """Pages whose tables a test writes from docstrings and dataclasses."""
 
@@ -31,13 +35,15 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_prose_is_wrapped(page: Path) -> None:
     assert [(number, line) for number, line in prose(page.read_text()) if len(line) > COLUMNS] == []
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if page.name not in GENERATED],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_table_cells_are_short(page: Path) -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
