@@ -268,8 +268,8 @@ class Distributon:
     def seed_everything(self, seed: int, *, workers: bool = True) -> None:
         """Seed python, NumPy and torch equally on all ranks, as the constructor's `seed` does.
 
-        Call it on all ranks, after `launch` and before the model is built. Weights then begin equal on all
-        ranks. From `setup_model` on each rank draws differently.
+        Call it on all ranks, after `launch` and before the model is built. The initial weights are then equal
+        on all ranks. After `setup_model` each rank draws different random numbers.
 
         Args:
             seed: from 0 to 2^64 - 1.
@@ -668,7 +668,7 @@ class Distributon:
     def stop(self) -> NoReturn:
         """Leave the program after a stop: wait until all saves are durable, then exit with code 75.
 
-        All ranks call it, after `should_stop` has returned True and the state is saved. Exit code 75 tells
+        All ranks call it, after `should_stop` has returned True and the state is saved. Exit code 75 asks
         slurmddp, or another batch script, to run the program again.
 
         Raises:
