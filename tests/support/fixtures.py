@@ -106,6 +106,7 @@ def make_service():
     for service in services:
         service.finish(0.0)
         service.close()
+
     while Rank.channels:
         Rank.channels.pop().close()
 
@@ -147,7 +148,7 @@ def forked_agents(forked_python, monkeypatch):
 
 @pytest.fixture(scope="session")
 def forked_python(rank_server):
-    """The path of a program that does what `sys.executable` does, in forks of a server that has torch."""
+    """The path of a program that acts as `sys.executable`, in forks of a server that has imported torch."""
     from support.distributed.forked_python import python_server
 
     with python_server() as python:
@@ -156,7 +157,7 @@ def forked_python(rank_server):
 
 @pytest.fixture(scope="module")
 def forked_programs(forked_python):
-    """Let each program that is started by `sys.executable` be a fork of a server that has torch."""
+    """Run each program that `sys.executable` starts in a fork of a server that has imported torch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forked_python)
         yield
@@ -189,7 +190,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "data").mkdir()
     (project / "data" / "large.bin").write_text("ignored")
     (project / ".env").write_text("TOKEN=secret")
-    # A laptop where each account has a group of its own lets that group write.
+    # On a laptop where each account has its own group, the group may write.
     for path in (project, *project.rglob("*")):
         path.chmod(0o775 if path.is_dir() else 0o664)
     subprocess.run(["git", "init", "--quiet", "."], cwd=project, check=True)

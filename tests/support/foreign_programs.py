@@ -1,4 +1,4 @@
-"""Small programs that do what a program can do at its start and at its end; `RANK` is in `rank`.
+"""Small programs with all that a program can do at its start and its end; `RANK` is in `rank`.
 
 `tests/end_to_end/test_as_under_torchrun.py` runs each by torchrun and by an agent of slurmddp, and compares
 what the ranks print, the files that they leave, and their exit codes.
@@ -30,7 +30,7 @@ class ForeignProgram:
     draws: bool = False
     """Whether the files hold random draws: they must differ between all ranks and both launchers."""
     differs: str = ""
-    """The line of docs/own-script.md by which slurmddp's result is another one; the result is `result`."""
+    """The line of docs/own-script.md that explains why slurmddp's result differs; the result is `result`."""
     result: str = ""
     """The output of each rank under slurmddp, if it differs."""
     file: str = "program.py"

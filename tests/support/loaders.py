@@ -25,7 +25,7 @@ def loader_of(
     keep_global_batch: bool = False,
     **options: Any,
 ) -> DistributedLoader:
-    """Return the loader of one of `ranks` ranks; `options` are those of DataLoader."""
+    """Return the loader of one of `ranks` ranks; `options` are options of DataLoader."""
     return distribute(
         DataLoader(data, **options),
         device=torch.device("cpu"),

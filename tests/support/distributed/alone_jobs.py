@@ -42,13 +42,16 @@ def raise_in_each_place(root: str) -> dict[str, str]:
             "memory_save": lambda: d.memory_save(2, root=root, **loop.objects),
             "load": lambda: d.load(root=root, **loop.objects),
         }
+
         for name, (owner, function, rank) in _PLACES.items():
             with patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, name)):
                 try:
                     actions[name.partition(",")[0]]()
                 except Exception as error:
                     errors[name] = f"{type(error).__name__}: {error}"
+
         errors["all_reduce"] = str(d.all_reduce(torch.tensor(float(d.rank))).item())
+
     return errors
 
 
@@ -72,9 +75,9 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
         loop = Loop(d.launch())
         d.save(1, root=root, **loop.objects)
         copy_to_memory(d, root, 2, **loop.objects)
-        found = d._checkpointer.saves.states_in_memory(Path(root))  # before the patch breaks the memory
+        copies = d._checkpointer.saves.states_in_memory(Path(root))  # before the patch breaks the memory
         failing = patch.object(owner, function, _raising(getattr(owner, function), rank == d.rank, place))
-        with patch.object(StagingBuffers, "states", lambda *_: found), failing:
+        with patch.object(StagingBuffers, "states", lambda *_: copies), failing:
             step = d.load(root=root, **loop.objects)
         return step, d.resumed_from
 

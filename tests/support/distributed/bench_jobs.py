@@ -29,11 +29,11 @@ def results() -> dict[str, Any]:
     short = {"sizes": (4_000, 12_000, 40_000), "repetitions": 3, "warmup": 1, "width": 8, "layers": 2}
     with Distributon(seed=0) as d:
         d.launch()
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             bench: asdict(module.measure(d, Settings(bench=bench, batch=8, **short))) for bench in BENCHES
         }
         with pytest.raises(ConfigError) as refused:
             module.measure(d, Settings(bench="scaling", batch=7, **short))
-        found["refused"] = refused.value.message
-        found["backend"] = distributed.get_backend()
-        return found
+        measured["refused"] = refused.value.message
+        measured["backend"] = distributed.get_backend()
+        return measured

@@ -32,8 +32,8 @@ def hidden_in(root):
 
 def newest_copy(buffers, root):
     """Return descriptor and header of the newest state in memory, or None."""
-    found = [(header.order, descriptor, header) for descriptor, header, _ in buffers.states(root)]
-    return max(found)[1:] if found else None
+    states = [(header.order, descriptor, header) for descriptor, header, _ in buffers.states(root)]
+    return max(states)[1:] if states else None
 
 
 def same(left, right):
@@ -46,10 +46,12 @@ def same(left, right):
         return list(left) == list(right) and all(
             type(a) is type(b) and same(left[a], right[b]) for a, b in zip(left, right, strict=True)
         )
+
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
     if isinstance(left, float):
         return struct.pack("d", left) == struct.pack("d", right)
+
     return bool(left == right)
 
 

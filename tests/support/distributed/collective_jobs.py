@@ -50,10 +50,10 @@ def sums(copied_devices: set[str]) -> dict[str, list[list[float]]]:
 
 def trained(ways: list[str]) -> list[list[float]]:
     """Return the weights after four steps of DDP each way: over a backend, or an algorithm as a hook."""
-    found = []
+    trained_weights = []
     with Distributon(seed=0) as d:
         d.launch()
-        hierarchical_link._host_of_this_rank = lambda: str(d.rank)  # As if each rank had a host of its own.
+        hierarchical_link._host_of_this_rank = lambda: str(d.rank)  # Each rank counts as a host.
         for way in ways:
             torch.manual_seed(1)
             net = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
@@ -61,13 +61,14 @@ def trained(ways: list[str]) -> list[list[float]]:
             model = DistributedDataParallel(net, bucket_cap_mb=0.0002, process_group=group)
             if way in ALGORITHMS:
                 model.register_comm_hook(GroupLink(distributed.new_group()), ddp_hook(way))
-            found.append(weights_after_steps(model, d.rank))
-    return found
+            trained_weights.append(weights_after_steps(model, d.rank))
+
+    return trained_weights
 
 
 def wrong_reductions(link: SharedMemoryLink | HierarchicalLink, slot: int) -> list[str]:
     """Return the reductions whose bits differ from a reduction in the order of ranks; `slot` is in bytes."""
-    found = []
+    wrong = []
     for dtype in DTYPES:
         small = {0, 1, link.world_size - 1, link.world_size, 2 * link.world_size + 1}
         long = {WHOLE_BYTES // dtype.itemsize, 3 * slot // dtype.itemsize + 1} if dtype in LONG else set()
@@ -78,57 +79,71 @@ def wrong_reductions(link: SharedMemoryLink | HierarchicalLink, slot: int) -> li
                     torch.randint(0, 4, (length,), generator=generator).to(dtype)
                     for _ in range(link.world_size)
                 ]
-                own = tensors[link.rank].clone()
+                reduced = tensors[link.rank].clone()
+
                 try:
                     for tensor in tensors[1:]:
                         combine(tensors[0], tensor)
                 except (RuntimeError, NotImplementedError):
                     continue  # torch has no such reduction of this type.
-                link.all_reduce(own, name)
-                if not torch.equal(own.view(torch.uint8), tensors[0].view(torch.uint8)):
-                    found.append(f"{name} of {length} {dtype}")
-    return found
+
+                link.all_reduce(reduced, name)
+                if not torch.equal(reduced.view(torch.uint8), tensors[0].view(torch.uint8)):
+                    wrong.append(f"{name} of {length} {dtype}")
+
+    return wrong
 
 
 def wrong_copies(link: SharedMemoryLink) -> list[str]:
     """Return the broadcasts, all-gathers and means over shared memory that give wrong values."""
-    found, size = [], link.world_size
+    wrong = []
+    size = link.world_size
     for length in (0, 1, 5, link._slot_bytes // 4 + 3):
-        own = torch.arange(length, dtype=torch.int32) + link.rank
+        values = torch.arange(length, dtype=torch.int32) + link.rank
         for source in range(size):
-            link.broadcast(told := own.clone(), source)
-            if not torch.equal(told, own - link.rank + source):
-                found.append(f"broadcast of {length} from {source}")
-        link.all_gather(out := torch.empty(size * length, dtype=torch.int32), own)
-        if not torch.equal(out, torch.cat([own - link.rank + rank for rank in range(size)])):
-            found.append(f"all_gather of {length}")
-        link.all_reduce(mean := own.double(), ReduceOp.AVG)
-        if not torch.allclose(mean, own.double() - link.rank + (size - 1) / 2):
-            found.append(f"mean of {length}")
+            link.broadcast(received := values.clone(), source)
+            if not torch.equal(received, values - link.rank + source):
+                wrong.append(f"broadcast of {length} from {source}")
+
+        link.all_gather(out := torch.empty(size * length, dtype=torch.int32), values)
+        if not torch.equal(out, torch.cat([values - link.rank + rank for rank in range(size)])):
+            wrong.append(f"all_gather of {length}")
+        link.all_reduce(mean := values.double(), ReduceOp.AVG)
+        if not torch.allclose(mean, values.double() - link.rank + (size - 1) / 2):
+            wrong.append(f"mean of {length}")
+
     link.barrier()
-    return found
+    return wrong
 
 
 def over_shared_memory(file: str) -> tuple[list[str], list[str]]:
-    """Return what is wrong with collectives of processes, and where their memory can be found by a name."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """Return the wrong results of collectives between processes, and the paths of their memory."""
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     link = SharedMemoryLink(FileStore(file, world_size), rank, world_size, timedelta(seconds=60))
-    descriptors = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    descriptors = [
+        str(descriptor.readlink())
+        for descriptor in Path("/proc/self/fd").iterdir()
+        if descriptor.is_symlink()
+    ]
     maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    named = [one for one in (*descriptors, *maps) if "slurmddp-collectives" in one]
+    named = [path for path in (*descriptors, *maps) if "slurmddp-collectives" in path]
     return wrong_reductions(link, link._slot_bytes) + wrong_copies(link), named
 
 
 def after_a_death(file: str) -> str:
     """Return the error of a collective whose third rank was killed. Rank 1 forks the third rank."""
-    rank, store = int(os.environ["RANK"]), FileStore(file, 3)
+    rank = int(os.environ["RANK"])
+    store = FileStore(file, 3)
     if rank == 1 and os.fork() == 0:
         SharedMemoryLink(store, 2, 3, timedelta(seconds=60)).barrier()
         os.kill(os.getpid(), signal.SIGKILL)
+
     link = SharedMemoryLink(store, rank, 3, timedelta(seconds=60))
     link.barrier()
     try:
         link.all_reduce(torch.ones(3), ReduceOp.SUM)
     except RankFailure as error:
         return str(error)
+
     return "none"

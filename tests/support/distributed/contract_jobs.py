@@ -59,16 +59,19 @@ def trained(strategy: Strategy, removed: bool = False, device: torch.device = CP
     if removed and type(strategy) is Ddp and isinstance(model, DistributedDataParallel):
         model.register_comm_hook(None, _local)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = getattr(strategy, "setup_optimizer", lambda own, model: own)(optimizer, model)
+    optimizer = getattr(strategy, "setup_optimizer", lambda given, model: given)(optimizer, model)
     for step, passes in enumerate((1, 2, 2)):
         for part in range(passes):
-            x, y = (one.chunk(size)[rank] for one in batch_of(10 * step + part, 8, device))
+            x, y = (tensor.chunk(size)[rank] for tensor in batch_of(10 * step + part, 8, device))
             with strategy.no_sync(model) if part + 1 < passes else nullcontext():
                 (nn.functional.cross_entropy(model(x), y) / passes).backward()
+
         optimizer.step()
         optimizer.zero_grad()
+
     weights = {
-        name: getattr(one, "full_tensor", one.clone)().detach().cpu() for name, one in net.named_parameters()
+        name: getattr(parameter, "full_tensor", parameter.clone)().detach().cpu()
+        for name, parameter in net.named_parameters()
     }
     getattr(strategy, "close", lambda: None)()
     return {"weights": weights, "unwrapped": strategy.unwrap(model) is net}
@@ -83,7 +86,7 @@ def _local(state, bucket):
 
 @contextmanager
 def _without_reductions() -> Iterator[None]:
-    """Leave each rank with its own gradients or weights, where strategies would add up the values of all."""
+    """Turn off all reductions, so that each rank keeps its own gradients and weights."""
 
     def own_part(output: torch.Tensor, input: torch.Tensor, **_: Any) -> None:
         output.copy_(input.chunk(distributed.get_world_size())[distributed.get_rank()])
@@ -96,7 +99,9 @@ def _without_reductions() -> Iterator[None]:
         name = "reduce_scatter_single" if is_renamed else "reduce_scatter_tensor"
         patch.setattr(distributed, name, own_part)
         patch.setattr("slurmddp.strategies.ring.all_reduce", lambda tensor, link, **_: tensor)
-        patch.setattr(GradientServer, "_apply", lambda server, found: apply(server, found[:1] * len(found)))
+        patch.setattr(
+            GradientServer, "_apply", lambda server, gradients: apply(server, gradients[:1] * len(gradients))
+        )
         yield
 
 
@@ -111,10 +116,11 @@ def contract(cases: Sequence[Case]) -> list[tuple[dict[str, Any], dict[str, Any]
     """Return the training of each case, and the same training without its reduction."""
     with Distributon() as d:
         d.launch()
-        found = []
+        results = []
         for name, options in cases:
             whole = trained(build(name, **options), device=d.device)
             with _without_reductions():
                 local = trained(build(name, **options), removed=True, device=d.device)
-            found.append((whole, local))
-        return found
+            results.append((whole, local))
+
+        return results

@@ -1,4 +1,4 @@
-"""Data sets of test_dataset: iterable ones, and one whose samples have weights."""
+"""Data sets of test_dataset: iterable data sets, and a data set whose samples have weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ def pair(number: int) -> Pair:
 
 
 class Unshared(IterableDataset[Any]):
-    """An epoch of `count` pairs, augmented; says nothing of readers or of where it is."""
+    """An epoch of `count` pairs, augmented; it has no methods for readers or for its position."""
 
     def __init__(self, count: int = 83) -> None:
-        self.count, self.passed, self.epoch, self.share = count, 0, 0, (0, 1)
+        self.count = count
+        self.passed = 0
+        self.epoch = 0
+        self.share = (0, 1)
 
     def __iter__(self) -> Iterator[Pair]:
         part, parts = self.share
@@ -44,13 +47,14 @@ class Shared(Unshared):
 
 
 class Placed(Shared):
-    """Says where it is; then it does not read again what was trained."""
+    """Reports its position, so that a resume does not read trained samples again."""
 
     start = 0
 
     def __iter__(self) -> Iterator[Pair]:
         part, parts = self.share
-        self.passed, self.start = self.start, 0
+        self.passed = self.start
+        self.start = 0
         while (number := self.passed * parts + part) < self.count:
             self.passed += 1
             yield pair(number + 1000 * self.epoch)
@@ -95,8 +99,8 @@ class Named(Dataset[Any]):
 
     def collate(self, samples: list[Any]) -> dict[str, torch.Tensor]:
         return {
-            "x": torch.stack([one["features"] for one in samples]),
-            "labels": torch.stack([one["label"] for one in samples]),
+            "x": torch.stack([sample["features"] for sample in samples]),
+            "labels": torch.stack([sample["label"] for sample in samples]),
         }
 
     def heldout(self) -> Dataset[Any]:

@@ -23,11 +23,12 @@ Told = tuple[str, int, str]
 
 
 def start() -> Told:
-    """Take part in a start; return what was refused: the error's kind, exit code and words."""
+    """Take part in a start; return the class, exit code and text of the error."""
     try:
         setup.finish(setup.start(detect(os.environ), collective_timeout_s=30.0))
     except SlurmddpError as error:
         return type(error).__name__, error.exit_code, str(error)
+
     return "", 0, ""
 
 
@@ -86,5 +87,6 @@ def work_on_an_unfit_node(folder: str) -> tuple[int, list[tuple[int, ...]]]:
     def blame(info: RankInfo, run: RunFolder, config: dict[str, Any], refused: DevicesError) -> None:
         blamed.append(refused.nodes)
 
-    setup.report_device, preflight.exclude_conflicting_nodes = report, blame
+    setup.report_device = report
+    preflight.exclude_conflicting_nodes = blame
     return rank_main.main(folder), blamed

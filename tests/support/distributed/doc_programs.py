@@ -42,12 +42,15 @@ def python_blocks(doc: Path) -> list[str]:
 
 
 def is_program(body: str) -> bool:
-    """Return whether a block is Python code, whatever its fence says."""
+    """Return whether a block is Python code, whatever language its fence names."""
     try:
         statements = ast.parse(body).body
     except SyntaxError:
         return False
-    return any(not isinstance(one, (ast.Expr, ast.AnnAssign)) or _calls(one) for one in statements)
+
+    return any(
+        not isinstance(statement, (ast.Expr, ast.AnnAssign)) or _calls(statement) for statement in statements
+    )
 
 
 def _calls(statement: ast.stmt) -> bool:
@@ -84,7 +87,8 @@ from slurmddp import Distributon
             {then}
     {last}
 """
-WITH, WITHOUT = "with Distributon({devices}) as d:", "d = Distributon({devices})\nif True:"
+WITH = "with Distributon({devices}) as d:"
+WITHOUT = "d = Distributon({devices})\nif True:"
 
 
 def loop_with_a_stop(

@@ -1,4 +1,4 @@
-"""The interrupted trainings that tests compare with undisturbed ones, and the comparison.
+"""Interrupted trainings, and their comparison with undisturbed trainings.
 
 `tests/end_to_end/test_exact_resume.py` runs the cases on CPUs, `tests/gpu/` on GPUs.
 """
@@ -19,8 +19,13 @@ from support.distributed.exact_jobs import Halt
 from support.distributed.ranks import place_environments, run_ranks
 from support.distributed.trainer_runs import final_state, trainer_config
 
-STEPS, EPOCH, EVAL_EVERY, BATCH, HELDOUT = 12, 5, 4, 2, 10
-TRAINER, OWN_LOOP = "slurmddp.training.trainer.train", "support.distributed.exact_jobs.own_loop"
+STEPS = 12
+EPOCH = 5
+EVAL_EVERY = 4
+BATCH = 2
+HELDOUT = 10
+TRAINER = "slurmddp.training.trainer.train"
+OWN_LOOP = "support.distributed.exact_jobs.own_loop"
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "cosine": {"_target_": "slurmddp.training.builtin.schedules.cosine", "steps": STEPS, "warmup_steps": 2},
@@ -198,6 +203,7 @@ def train(
         places = [place | environ for place in place_environments(case.ranks)]
         args = (*inner, config, str(folder), number, halt)
         assert_ended(run_ranks(program, case.ranks, *args, environments=places), halt)
+
     return RunFolder(folder)
 
 
@@ -228,6 +234,7 @@ def assert_ended(ends: list[str], halt: Halt | None) -> None:
     if halt is None or halt.how == "killed":
         assert ends[0] == ("killed" if halt else "finished")
         return
-    # Where a signal comes inside a step, the ranks take it back, or finish it, or one more.
+
+    # After a signal inside a step, the ranks discard the step, or finish it, or take one more step.
     steps = [halt.step, halt.step + 1, halt.step + 2] if halt.how == "signal" else [halt.step]
     assert ends[0].startswith(tuple(f"Stopped at step {step} " for step in steps)), ends[0]

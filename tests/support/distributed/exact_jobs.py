@@ -37,22 +37,22 @@ class Halt:
     """The end of an attempt; `step` counts the optimizer steps of the whole training."""
 
     how: str
-    """told: between two steps; evaluation: one rank learns of it there, and the ranks never agree on a step;
-    signal: SIGTERM to one rank; killed: nothing is saved any more."""
+    """told: a stop between two steps; evaluation: only one rank sees the stop, during an evaluation;
+    signal: SIGTERM to one rank; killed: nothing is saved after it."""
     step: int
     part: int = 0
-    """The backward pass of the step, or the batch of the evaluation, in which it comes."""
+    """The backward pass of the step, or the batch of the evaluation, in which the halt happens."""
 
     def __str__(self) -> str:
         return f"{self.how} {self.step}" + f".{self.part}" * (self.how != "told")
 
 
 class Killed(Exception):
-    """Stands for the end of the process: what comes after it never happens."""
+    """Stands for the end of the process; nothing after it runs."""
 
 
 class Halting(Distributon):
-    """Brings about a halt, and leaves what follows from it to the API."""
+    """Distributon that causes a halt; the API reacts to it."""
 
     def __init__(self, halt: Halt | None, **options: Any) -> None:
         super().__init__(**options)
@@ -66,8 +66,8 @@ class Halting(Distributon):
         return step
 
     def should_stop(self) -> bool:
-        told = self._halt.how == "told" and self._steps >= self._halt.step
-        return super().should_stop() or told
+        is_due = self._halt.how == "told" and self._steps >= self._halt.step
+        return super().should_stop() or is_due
 
     def backward(self, loss: torch.Tensor, *, accumulate: int = 1) -> None:
         if (self._steps, self._passes) == (self._halt.step, self._halt.part):
@@ -75,12 +75,14 @@ class Halting(Distributon):
                 raise Killed
             if self._halt.how == "signal":
                 self._be_signalled()
+
         super().backward(loss, accumulate=accumulate)
-        self._passes, self._batches = (self._passes + 1) % accumulate, 0
+        self._passes = (self._passes + 1) % accumulate
+        self._batches = 0
         self._steps += self._passes == 0
 
     def _be_signalled(self) -> None:
-        """Wait for the word to get round: these steps are too short for the ranks to look at the store."""
+        """Wait until all ranks know of the stop: these steps are too short for a look at the store."""
         if self._is_last:
             os.kill(os.getpid(), signal.SIGTERM)
         while not super().stop_requested:
@@ -88,10 +90,10 @@ class Halting(Distributon):
 
     @property
     def stop_requested(self) -> bool:
-        here = (self._steps, self._batches) == (self._halt.step, self._halt.part)
+        is_at_halt = (self._steps, self._batches) == (self._halt.step, self._halt.part)
         self._batches += 1
-        told = self._halt.how == "evaluation" and self._is_last and here
-        return told or super().stop_requested
+        is_due = self._halt.how == "evaluation" and self._is_last and is_at_halt
+        return is_due or super().stop_requested
 
     @property
     def _is_last(self) -> bool:
@@ -103,6 +105,7 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
     os.environ["SLURMDDP_ATTEMPT"] = str(number)
     program = locate(config["program"]["_target_"], key="program._target_")
     strategy = build(**config["strategy"])
+
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             halting = Halting(
@@ -114,6 +117,7 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
             return str(stopped)
         except Killed:
             return "killed"
+
     return "finished"
 
 
@@ -121,7 +125,9 @@ class Blurred(Dataset[Any]):
     """Classes of six numbers, blurred by draws from three generators; the number before them is the index."""
 
     def __init__(self, size: int, heldout: int = 10, bad: int | None = None) -> None:
-        self._size, self._heldout, self._bad = size, heldout, bad
+        self._size = size
+        self._heldout = heldout
+        self._bad = bad
 
     def __len__(self) -> int:
         return self._size
@@ -150,17 +156,21 @@ class Noisy(nn.Module):
         self.first = nn.Linear(6, width)
         self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-        self.drop, self.last = nn.Dropout(dropout), nn.Linear(width, 3)
-        self._noisy, self._notes = dropout > 0, Path(notes) if notes else None
+        self.drop = nn.Dropout(dropout)
+        self.last = nn.Linear(width, 3)
+        self._noisy = dropout > 0
+        self._notes = Path(notes) if notes else None
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         if self.training and self._notes is not None:
             with (self._notes / f"rank-{os.environ['RANK']}").open("a") as file:
                 file.write(" ".join(str(int(index)) for index in samples[:, 0]) + "\n")
+
         x = self.norm(torch.tanh(self.first(samples[:, 1:])))
         for layer in self.hidden:
             scale = 1 + random.random() + float(np.random.rand()) if self._noisy else 1
             x = x + self.drop(torch.tanh(layer(x))) * scale
+
         logits: torch.Tensor = self.last(x)
         return logits
 
@@ -169,7 +179,8 @@ class Drift:
     """A callback whose state changes the weights in each step."""
 
     def __init__(self) -> None:
-        self.steps, self.lowest = 0, 10.0
+        self.steps = 0
+        self.lowest = 10.0
 
     def on_step_end(self, training: Any) -> None:
         self.steps += 1
@@ -183,14 +194,16 @@ class Drift:
         return {"steps": self.steps, "lowest": self.lowest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.lowest = state["steps"], state["lowest"]
+        self.steps = state["steps"]
+        self.lowest = state["lowest"]
 
 
 class Best:
-    """An object of the user's own: the lowest loss so far, and when it was seen."""
+    """A user's object: the lowest loss so far, and its step."""
 
     def __init__(self) -> None:
-        self.loss, self.seen = float("inf"), []
+        self.loss = float("inf")
+        self.seen = []
 
     def look(self, step: int, loss: float) -> None:
         if loss < self.loss:
@@ -201,7 +214,8 @@ class Best:
         return {"loss": self.loss, "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss, self.seen = state["loss"], state["seen"]
+        self.loss = state["loss"]
+        self.seen = state["seen"]
 
 
 LEFT_OUT = 6
@@ -212,7 +226,8 @@ class OwnLoop:
     """A user's loop on the API: two schedulers, averaged weights, a gradient scaler, a user's object."""
 
     def __init__(self, d: Distributon, config: dict[str, Any]) -> None:
-        batch_size, workers = config["train"]["batch_size"], config["train"]["workers"]
+        batch_size = config["train"]["batch_size"]
+        workers = config["train"]["workers"]
         data = instantiate(config["data"], _key_="data")
         loader = DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, num_workers=workers)
         self.loader = d.setup_dataloader(loader)
@@ -255,6 +270,7 @@ class OwnLoop:
                 loss = nn.functional.cross_entropy(self.model(inputs), targets)
                 spike = 1e30 if step == LEFT_OUT and not last and self.d.rank == 0 else 1.0
                 self.d.backward(loss * spike, accumulate=2)
+
         before = copy.deepcopy(self.d.unwrap(self.model).state_dict())
         self.d.clip_gradients(self.model, max_norm=1.0)
         self.optimizer.step()
@@ -276,10 +292,12 @@ class OwnLoop:
 
 def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
     """Train to `train.steps` with an `OwnLoop`."""
-    training, train = OwnLoop(d, config), config["train"]
+    training = OwnLoop(d, config)
+    train = config["train"]
     journal = RunLog(RunContext.read(os.environ, folder), active=d.is_global_zero)
     step = d.load(training.objects, root=folder.checkpoints_dir) or 0
     stopped = False
+
     while step < train["steps"] and not stopped:
         for inputs, targets in training.loader:
             step += 1
@@ -287,8 +305,10 @@ def own_loop(d: Distributon, config: dict[str, Any], folder: RunFolder) -> None:
             stopped = d.should_stop()
             if stopped or step == train["steps"]:
                 break
+
             if train["save_every"] and step % train["save_every"] == 0:
                 d.save(step, training.objects, root=folder.checkpoints_dir)
+
     d.save(step, training.objects, root=folder.checkpoints_dir)
     if step < train["steps"]:
         raise StoppedAtCheckpoint(f"Stopped at step {step} of {train['steps']}.", hint="")
@@ -299,9 +319,11 @@ def script_that_stops_after(arguments: list[str], steps: int | None) -> int:
     counted = itertools.count(1)
     Distributon.should_stop = lambda self: next(counted) == steps  # type: ignore[method-assign]
     sys.argv = arguments
+
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             runpy.run_path(arguments[0], run_name="__main__")
         except SystemExit as exit:
             return int(str(exit.code))
+
     return 0

@@ -1,4 +1,4 @@
-"""A model whose rank may be ordered to die in a step, and data of which a sample may never come."""
+"""A model that can kill its rank in a step, and data with a sample that never arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.distributed.exact_jobs import Blurred, Noisy
 
 
 class Falling(Noisy):
-    """Kills its rank as FALLS, `{restart count: [rank, training step of that process]}`, says.
+    """Kills its rank at the step in FALLS: `{restart count: [rank, training step of that process]}`.
 
     With FALL=stop it sleeps instead, with FALL=term its rank gets SIGTERM.
     """
@@ -31,12 +31,15 @@ class Falling(Noisy):
         for thread in threading.enumerate():
             if thread.name == "slurmddp-memory":  # No state is held before its memory is there.
                 thread.join()
+
         self._steps += self.training
         if self._steps == self._last > 0:
             if os.environ.get("FALL") == "stop":
                 print("asleep", flush=True)
                 time.sleep(3600)
+
             os.kill(os.getpid(), signal.SIGTERM if os.environ.get("FALL") == "term" else signal.SIGKILL)
+
         return super().forward(samples)
 
 
@@ -51,4 +54,5 @@ class Hanging(Blurred):
         if hangs and self._read == int(os.environ["HANG_AT"]):
             Path(os.environ["SLURMDDP_RUN_DIR"], f"hangs-{os.environ['RANK']}").touch()
             time.sleep(3600)
+
         return super().__getitem__(index)

@@ -81,6 +81,7 @@ def start(python: str, command: Sequence[str], death_signal: signal.Signals, **o
     """
     if list(command[1:-1]) != ["-m", "slurmddp.launchers.agent"]:
         return START_BOUND(command, death_signal, **options)
+
     given = (options[name] for name in ("stdout", "pass_fds", "env", "cwd"))
     return ForkedAgent(command[-1], *given, python=python)
 
@@ -102,6 +103,7 @@ def agents_of(
             environ["OMP_NUM_THREADS"] = threads
         with (folder.log_dir(0) / f"node-{node}.log").open("ab") as log:
             agents.append(ForkedAgent(str(folder.path), log, (), environ, folder.path, **options))
+
     try:
         yield agents
     finally:
@@ -122,7 +124,7 @@ def be_agent(
     cause_wait_s: float = coordinator.CAUSE_WAIT_S,
     python: str = sys.executable,
 ) -> None:
-    """Do what `python -m slurmddp.launchers.agent RUN_DIR` does, in a session of its own."""
+    """Act as `python -m slurmddp.launchers.agent RUN_DIR`, in a new session."""
     os.setsid()
     sys.executable = python
     coordinator.CAUSE_WAIT_S = cause_wait_s

@@ -62,7 +62,7 @@ _FREE = 500
 
 @contextmanager
 def python_server() -> Iterator[str]:
-    """Start the server, below the one of forked ranks; yields the path of the program `python`."""
+    """Start the server as a child of the server of forked ranks; yield the path of the program `python`."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         python, client, address = (f"{folder}/{name}" for name in ("python", "client.py", "socket"))
         Path(client).write_text(CLIENT)
@@ -72,6 +72,7 @@ def python_server() -> Iterator[str]:
         listener.listen(64)
         server = CONTEXT.Process(target=serve, args=(Descriptor(listener.fileno()), python))
         server.start()
+
         try:
             yield python
         finally:
@@ -90,22 +91,25 @@ def serve(listening: Descriptor, python: str) -> None:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 supervise(client, python)
+
             client.close()
 
 
 def supervise(client: socket.socket, python: str) -> None:
-    """Run one program in a process of its own, and send its wait status to the client."""
+    """Run a program in a new process, and send its wait status to the client."""
     received = socket.recv_fds(client, 1, 250)[1]
     request = read(client, int.from_bytes(read(client, 8), "big"))
     if (pid := os.fork()) == 0:
-        words, environ, folder, niceness, numbers = json.loads(request)
-        be_python(python, words, environ, folder, niceness, dict(zip(received, numbers, strict=True)))
-    for one in received:
-        os.close(one)
+        arguments, environ, folder, niceness, numbers = json.loads(request)
+        be_python(python, arguments, environ, folder, niceness, dict(zip(received, numbers, strict=True)))
+
+    for descriptor in received:
+        os.close(descriptor)
     ended = os.pidfd_open(pid)
     while ended not in select.select([ended, client.fileno()], [], [])[0]:
         passed = client.recv(1)
         os.kill(pid, passed[0] if passed else signal.SIGKILL)
+
     client.sendall(str(os.waitpid(pid, 0)[1]).encode())
     os._exit(0)
 
@@ -119,27 +123,28 @@ def read(client: socket.socket, size: int) -> bytes:
 
 def be_python(
     python: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
     environ: Mapping[str, str],
     folder: str,
     niceness: int,
     numbers: Mapping[int, int],
 ) -> None:
-    """Do what `python WORDS` does; its options have no effect.
+    """Act as `python ARGUMENTS`; options of the interpreter have no effect.
 
     Args:
         python: the path of the program `python`.
-        words: its arguments.
+        arguments: its arguments.
         environ: its variables.
         folder: its working directory.
         niceness: its scheduling priority.
         numbers: for each descriptor of this process, its number in the program.
     """
-    held = {fcntl.fcntl(one, fcntl.F_DUPFD, _FREE): number for one, number in numbers.items()}
+    held = {fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE): number for descriptor, number in numbers.items()}
     os.closerange(3, _FREE)
-    for one, number in held.items():
-        os.dup2(one, number)
-        os.close(one)
+    for copy, number in held.items():
+        os.dup2(copy, number)
+        os.close(copy)
+
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # It is no child of multiprocessing.
@@ -152,24 +157,26 @@ def be_python(
     # A program may replace its streams, and still write to their descriptors.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(os.fdopen(one, "wb", 0, closefd=False), write_through=True) for one in (1, 2)
+        io.TextIOWrapper(os.fdopen(descriptor, "wb", 0, closefd=False), write_through=True)
+        for descriptor in (1, 2)
     )
     if "PYTHONFAULTHANDLER" in environ:
         faulthandler.enable()
-    sys.executable, sys.orig_argv = python, [python, *words]
+    sys.executable = python
+    sys.orig_argv = [python, *arguments]
     multiprocessing.set_executable(python)
     sys.path[:0] = environ["PYTHONPATH"].split(":") if "PYTHONPATH" in environ else []
     # What Python's `site` does before the first line of a program.
     sys.modules.pop("sitecustomize", None)
     with suppress(ImportError):
         import_module("sitecustomize")
-    while words[0] not in ("-c", "-m") and words[0].startswith("-"):
-        words = words[1:]
-    os._exit(as_program(lambda: run(words)))
+    while arguments[0] not in ("-c", "-m") and arguments[0].startswith("-"):
+        arguments = arguments[1:]
+    os._exit(as_program(lambda: run(arguments)))
 
 
-def run(words: Sequence[str]) -> None:
-    first, *others = words
+def run(arguments: Sequence[str]) -> None:
+    first, *others = arguments
     sys.argv = [first, *others]
     if first == "-m":
         sys.argv = others

@@ -37,15 +37,16 @@ class Stack(nn.Module):
         x = self.first(x)
         for layer in self.layers:
             x = x + layer(x)
-        found: torch.Tensor = self.last(x) * self.scale
-        return found
+        outputs: torch.Tensor = self.last(x) * self.scale
+        return outputs
 
 
 def part_of_batch(d: Distributon, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(12, 5, generator=generator), torch.randint(0, 5, (12,), generator=generator)
-    own = slice(d.rank * 12 // d.world_size, (d.rank + 1) * 12 // d.world_size)
-    return x[own], y[own]
+    x = torch.randn(12, 5, generator=generator)
+    y = torch.randint(0, 5, (12,), generator=generator)
+    share = slice(d.rank * 12 // d.world_size, (d.rank + 1) * 12 // d.world_size)
+    return x[share], y[share]
 
 
 def setup(d: Distributon, width: int = 7) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -66,9 +67,11 @@ def take_steps(
             x, y = part_of_batch(d, 10 * step + number)
             with d.accumulating(model, last=number == 1):
                 d.backward(nn.functional.cross_entropy(model(x), y), accumulate=2)
+
         norms.append(float(d.clip_gradients(model, 0.5)))
         optimizer.step()
         optimizer.zero_grad()
+
     return norms
 
 
@@ -86,12 +89,12 @@ def train(name: str, options: dict[str, Any], steps: int = 3) -> dict[str, Any]:
         d.launch()
         model, optimizer = setup(d)
         norms = take_steps(d, model, optimizer, 0, steps)
-        held = [*model.parameters(), *(m for one in optimizer.state.values() for m in one.values())]
+        held = [*model.parameters(), *(m for state in optimizer.state.values() for m in state.values())]
         return {
             "norms": norms,
             "state": whole_state(d.unwrap(model), optimizer),
             "unwrapped": d.unwrap(model) is model,
-            "numbers held": sum(local(one.detach()).untyped_storage().size() // 4 for one in held),
+            "numbers held": sum(local(tensor.detach()).untyped_storage().size() // 4 for tensor in held),
         }
 
 
@@ -103,6 +106,7 @@ def save_at(root: str, saves: list[int], strategy: str = "fsdp") -> dict[str, to
         for first, end in zip([0, *saves], saves, strict=False):
             take_steps(d, model, optimizer, first, end)
             d.save(end, model=model, optimizer=optimizer, root=root, wait=False)
+
         d.finish_saving()
         return whole_state(d.unwrap(model), optimizer)
 
@@ -123,7 +127,7 @@ def load_and_train(root: str, end: int, strategy: str = "fsdp") -> dict[str, Any
 
 
 def save_other_placements(root: str) -> bool:
-    """Save a tensor split by columns and a replicated one; tell whether a load restores this rank's parts."""
+    """Save a tensor split by columns, and a replicated tensor; return whether a load restores both."""
     with Distributon() as d:
         d.launch()
         mesh = init_device_mesh("cpu", (d.world_size,))
@@ -135,13 +139,14 @@ def save_other_placements(root: str) -> bool:
             }
         )
         d.save(1, model=model, root=root)
-        before = [local(one.detach()).clone() for one in model.values()]
+        before = [local(parameter.detach()).clone() for parameter in model.values()]
         with torch.no_grad():
-            for one in model.values():
-                one.zero_()
+            for weight in model.values():
+                weight.zero_()
+
         d.load(model=model, root=root)
-        after = [local(one.detach()) for one in model.values()]
-        return all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        after = [local(parameter.detach()) for parameter in model.values()]
+        return all(torch.equal(shard, other) for shard, other in zip(before, after, strict=True))
 
 
 def save_and_wait(root: str) -> dict[str, torch.Tensor]:
@@ -161,7 +166,8 @@ def save_and_wait(root: str) -> dict[str, torch.Tensor]:
 @contextmanager
 def watched(facts: dict[str, int]) -> Iterator[None]:
     """Add the elements of tensors that are gathered, and the bytes of values from other ranks, to `facts`."""
-    unpack, full_tensor = collectives.unpack, DTensor.full_tensor
+    unpack = collectives.unpack
+    full_tensor = DTensor.full_tensor
 
     def counted(received: bytes) -> Any:
         facts["received"] += len(received)
@@ -178,23 +184,25 @@ def watched(facts: dict[str, int]) -> Iterator[None]:
 
 
 def save_on_nodes(root: str, wait: bool) -> dict[str, Any]:
-    """Save steps 1 and 2; return the whole state, and what this rank has gathered and received meanwhile."""
+    """Save steps 1 and 2; return the whole state, and the sizes that this rank has gathered and received."""
     facts = {"gathered": 0, "received": 0}
     with Distributon(strategy="fsdp") as d:
         d.launch()
         model, optimizer = setup(d, width=600)
         with watched(facts):
             d.check_can_save(model=model, optimizer=optimizer, root=root)
+
         for step in (1, 2):
             take_steps(d, model, optimizer, step - 1, step)
             with watched(facts):
                 d.save(step, model=model, optimizer=optimizer, root=root, wait=wait)
+
         d.finish_saving()
         held = d._checkpointer.saves.states_in_memory(Path(root))
         return {
             **facts,
             "held": [header.tensors_bytes for _, header, _ in held],
-            "shards": sum(local(one.detach()).nbytes for one in model.parameters()),
+            "shards": sum(local(parameter.detach()).nbytes for parameter in model.parameters()),
             "state": whole_state(model, optimizer),
         }
 
@@ -226,16 +234,19 @@ def save_while_a_writer_is_killed(root: str) -> str:
             writer = d._checkpointer.saves._writer
             assert writer is not None
             writer.kill()
+
         error = ""
         try:
             d.finish_saving()
         except CheckpointError as caught:
             error = caught.message
+
         newest = checkpoint.latest(Path(root))
         assert newest is not None and newest.name == "step-0000000001"
         d.barrier()
         for step, without_memory in ((3, None), (4, 1), (5, 0)):
             d._checkpointer.saves._copies_off = d.rank == without_memory
             d.save(step, model=model, optimizer=optimizer, root=root, wait=False)
+
         d.finish_saving()
         return error

@@ -26,15 +26,15 @@ class Hostile:
 def values() -> list[Any]:
     with Distributon() as d:
         d.launch()
-        own = {
+        value = {
             "rank": d.rank, 7: (None, True, 1.5, float("inf"), 1 << 80, "ü"), "list": [[], {}],
             "state": torch.get_rng_state(), "words": torch.tensor([d.rank], dtype=torch.int64),
             "long": "x" * 100_000 * d.rank,
         }  # fmt: skip
         return [
-            [_plain(one) for one in collectives.gather(own)],
-            [_plain(one) for one in collectives.gather_to_zero(own) or []],
-            _plain(collectives.from_zero(own)),
+            [_plain(gathered) for gathered in collectives.gather(value)],
+            [_plain(gathered) for gathered in collectives.gather_to_zero(value) or []],
+            _plain(collectives.from_zero(value)),
         ]
 
 
@@ -49,18 +49,19 @@ class OwnError(MismatchError):
 
 
 def errors() -> list[Any]:
-    """Return what each kind of failing on rank 1 raises on this rank."""
-    found = []
+    """Return the errors that failures of rank 1 raise on this rank."""
+    raised = []
     with Distributon() as d:
         d.launch()
         for share in (collectives.gather, collectives.gather_to_zero):
-            found.append(_raised(share, object() if d.rank == 1 else 1))
-        found.append(_raised(collectives.from_zero, object() if d.rank == 0 else 1))
-        found.append(
+            raised.append(_raised(share, object() if d.rank == 1 else 1))
+        raised.append(_raised(collectives.from_zero, object() if d.rank == 0 else 1))
+        raised.append(
             _raised(lambda value: collectives.gather(value, OwnError(3) if d.rank == 1 else None), 1)
         )
-        found.append(collectives.gather(d.rank))
-    return found
+        raised.append(collectives.gather(d.rank))
+
+    return raised
 
 
 def _raised(share: Any, value: Any) -> tuple[str, str, int]:
@@ -68,6 +69,7 @@ def _raised(share: Any, value: Any) -> tuple[str, str, int]:
         share(value)
     except SlurmddpError as error:
         return type(error).__name__, error.message, error.exit_code
+
     return "", "", 0
 
 
@@ -77,15 +79,17 @@ def with_a_hostile_rank(mark: str) -> str:
         if d.rank == 1:
             _send(mark)
             return ""
+
         try:
             collectives.gather(0)
         except CheckpointError as error:
             return error.message
+
     return "nothing"
 
 
 def _send(mark: str) -> None:
-    """Send a pickle as torch's own collective would."""
+    """Send a pickle, as torch's collective does."""
     pickled, size = distributed.distributed_c10d._object_to_tensor(
         Hostile(mark), torch.device("cpu"), distributed.group.WORLD
     )

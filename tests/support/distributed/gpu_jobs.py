@@ -30,9 +30,10 @@ from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 def on_gpu(function: Callable[..., Any], *args: Any) -> Any:
     """Call a rank program that would run on CPUs, on the GPU of this rank.
 
-    Ranks without a GPU of their own share one. slurmddp and NCCL refuse that, so they exchange over gloo.
+    If there are fewer GPUs than ranks, ranks share a GPU. slurmddp and NCCL refuse that, so they use gloo.
     """
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    ranks = int(os.environ["WORLD_SIZE"])
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
@@ -44,7 +45,7 @@ def on_gpu(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def place_of_a_rank(visible: str | None) -> dict[str, Any]:
-    """Return what a rank computes on when the visible GPUs are named like that."""
+    """Return the device of a rank under a value of CUDA_VISIBLE_DEVICES."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     with Distributon() as d:
@@ -54,12 +55,12 @@ def place_of_a_rank(visible: str | None) -> dict[str, Any]:
 
 
 def name_of_gpu() -> str:
-    """Return what nvidia-smi calls the first GPU."""
+    """Return the UUID of the first GPU, in the form of nvidia-smi."""
     return "GPU-" + str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
 
 
 def choices() -> dict[str, Any]:
-    """Return what is chosen for one rank, from what torch really sees."""
+    """Return the device that is chosen for one rank, from the devices that torch sees."""
     info = detect(os.environ)
     index = choose_device(info, os.environ, torch.cuda.device_count())
     return {"index": index, "backend": choose_backend("auto", index)}
@@ -78,12 +79,14 @@ def nccl_group_of_one() -> dict[str, Any]:
     alone.load_state_dict(weights(net))
     strategy = build("ddp")
     model = strategy.wrap(net, context.device)
-    for one, module in ((model, net), (alone, alone)):
+
+    for wrapped, module in ((model, net), (alone, alone)):
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
         for step in range(4):
             x, y = batch_of(step)
-            step_on(one, optimizer, x.cuda(), y.cuda())
-    found = {
+            step_on(wrapped, optimizer, x.cuda(), y.cuda())
+
+    results = {
         "backend": torch.distributed.get_backend(),
         "same": all(
             torch.equal(a, b) for a, b in zip(weights(net).values(), weights(alone).values(), strict=True)
@@ -91,7 +94,7 @@ def nccl_group_of_one() -> dict[str, Any]:
         "sum": pairs.reduce_all(context.device),
     }
     setup.finish(context)
-    return found
+    return results
 
 
 def training_in_group_of_one(
@@ -138,9 +141,11 @@ def state_on_device() -> dict[str, Any]:
 
 
 def copies_into_memory(root: str) -> dict[str, Any]:
-    """Copy a state twice while it changes in between; return whether each copy holds what was there."""
-    snapshots, found = StagingBuffers(), {}
+    """Copy a state twice and change it in between; return whether each copy holds the state of its time."""
+    snapshots = StagingBuffers()
+    results = {}
     state = state_on_device()
+
     for step in (1, 2):
         expected = {name: value.cpu().resolve_conj().clone() for name, value in state["model"].items()}
         snapshots.copy(Snapshot(Path(root), step, step, state, {}))
@@ -149,31 +154,37 @@ def copies_into_memory(root: str) -> dict[str, Any]:
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
             read = staging.read_state(step, parts).state["model"]
-        found[f"step {step}"] = all(torch.equal(read[name], value) for name, value in expected.items())
-        found[f"dtypes {step}"] = all(read[name].dtype == value.dtype for name, value in expected.items())
-    found["pinned"] = [slot.view is not None and slot.view.is_pinned for slot in snapshots._slots]
+        results[f"step {step}"] = all(torch.equal(read[name], value) for name, value in expected.items())
+        results[f"dtypes {step}"] = all(read[name].dtype == value.dtype for name, value in expected.items())
+
+    results["pinned"] = [slot.view is not None and slot.view.is_pinned for slot in snapshots._slots]
     snapshots.close()
     torch.cuda.synchronize()
-    found["after"] = float(torch.ones(4, device="cuda").sum())
-    return found
+    results["after"] = float(torch.ones(4, device="cuda").sum())
+    return results
 
 
 def copies_what_another_stream_still_computes(root: str) -> list[bool]:
     """Copy a tensor that another stream is changing; return whether the change is in each copy."""
-    snapshots, found = StagingBuffers(), []
-    weight, side = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+    snapshots = StagingBuffers()
+    results = []
+    weight = torch.zeros(1 << 20, device="cuda")
+    side = torch.cuda.Stream()
     torch.cuda.synchronize()
+
     for step in (1, 2, 3):
         with torch.cuda.stream(side):
             torch.cuda._sleep(200_000_000)
             weight.fill_(step)
+
         snapshots.copy(Snapshot(Path(root), step, step, {"weight": weight}, {}))
         newest = newest_copy(snapshots, Path(root))
         assert newest is not None
         with shared_buffer.mapped(*newest) as parts:
-            found.append(bool((staging.read_state(step, parts).state["weight"] == step).all()))
+            results.append(bool((staging.read_state(step, parts).state["weight"] == step).all()))
+
     snapshots.close()
-    return found
+    return results
 
 
 def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
@@ -184,8 +195,8 @@ def copies_into_memory_that_cuda_refuses() -> dict[str, Any]:
     weight = torch.arange(9.0, device="cuda")
     view.copy([weight], 0)
     copied = view.bytes[:36].view(torch.float32).tolist()
-    found = {"pinned": view.is_pinned, "copied": copied, "after": (weight + 1).tolist()}
+    results = {"pinned": view.is_pinned, "copied": copied, "after": (weight + 1).tolist()}
     torch.cuda.cudart().cudaHostUnregister(view.bytes.data_ptr())
     view.close()
     os.close(descriptor)
-    return found
+    return results

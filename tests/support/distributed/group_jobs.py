@@ -50,19 +50,23 @@ def every_collective(backend: str) -> str:
         size = dist.get_world_size()
         halves = [sorted(set(range(size)) - {0}), [0]] if size > 1 else [[0]]
         groups = [dist.new_group(ranks) for ranks in halves]
-        own = next(group for group, ranks in zip(groups, halves, strict=True) if dist.get_rank() in ranks)
-        for group in (dist.group.WORLD, own):
+        subgroup = next(
+            group for group, ranks in zip(groups, halves, strict=True) if dist.get_rank() in ranks
+        )
+
+        for group in (dist.group.WORLD, subgroup):
             ranks = dist.get_process_group_ranks(group)
             _reductions(group, ranks)
             _copies(group, ranks)
             _lists(group, ranks)
             _objects(group, ranks)
             _messages(group, ranks)
-        found = dist.get_backend()
-        dist.destroy_process_group(own)
+
+        name = dist.get_backend()
+        dist.destroy_process_group(subgroup)
         if d.world_size == 1:
             dist.destroy_process_group()
-        return found
+        return name
 
 
 def _registered(backend: str) -> str:
@@ -71,28 +75,30 @@ def _registered(backend: str) -> str:
     return register(backend)
 
 
-def _same(found: torch.Tensor, wanted: torch.Tensor, *case: object) -> None:
-    assert torch.equal(found, wanted), (case, found, wanted)
+def _same(result: torch.Tensor, wanted: torch.Tensor, *case: object) -> None:
+    assert torch.equal(result, wanted), (case, result, wanted)
 
 
 def _inputs(ranks: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]:
-    """Yield this rank's tensor, contiguous and for short ones not, and those of all ranks."""
+    """Yield this rank's tensor and the tensors of all ranks; a short tensor also as not contiguous."""
     for shape in SHAPES:
         everything = [tensor_of(rank, shape) for rank in ranks]
-        own = everything[ranks.index(dist.get_rank())]
-        yield own.clone(), torch.stack(everything), everything
-        if own.numel() < 100:
-            yield uneven(own), torch.stack(everything), everything
+        tensor = everything[ranks.index(dist.get_rank())]
+        yield tensor.clone(), torch.stack(everything), everything
+        if tensor.numel() < 100:
+            yield uneven(tensor), torch.stack(everything), everything
 
 
 def _reductions(group: dist.ProcessGroup, ranks: list[int]) -> None:
-    me, size = ranks.index(dist.get_rank()), len(ranks)
-    for own, stacked, _ in _inputs(ranks):
+    me = ranks.index(dist.get_rank())
+    size = len(ranks)
+    for tensor, stacked, _ in _inputs(ranks):
         for op, reference in OPS.items():
-            reduced = own.clone(memory_format=torch.preserve_format)
+            reduced = tensor.clone(memory_format=torch.preserve_format)
             work = dist.all_reduce(reduced, op, group, async_op=True)
             work.wait()
             _same(reduced, reference(stacked), "all_reduce", op)
+
     for op, reference in ((dist.ReduceOp.BAND, torch.bitwise_and), (dist.ReduceOp.BXOR, torch.bitwise_xor)):
         whole = tensor_of(ranks[0], (9,), torch.int64)
         for rank in ranks[1:]:
@@ -100,15 +106,18 @@ def _reductions(group: dist.ProcessGroup, ranks: list[int]) -> None:
         reduced = tensor_of(dist.get_rank(), (9,), torch.int64)
         dist.all_reduce(reduced, op, group)
         _same(reduced, whole, op)
-    found = rows_of(me)
-    dist.all_reduce(found, group=group)
-    _same(found.to_dense(), sum(rows_of(rank).to_dense() for rank in range(size)), "sparse")
-    for own, stacked, _ in _inputs(ranks):
+
+    sparse = rows_of(me)
+    dist.all_reduce(sparse, group=group)
+    _same(sparse.to_dense(), sum(rows_of(rank).to_dense() for rank in range(size)), "sparse")
+
+    for tensor, stacked, _ in _inputs(ranks):
         for root in range(size):
-            reduced = own.contiguous().clone()
+            reduced = tensor.contiguous().clone()
             dist.reduce(reduced, ranks[root], group=group)
             if me == root:
                 _same(reduced, stacked.sum(0), "reduce", root)
+
     many = [tensor_of(dist.get_rank() + 10 * part, (5,)) for part in range(size)]
     output = torch.empty(5, dtype=torch.float64)
     dist.reduce_scatter(output, many, group=group)
@@ -120,34 +129,37 @@ def _reductions(group: dist.ProcessGroup, ranks: list[int]) -> None:
 
 
 def _copies(group: dist.ProcessGroup, ranks: list[int]) -> None:
-    for own, _, everything in _inputs(ranks):
+    for tensor, _, everything in _inputs(ranks):
         for root, rank in enumerate(ranks):
-            received = own.contiguous().clone()
+            received = tensor.contiguous().clone()
             dist.broadcast(received, rank, group)
             _same(received, everything[root], "broadcast")
-        gathered = torch.zeros(len(ranks) * own.numel(), dtype=own.dtype)
-        dist.all_gather_into_tensor(gathered, own.contiguous().view(-1), group=group)
+
+        gathered = torch.zeros(len(ranks) * tensor.numel(), dtype=tensor.dtype)
+        dist.all_gather_into_tensor(gathered, tensor.contiguous().view(-1), group=group)
         _same(gathered, torch.cat(everything).view(-1), "all_gather_into_tensor")
-        lists = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in ranks]
-        work = dist.all_gather(lists, own.contiguous(), group=group, async_op=True)
+        lists = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in ranks]
+        work = dist.all_gather(lists, tensor.contiguous(), group=group, async_op=True)
         work.wait()
-        for found, wanted in zip(lists, everything, strict=True):
-            _same(found, wanted, "all_gather")
+        for copy, wanted in zip(lists, everything, strict=True):
+            _same(copy, wanted, "all_gather")
 
 
 def _lists(group: dist.ProcessGroup, ranks: list[int]) -> None:
-    me, size = ranks.index(dist.get_rank()), len(ranks)
+    me = ranks.index(dist.get_rank())
+    size = len(ranks)
     for root, rank in enumerate(ranks):
-        own = tensor_of(dist.get_rank(), (3, 5))
-        lists = [torch.zeros_like(own) for _ in ranks] if me == root else None
-        dist.gather(own, lists, rank, group)
-        for found, source in zip(lists or (), ranks, strict=False):
-            _same(found, tensor_of(source, (3, 5)), "gather")
-        received = torch.zeros_like(own)
+        tensor = tensor_of(dist.get_rank(), (3, 5))
+        lists = [torch.zeros_like(tensor) for _ in ranks] if me == root else None
+        dist.gather(tensor, lists, rank, group)
+        for copy, source in zip(lists or (), ranks, strict=False):
+            _same(copy, tensor_of(source, (3, 5)), "gather")
+        received = torch.zeros_like(tensor)
         dist.scatter(
             received, [tensor_of(50 + n, (3, 5)) for n in range(size)] if me == root else None, rank, group
         )
         _same(received, tensor_of(50 + me, (3, 5)), "scatter")
+
     # Rank s sends s + r rows to rank r: uneven, and none from the first to itself.
     rows = [torch.full((me + to, 2), 10.0 * me + to) for to in range(size)]
     wanted = torch.cat([torch.full((source + me, 2), 10.0 * source + me) for source in range(size)])
@@ -158,13 +170,14 @@ def _lists(group: dist.ProcessGroup, ranks: list[int]) -> None:
 
 
 def _objects(group: dist.ProcessGroup, ranks: list[int]) -> None:
-    me, size = ranks.index(dist.get_rank()), len(ranks)
-    found: list[object] = [None] * size
-    dist.all_gather_object(found, {"rank": dist.get_rank()}, group)
-    assert found == [{"rank": rank} for rank in ranks]
-    found = ["from", ranks[-1]] if me == size - 1 else [None, None]
-    dist.broadcast_object_list(found, ranks[-1], group)
-    assert found == ["from", ranks[-1]]
+    me = ranks.index(dist.get_rank())
+    size = len(ranks)
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, {"rank": dist.get_rank()}, group)
+    assert objects == [{"rank": rank} for rank in ranks]
+    objects = ["from", ranks[-1]] if me == size - 1 else [None, None]
+    dist.broadcast_object_list(objects, ranks[-1], group)
+    assert objects == ["from", ranks[-1]]
     gathered: list[object] | None = [None] * size if me == 0 else None
     dist.gather_object("x" * dist.get_rank(), gathered, ranks[0], group)
     assert gathered in (None, ["x" * rank for rank in ranks])
@@ -172,9 +185,11 @@ def _objects(group: dist.ProcessGroup, ranks: list[int]) -> None:
 
 
 def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
-    me, size = ranks.index(dist.get_rank()), len(ranks)
+    me = ranks.index(dist.get_rank())
+    size = len(ranks)
     if size == 1:
         return
+
     received = torch.zeros(5, dtype=torch.float64)
     # The receive is posted before the send on all ranks: a send must not wait for it.
     works = [
@@ -188,6 +203,7 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
         for call in (dist.isend, dist.irecv):
             with pytest.raises(NotImplementedError, match="in their order, without tags: leave `tag=1` out"):
                 call(received.clone(), ranks[(me + 1) % size], group, tag=1)
+
     works = [dist.all_reduce(total, group=group, async_op=True) for total in totals]
     for work in reversed(works):
         work.wait()
@@ -197,15 +213,16 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
 
 
 def weights_after_steps(model: DistributedDataParallel, rank: int) -> list[float]:
-    """Train on the rank's own data; return the weights."""
+    """Train on this rank's data; return the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(4):
         optimizer.zero_grad()
         model(torch.randn(4, 7, generator=generator)).square().mean().backward()
         optimizer.step()
-    found: list[float] = torch.nn.utils.parameters_to_vector(model.parameters()).tolist()
-    return found
+
+    vector: list[float] = torch.nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return vector
 
 
 def trained(backend: str) -> tuple[str, list[float]]:
@@ -225,6 +242,7 @@ def fails(backend: str) -> str:
             d.launch()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
     return ""
 
 

@@ -30,18 +30,21 @@ def history(options: dict[str, Any], ending: str) -> list[list[torch.Tensor]]:
         model = d.setup_model(net)
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         seen = []
+
         for step in range(10):
             inputs = torch.randn(4, 7, generator=torch.Generator().manual_seed(10 * step + d.rank)).double()
             is_bad = step == BAD_STEP
             if not (is_bad and ending == "absent"):
                 factor = float("inf") if is_bad and d.rank == 1 else 1.0
                 d.backward(model(inputs).square().mean() * factor)
+
             if is_bad:
                 optimizer.zero_grad()
             if not (is_bad and ending == "skipped"):
                 optimizer.step()
             optimizer.zero_grad()
             seen.append([parameter.detach().clone() for parameter in net.parameters()])
+
         return seen
 
 
@@ -55,6 +58,7 @@ def one_of_two_optimizers_left_out() -> tuple[torch.Tensor, list[bool]]:
         model = d.setup_model(net)
         optimizers = [d.setup_optimizer(torch.optim.SGD(layer.parameters(), lr=0.1)) for layer in net]
         errors = []
+
         for step in range(5):
             d.backward(model(torch.randn(4, 8)).square().mean())
             if step == 4:
@@ -62,21 +66,23 @@ def one_of_two_optimizers_left_out() -> tuple[torch.Tensor, list[bool]]:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+
             (error,) = strategy.state_dict()["hooks"][0]["errors"].values() if step > 2 else (None,)
             errors.append(error)
+
         # Buckets hold parameters from last to first.
         second, first = (errors[4] == errors[3]).view(2, 64)
         return errors[4], [bool(first.all()), bool(second.all())]
 
 
 def lost_gradient(growth_interval: int, bad_step: int | None) -> tuple[float, float]:
-    """Train in fp16 by PowerSGD; return what is missing of the gradients, and the last loss scale.
+    """Train in fp16 by PowerSGD; return the missing part of the gradients, and the last loss scale.
 
     The sum of all applied gradients and the mean error must be the sum of the gradients of all taken steps.
 
     Args:
         growth_interval: steps after which the loss scale doubles.
-        bad_step: whose gradients are infinite on rank 1.
+        bad_step: the step in which rank 1 has infinite gradients.
     """
     strategy = build("ddp", comm_hook="powersgd", hook_start_step=2)
     with Distributon(precision="fp16", strategy=strategy) as d:
@@ -93,6 +99,7 @@ def lost_gradient(growth_interval: int, bad_step: int | None) -> tuple[float, fl
         first = d.unwrap(model).weight.detach().clone()
         generator = torch.Generator().manual_seed(1 + d.rank)
         total = torch.zeros(8, 8)
+
         for step in range(12):
             gradient = torch.randn(8, 8, generator=generator)
             factor = float("inf") if step == bad_step and d.rank == 1 else 1.0
@@ -101,6 +108,7 @@ def lost_gradient(growth_interval: int, bad_step: int | None) -> tuple[float, fl
             optimizer.zero_grad()
             if step != bad_step:
                 total += gradient
+
         (error,) = strategy.state_dict()["hooks"][0]["errors"].values()
         applied = first - d.unwrap(model).weight.detach()
         missing = d.all_reduce(total) - d.all_reduce(error.view(8, 8)) - applied
@@ -118,11 +126,14 @@ def equal_after_each_step(optimizers: int) -> list[bool]:
         shares = [parameters] if optimizers == 1 else [[parameter] for parameter in parameters]
         made = [d.setup_optimizer(torch.optim.SGD(share, lr=0.1)) for share in shares]
         equal = []
+
         for _ in range(13):
             d.backward((model(torch.ones(1, 3) * (d.rank + 1)) - 1).square().sum())
             for optimizer in made:
                 optimizer.step()
                 optimizer.zero_grad()
+
             copies = d.all_gather(torch.cat([parameter.detach().flatten() for parameter in parameters]))
             equal.append(all(torch.equal(copy, copies[0]) for copy in copies))
+
         return equal

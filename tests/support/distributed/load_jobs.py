@@ -18,24 +18,25 @@ def _said_by(attempt: Any) -> str:
         attempt()
     except SlurmddpError as error:
         return str(error)
+
     return ""
 
 
 def load_that_one_rank_refuses(root: str) -> dict[str, Any]:
-    """Return what each rank hears when only rank 1 has another model, and whether its model is as before."""
+    """Return each rank's error if only rank 1 has another model, and whether its model is unchanged."""
     with Distributon(seed=1) as d:
         d.launch()
         d.save(1, root=root, model=d.setup_model(Net()))
         torch.manual_seed(5)
         model = Net() if d.rank == 0 else Net(width=5)
         before = weights(model)
-        said = _said_by(lambda: d.load(root=root, model=model))
+        message = _said_by(lambda: d.load(root=root, model=model))
         after = weights(model)
-        return {"said": said, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
+        return {"said": message, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
 
 
 def load_from_an_own_folder(root: str) -> str:
-    """Return what each rank hears when each looks into a folder of its own and only rank 0's is filled."""
+    """Return each rank's error if the folders differ and only rank 0's folder has a checkpoint."""
     visibility.WAITS_S = (0.01, 0.02)
     with Distributon(seed=1) as d:
         d.launch()

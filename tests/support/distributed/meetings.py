@@ -79,6 +79,7 @@ def talk(port, request):
         except ConnectionRefusedError:
             time.sleep(0.01)
             continue
+
         with connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)

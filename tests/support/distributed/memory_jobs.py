@@ -23,7 +23,8 @@ class Loop:
     """A training of a few steps with batch normalisation, dropout and a loader."""
 
     def __init__(self, d: Distributon) -> None:
-        self.d, self.step = d, 0
+        self.d = d
+        self.step = 0
         net = nn.Sequential(Net(dropout=0.3), nn.BatchNorm1d(3))
         self.model = d.setup_model(net)
         self.optimizer = d.setup_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
@@ -51,7 +52,7 @@ class Loop:
 
     def result(self) -> dict[str, Any]:
         model = self.d.unwrap(self.model)
-        # The buffers of a replica are its own until the next step begins.
+        # Until the next step begins, the buffers of replicas differ.
         kept = {key: item for key, item in weights(model).items() if self.d.rank == 0 or "running" not in key}
         optimizer = self.optimizer.state_dict()["state"]
         return {"weights": kept, "optimizer": optimizer, "note": self.progress["note"], "draw": torch.rand(3)}
@@ -92,6 +93,7 @@ def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
             saves._buffers.discard_after((4, time.time_ns()))
         held = [str(os.dup(number)) for number in saves._buffers.descriptors]
         os.environ[MEMORY_VARIABLE] = ",".join(held)
+
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         begun = loop.step = d.load(root=root, **loop.objects) or 0
@@ -107,12 +109,13 @@ def train_and_save(root: str, steps: list[int], wait: bool) -> dict[str, Any]:
         for step in steps:
             loop.train(step)
             d.save(step, root=root, wait=wait, **loop.objects)
+
         return loop.result()
 
 
 def errors_beside(root: str) -> dict[str, str]:
-    """Return what each rank hears of a save that fails in the writer, and what comes after it."""
-    said: dict[str, str] = {}
+    """Return each rank's error of a save that fails in the writer, and of the calls after it."""
+    messages: dict[str, str] = {}
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)
@@ -126,8 +129,9 @@ def errors_beside(root: str) -> dict[str, str]:
                 if name == "after":
                     d.save(1, root=Path(root, "good"), wait=False, **loop.objects)
                     d.finish_saving()
-                    said[name] = "good"
+                    messages[name] = "good"
                     continue
+
                 d.save(1, root=file, wait=False, **loop.objects)
                 if name == "finish":
                     d.finish_saving()
@@ -135,7 +139,9 @@ def errors_beside(root: str) -> dict[str, str]:
                     while d.is_global_zero and d._opened is not None and d._opened.saves.is_writing:
                         d._opened.saves.poll()
                         time.sleep(0.01)
+
                     d.save(2, root=Path(root, "good"), wait=True, **loop.objects)
             except SlurmddpError as error:
-                said[name] = f"{type(error).__name__}: {error}"
-    return said
+                messages[name] = f"{type(error).__name__}: {error}"
+
+    return messages

@@ -19,7 +19,7 @@ context = setup.start(info, rendezvous_timeout_s=240)
 total = torch.tensor([float(info.rank + 1)], device=context.device)
 if context.backend is not None:
     dist.all_reduce(total)
-found = {
+place = {
     "rank": info.rank,
     "environment": info.environment,
     "backend": context.backend,
@@ -32,7 +32,7 @@ found = {
 }
 setup.finish(context)
 setup.finish(context)
-found["undone"] = (
+place["undone"] = (
     dict(os.environ) == before and torch.get_num_threads() == threads and not dist.is_initialized()
 )
-sys.stdout.write(json.dumps(found) + "\n")
+sys.stdout.write(json.dumps(place) + "\n")

@@ -29,10 +29,12 @@ def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tu
         context = d._session.context
         names = tuple(f"n{node + 1}" for node in range(context.info.nodes))
         context = replace(context, info=replace(context.info, hosts=names, emulated=False))
+
         try:
             preflight.run(context, RunFolder(folder), config or {}, **options)
         except SlurmddpError as error:
             return type(error).__name__, error.exit_code, str(error)
+
         return "", 0, ""
 
 
@@ -48,17 +50,18 @@ def with_a_bad_device(folder: str, rank: int, hours: int) -> tuple[str, int, str
 
 
 def with_a_device_that_hangs(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: CheckContext) -> list[NodeFault]:
+    def device(context: CheckContext) -> list[NodeFault]:
         time.sleep(3600)
         return []
 
     if _is_me(rank):
         return fly(folder, checks=(device,), check_s=LIMIT_S)
+
     return fly(folder)
 
 
 def with_a_check_that_raises(folder: str, rank: int) -> tuple[str, int, str]:
-    def device(here: CheckContext) -> list[NodeFault]:
+    def device(context: CheckContext) -> list[NodeFault]:
         raise MemoryError("no more of it")
 
     return fly(folder, checks=(device,)) if _is_me(rank) else fly(folder)
@@ -80,6 +83,7 @@ def with_a_full_tmp(folder: str, rank: int, full: str) -> tuple[str, int, str]:
     if _is_me(rank):
         os.environ.pop("TMPDIR", None)
         checks.TMP = Path(full)
+
     return fly(folder)
 
 
@@ -91,7 +95,8 @@ def with_a_silent_node(folder: str, node: int) -> tuple[str, int, str]:
 
 def with_a_node_that_damages(folder: str, node: int) -> tuple[str, int, str]:
     """Let one node send wrong numbers."""
-    vector, bad = pairs._vector, os.environ["NODE_RANK"] == str(node)
+    vector = pairs._vector
+    bad = os.environ["NODE_RANK"] == str(node)
 
     def damaged(rank: int, device: torch.device) -> torch.Tensor:
         return vector(rank, device) + (bad and rank == int(os.environ["RANK"]))
@@ -106,4 +111,5 @@ def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tu
     if _is_me(rank):
         now = time.time
         time.time = lambda: now() + ahead_s
+
     return fly(folder)

@@ -79,11 +79,13 @@ def set_up_again() -> list[str]:
         given = Net()
         made = d.launch().setup_model(given)
         answers = []
+
         for model in (given, made, torch.compile(made)):
             try:
                 d.setup_model(model)
             except ConfigError as error:
                 answers.append("refused" if "set up already" in str(error) else str(error))
+
         return answers
 
 
@@ -95,8 +97,8 @@ def two_functions() -> list[Any]:
 
 
 def errors_of_save_and_load(root: str) -> dict[str, str]:
-    """Return what each rank hears when something is wrong on rank 0, or on another one."""
-    found: dict[str, str] = {}
+    """Return each rank's error if something is wrong on rank 0, or on another rank."""
+    errors: dict[str, str] = {}
     with Distributon(seed=1) as d:
         d.launch()
         model = d.setup_model(Net())
@@ -109,13 +111,16 @@ def errors_of_save_and_load(root: str) -> dict[str, str]:
             "one rank": lambda: d.load(root=Path(root, "b"), model=model if d.rank == 0 else Net(width=5)),
         }
         d.save(1, root=Path(root, "b"), model=model, optimizer={"lr": 1})
+
         for name, attempt in attempts.items():
             try:
                 attempt()
             except SlurmddpError as error:
-                found[name] = f"{type(error).__name__}: {error}"
-        found["none"] = str(d.load(root=Path(root, "c"), model=model))
-    return found
+                errors[name] = f"{type(error).__name__}: {error}"
+
+        errors["none"] = str(d.load(root=Path(root, "c"), model=model))
+
+    return errors
 
 
 def own_draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -145,15 +150,16 @@ class WorkerSeeds(Dataset[int]):
 
 
 def worker_seeds() -> tuple[set[int], set[int]]:
-    """Return the seeds of two loader workers, asked to differ by rank, and not."""
-    found: list[set[int]] = []
+    """Return the seeds of two loader workers: with seeds that differ by rank, and with equal seeds."""
+    seeds: list[set[int]] = []
     with Distributon() as d:
         d.launch()
         for workers in (True, False):
             d.seed_everything(7, workers=workers)
             loader = d.setup_dataloader(DataLoader(WorkerSeeds(), batch_size=2, num_workers=2))
-            found.append({int(seed) for batch in loader for seed in batch})
-    return found[0], found[1]
+            seeds.append({int(seed) for batch in loader for seed in batch})
+
+    return seeds[0], seeds[1]
 
 
 def means() -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,33 +171,37 @@ def means() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def exchanges(folder: str) -> dict[str, Any]:
-    """Return what each call between ranks gives: reductions, gathered and broadcast values, places."""
+    """Return the results of the calls between ranks: reductions, gathered and broadcast values, places."""
     with Distributon() as d:
         d.launch()
-        own = torch.tensor([d.rank + 1, -d.rank])
+        numbers = torch.tensor([d.rank + 1, -d.rank])
         ragged = torch.full((d.rank, 2), d.rank)
-        found: dict[str, Any] = {
-            op: d.all_reduce(own, op).tolist() for op in ("sum", "product", "max", "min")
+        results: dict[str, Any] = {
+            op: d.all_reduce(numbers, op).tolist() for op in ("sum", "product", "max", "min")
         }
-        found["ragged"] = [one.tolist() for one in d.all_gather(ragged)]
-        found["values"] = d.all_gather({"rank": d.rank, "name": "x" * d.rank})
-        found["first"] = d.broadcast(("from", d.rank, torch.tensor([d.rank])))
-        found["places"] = (d.nodes, d.local_world_size, d.run_folder)
+        results["ragged"] = [tensor.tolist() for tensor in d.all_gather(ragged)]
+        results["values"] = d.all_gather({"rank": d.rank, "name": "x" * d.rank})
+        results["first"] = d.broadcast(("from", d.rank, torch.tensor([d.rank])))
+        results["places"] = (d.nodes, d.local_world_size, d.run_folder)
+
         with d.rank_zero_first():
             mark = Path(folder, "prepared")
-            found["prepared"] = mark.exists()
+            results["prepared"] = mark.exists()
             mark.touch()
+
         with d.rank_zero_first(local=True):
             mark = Path(folder, f"node-{d.node_rank}")
-            found["prepared on the node"] = mark.exists()
+            results["prepared on the node"] = mark.exists()
             mark.touch()
+
         try:
             with d.rank_zero_first():
-                found["entered"] = True
+                results["entered"] = True
                 raise ValueError("no space")
         except (ValueError, SlurmddpError) as error:
-            found["failed"] = f"{type(error).__name__}: {error}"
-        return found
+            results["failed"] = f"{type(error).__name__}: {error}"
+
+        return results
 
 
 def clipped() -> tuple[list[torch.Tensor], float, float]:
@@ -214,11 +224,13 @@ def trained(precision: str) -> dict[str, torch.Tensor]:
         d.launch()
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
         for step in range(3):
             x, y = batch_of(10 * step + d.rank, device=d.device)
             d.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+
         return weights(d.unwrap(model))
 
 
@@ -231,6 +243,7 @@ def left_out_on_one_rank() -> dict[str, Any]:
         for number, model in enumerate(models):
             factor = math.inf if (d.rank, number) == (1, 0) else 2.0**-6
             d.backward(model(torch.ones(1, 2, device=d.device)).sum() * factor)
+
         for optimizer in optimizers:
             optimizer.step()
         changed = [
@@ -249,7 +262,7 @@ def logged_metrics(folder: str) -> None:
 
 
 def place(environment: str | None = None) -> dict[str, Any]:
-    """Return what this rank knows of its place after `launch`, which may start no process."""
+    """Return this rank's numbers after `launch`, and the child processes, which must be none."""
     with Distributon(environment=environment) as d:
         d.launch()
         children = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
@@ -267,6 +280,7 @@ def second_launch() -> str:
             Distributon().launch()
         except SlurmddpError as error:
             return error.message
+
     return ""
 
 
@@ -284,4 +298,5 @@ def large_means() -> dict[str, bool]:
                 averaged = tensor.clone()
                 average([averaged, torch.ones(3)])
                 equal[f"average {dtype}"] = torch.equal(averaged, tensor)
+
         return equal

@@ -44,7 +44,7 @@ PRELOAD = [
 def start_server() -> None:
     CONTEXT.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
-    first = CONTEXT.Process(target=int)  # The server may still be unseen by those who list processes.
+    first = CONTEXT.Process(target=int)  # Until then the server may be missing in lists of processes.
     first.start()
     first.join()
 
@@ -58,11 +58,12 @@ def free_port() -> int:
     for port in candidate_ports(f"test {os.getpid()}"):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
+
     raise LookupError("no free port")
 
 
 def place_environments(world_size: int) -> list[dict[str, str]]:
-    """Return what `Distributon.launch` would give to each of its ranks."""
+    """Return the variables that `Distributon.launch` sets for each rank."""
     launch = uuid.uuid4().hex
     return [
         {
@@ -80,7 +81,7 @@ def place_environments(world_size: int) -> list[dict[str, str]]:
 
 
 def node_environments(nodes: int, each: int, folder: str | Path) -> list[dict[str, str]]:
-    """Return what the agents of pretended nodes would give to each of their ranks."""
+    """Return the variables that the agents of emulated nodes set for each of their ranks."""
     steps = [emulated_step(nodes, node, "77", folder, 0) for node in range(nodes)]
     return [
         {**step, **rank_environment(detect(step), local_rank, each), "OMP_NUM_THREADS": "1"}
@@ -105,7 +106,8 @@ def _run(
     work: Sequence[tuple[Callable[..., Any], tuple[Any, ...], dict[str, str]]], timeout_s: float
 ) -> list[Any]:
     """Return the results of functions, each called in a forked process with these arguments and variables."""
-    processes, ends = [], []
+    processes = []
+    ends = []
     for function, args, environ in work:
         ours, theirs = CONTEXT.Pipe(duplex=False)
         process = CONTEXT.Process(target=_be_rank, args=(theirs, function, environ, args))
@@ -113,6 +115,7 @@ def _run(
         theirs.close()
         processes.append(process)
         ends.append(ours)
+
     try:
         return _collect(ends, time.monotonic() + timeout_s)
     finally:
@@ -139,6 +142,7 @@ class Program:
         with output.open("wb") as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
+
         sys.argv = list(self.command)
         sys.path.insert(0, str(Path(self.command[0]).parent))
         return as_program(lambda: runpy.run_path(self.command[0], run_name="__main__"))
@@ -153,6 +157,7 @@ def as_program(main: Callable[[], object]) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     atexit._clear()
     code = 0
+
     try:
         main()
     except SystemExit as end:
@@ -164,6 +169,7 @@ def as_program(main: Callable[[], object]) -> int:
         error.__traceback__ = own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+
     interpreter.finish(code)
     return code
 
@@ -204,6 +210,7 @@ def _collect(ends: list[Connection], deadline: float) -> list[Any]:
         for end in ready:
             good, answers[ends.index(end)] = pickle.loads(end.recv_bytes())
             assert good, f"rank {ends.index(end)} failed:\n{answers[ends.index(end)]}"
+
     return [answers[rank] for rank in range(len(ends))]
 
 
@@ -216,10 +223,12 @@ def _be_rank(
     torch.set_num_threads(1)
     # Loader workers are forked, as by a rank of an agent; else each rank would start a fork server.
     multiprocessing.set_start_method("fork", force=True)
+
     try:
         answer = (True, function(*args))
     except BaseException:
         answer = (False, traceback.format_exc())
+
     end.send_bytes(pickle.dumps(answer))
     end.close()
     sys.stdout.flush()

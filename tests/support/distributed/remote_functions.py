@@ -27,10 +27,10 @@ def append(path, text):
 
 
 def limit_memory(more_bytes):
-    """Let this process map `more_bytes` beyond what it has mapped; None: without limit."""
+    """Limit the memory that this process may map in addition; None: without limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = -1 if more_bytes is None else pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, -1))
+    limit = -1 if more_bytes is None else pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, -1))
 
 
 def fail(text):
@@ -71,8 +71,10 @@ def trained_by_ddp():
         model, data = model_and_data()
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+
         for step in range(3):
             optimizer.zero_grad()
             (wrapped(data[step, d.rank]) ** 2).mean().backward()
             optimizer.step()
-        return [one.tolist() for one in model.parameters()]
+
+        return [parameter.tolist() for parameter in model.parameters()]

@@ -1,4 +1,4 @@
-"""Child program of test_killed_writer: forks savers, kills each at one moment, reports what is left.
+"""Child program of test_killed_writer: forks savers, kills each at one moment, reports the result.
 
     python saves_killed.py FOLDER steps            kill at every file operation in turn
     python saves_killed.py FOLDER parts            the same, for a writer of a part, then for the publisher
@@ -62,14 +62,15 @@ def in_child(action):
             code = 0
         finally:
             os._exit(code)
+
     return pid
 
 
 def report(root, step, status):
     path = checkpoint.latest(root)
-    found = checkpoint.read(path)
-    right = torch.equal(found.state["weights"], state_of(found.step)["weights"])
-    line = {"saving": step, "found": found.step, "right": right and found.state["step"] == found.step}
+    loaded = checkpoint.read(path)
+    right = torch.equal(loaded.state["weights"], state_of(loaded.step)["weights"])
+    line = {"saving": step, "found": loaded.step, "right": right and loaded.state["step"] == loaded.step}
     line["ended"] = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
     line["killed"] = os.WIFSIGNALED(status)
     print(json.dumps(line), flush=True)
@@ -122,7 +123,7 @@ def do_until(operation, action):
 
 
 def actions_of(root, step):
-    """Return what the publisher does, and what the writer of the other part does."""
+    """Return the actions of the publisher, and of the writer of the other part."""
     save = parts.Parts(root, folder_name(step), step, 2)
     return (
         lambda: checkpoint.write(root, step, state_of(step), meta={}, keep_last=2, parts=save),
@@ -143,13 +144,14 @@ def random_moments(root, seed, times):
     os.waitpid(in_child(lambda: save(root, 1)), 0)
     usual_s = time.perf_counter() - begin
     killed = 0
+
     for step in range(2, 20 * times):
         pid = in_child(lambda step=step: save(root, step))
         time.sleep(chance.uniform(0, 1.2 * usual_s))
         os.kill(pid, signal.SIGKILL)
         line = report(root, step, os.waitpid(pid, 0)[1])
         killed += line["killed"]
-        # The machine's load changes meanwhile: what a save takes is learnt from how often it was too fast.
+        # The machine's load changes meanwhile, so the duration of a save is estimated again after each kill.
         usual_s *= 1.05 if line["killed"] else 0.85
         if killed == times:
             return

@@ -24,7 +24,10 @@ def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
         _refused(model, optimizer)
-        losses, saved, store = [], [], distributed.distributed_c10d._get_default_store()
+        losses = []
+        saved = []
+        store = distributed.distributed_c10d._get_default_store()
+
         for step in range(2 * steps):
             if step == 0 and d.rank == 1:
                 store.wait(["ahead"])
@@ -36,7 +39,9 @@ def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
             if step in (steps - 1, 2 * steps - 1):
                 d.save(step, model=model, optimizer=optimizer, root=root)
                 saved.append((weights(model), copy.deepcopy(optimizer.state_dict()["state"])))
+
         counts = server.counts()
+
     assert server.counts()["staleness"] == counts["staleness"], "the counts can be read after the end"
     return {"counts": counts, "losses": losses, "saved": saved}
 
@@ -62,7 +67,8 @@ def resumed_counts(staleness: int, root: str) -> tuple[list[int], bool]:
         model = d.setup_model(Net())
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
         d.load(model=model, optimizer=optimizer, root=root)
-        loaded, counts = weights(model), server.counts()["staleness"]
+        loaded = weights(model)
+        counts = server.counts()["staleness"]
         step_on(model, optimizer, *batch_of(d.rank))
         moved = weights(model)
         return counts, all(torch.allclose(loaded[name], moved[name], atol=0.5) for name in loaded)
@@ -74,9 +80,10 @@ def options_of_a_step() -> dict[str, Any]:
         d.launch()
         models = d.setup_model(Net(), nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(6, 3)}))
         optimizers = d.setup_optimizer(
-            *(torch.optim.AdamW(one.parameters(), lr=0.01, weight_decay=0.1) for one in models)
+            *(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1) for model in models)
         )
         unused = weights(models[1]["unused"])
+
         for step in range(3):
             for part in range(2):
                 x, y = batch_of(10 * step + part + 100 * d.rank)
@@ -84,17 +91,21 @@ def options_of_a_step() -> dict[str, Any]:
                     loss = nn.functional.cross_entropy(models[0](x), y)
                     # In the second step one rank has an infinite gradient, and leaves its gradient out.
                     d.backward(loss * (1e30 if step == 1 and d.rank == 1 else 1), accumulate=2)
+
             d.clip_gradients(models[0], max_norm=0.5)
             d.backward(models[1]["used"](x).square().mean())
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+
         return {
-            "models": [weights(one) for one in models],
+            "models": [weights(model) for model in models],
             "unused stays": all(
-                torch.equal(one, unused[name]) for name, one in weights(models[1]["unused"]).items()
+                torch.equal(value, unused[name]) for name, value in weights(models[1]["unused"]).items()
             ),
-            "finite": all(one.isfinite().all() for model in models for one in model.state_dict().values()),
+            "finite": all(
+                value.isfinite().all() for model in models for value in model.state_dict().values()
+            ),
         }
 
 
@@ -104,13 +115,16 @@ def after_a_rank_has_died(staleness: int) -> str:
     d.launch()
     model = d.setup_model(Net())
     optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
     for step in range(5):
         if step == 2 and d.rank == 1:
-            return "died"  # `run_ranks` ends this process without a word to the others.
+            return "died"  # `run_ranks` ends this process without a message to the others.
+
         try:
             step_on(model, optimizer, *batch_of(step))
         except RankFailure as error:
             if d.rank == 0:  # Its end would be the first error of a rank that has not got the answer yet.
                 time.sleep(1)
             return str(error)
+
     return "none"

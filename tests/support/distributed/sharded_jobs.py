@@ -38,4 +38,5 @@ def _write(d: Distributon, root: Path, step: int, tensor: torch.Tensor) -> str:
         path = str(checkpoint.publish(root, step, fill, meta={"world_size": d.world_size}, keep_last=3))
     else:
         sharded.save({"w": tensor}, checkpoint_id=collectives.from_zero(""))
+
     return str(collectives.from_zero(path))

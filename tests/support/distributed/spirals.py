@@ -10,7 +10,7 @@ from slurmddp import Distributon
 
 
 def spirals(count: int) -> TensorDataset:
-    """Return points on two spirals and the number of the spiral that each lies on."""
+    """Return points on two spirals; the label of a point is the number of its spiral."""
     generator = torch.Generator().manual_seed(0)
     turn = 3 * torch.pi * torch.rand(count, generator=generator).sqrt()
     label = torch.arange(count) % 2
@@ -54,6 +54,7 @@ def main() -> None:
             if options.checkpoints and distributon.should_stop():
                 distributon.save(step, root=options.checkpoints, model=model, optimizer=optimizer)
                 distributon.stop()
+
         if loss is not None:
             distributon.print(f"epoch {epoch}: loss {distributon.all_reduce(loss):.4f}")
         if options.checkpoints:

@@ -19,7 +19,8 @@ class Overflowing(Net):
 
     def __init__(self, at: int, marker: str = "") -> None:
         super().__init__()
-        self._at, self._marker = at, marker
+        self._at = at
+        self._marker = marker
         self.last.weight.register_hook(self._spoil)
 
     def _spoil(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -32,6 +33,7 @@ class Overflowing(Net):
             Path(f"{self._marker}-{os.environ['RANK']}").touch(exist_ok=False)
         except FileExistsError:
             return True
+
         return False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,8 +42,8 @@ class Overflowing(Net):
 
 
 def refused_saves(root: str) -> dict[str, str]:
-    """Return what each rank hears when it saves good weights, then NaN on one rank or on all of them."""
-    said: dict[str, str] = {}
+    """Return each rank's error at saves of good weights, of NaN on one rank, and of NaN on all ranks."""
+    messages: dict[str, str] = {}
     with Distributon(seed=1) as d:
         d.launch()
         model = d.setup_model(Net())
@@ -62,8 +64,9 @@ def refused_saves(root: str) -> dict[str, str]:
             try:
                 save()
             except SlurmddpError as error:
-                said[name] = str(error)
-    return said
+                messages[name] = str(error)
+
+    return messages
 
 
 def saves_what_may_be_infinite(root: str) -> int | None:

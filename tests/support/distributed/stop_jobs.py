@@ -29,7 +29,7 @@ def all_have_come(place: str) -> None:
 
 
 class Countdown(torch.utils.data.Dataset[Any]):
-    """Random classes; the sample read as number `at` on rank `rank` (-1: on all) does what `act` says."""
+    """Random classes; the sample read as number `at` on rank `rank` (-1: on all) runs `act`."""
 
     act = ""
     at = 0
@@ -69,7 +69,9 @@ class WithHeldout(Countdown):
 def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:
     """Run a worker in which `act` happens when sample `at` is read on `rank`; return its exit code."""
     os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0", **environ})
-    Countdown.act, Countdown.at, Countdown.rank = act, at, rank
+    Countdown.act = act
+    Countdown.at = at
+    Countdown.rank = rank
     return rank_main.main(folder)
 
 
@@ -81,17 +83,20 @@ def isolated(folder: str, act: str, at: int, rank: int, environ: dict[str, str])
         process.die_with_parent(signal.SIGKILL, parent)
         os.dup2(writer, 1)
         os.dup2(writer, 2)
+
         try:
             code = work(folder, act, at, rank, environ)
         except BaseException:
             traceback.print_exc()
             code = 99
+
         sys.stderr.flush()
         os._exit(code)
+
     os.close(writer)
     with open(reader, errors="replace") as output:
-        said = output.read()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
 
 
 class SlowToBuild(rank_jobs.Net):
@@ -116,7 +121,7 @@ class EarlyOnOne(rank_jobs.Net):
 
 
 class StopFile(rank_jobs.Net):
-    """A model during whose construction a person asks for a stop by `slurmddp stop`."""
+    """A model during whose construction `slurmddp stop` requests a stop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +129,7 @@ class StopFile(rank_jobs.Net):
 
 
 class SlowToStart(rank_jobs.Net):
-    """A model that rank 0 leaves for good while the others wait for it, and hear of the stop only later."""
+    """A model during whose build rank 0 ends; the others wait for it, and receive the stop only later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,11 +29,13 @@ def disturb(kind, chance, rank, world_size, agreement):
     delays = [chance.uniform(0, 0.2), 0.0] if kind == "twice" else [chance.uniform(0, 0.3)]
     if kind == "finished" or rank not in chosen:
         return []
+
     if kind == "request":
         timers = [threading.Timer(delay, agreement.request, ["the test"]) for delay in delays]
     else:
         number = signal.SIGUSR2 if kind == "usr2" else signal.SIGTERM
         timers = [threading.Timer(delay, os.kill, [os.getpid(), number]) for delay in delays]
+
     for timer in timers:
         timer.start()
     return timers
@@ -41,11 +43,14 @@ def disturb(kind, chance, rank, world_size, agreement):
 
 def train(agreement, kind, rank, number):
     """Return after how many steps this rank stopped, and whether an evaluation was left early."""
-    pace, left_early = random.Random(number * 100 + rank), False
+    pace = random.Random(number * 100 + rank)
+    left_early = False
     limit = 20 if kind == "finished" else STEPS
+
     for step in range(limit):
         if agreement.should_stop():
             return step, left_early
+
         time.sleep(pace.uniform(0, 0.004))
         token = torch.tensor([step])
         dist.all_reduce(token)
@@ -53,6 +58,7 @@ def train(agreement, kind, rank, number):
         if kind == "evaluation" and step == 5 and rank == number % dist.get_world_size():
             wait_until(lambda: agreement.requested, "this rank is asked to stop")
             left_early = True
+
     return limit, left_early
 
 
@@ -60,6 +66,7 @@ def one_round(number, store, rank, world_size):
     kind = KINDS[number % len(KINDS)]
     chance = random.Random(number)
     dist.barrier()
+
     with StopSignals() as signals:
         if kind == "before" and rank == number % world_size:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -33,11 +33,12 @@ def replicas_after_each_step() -> list[dict[str, torch.Tensor]]:
         for step in range(4):
             step_on(model, optimizer, *batch_of(100 * step + d.rank))
             history.append(weights(d.unwrap(model)))
+
         return history
 
 
 def contract(name: str) -> dict[str, Any]:
-    """Train on this rank's part of common batches by a strategy; return what every strategy must keep."""
+    """Train on this rank's part of common batches by a strategy; return the values that tests compare."""
     with Distributon(strategy=name, seed=5) as d:
         d.launch()
         net = Net()
@@ -46,8 +47,8 @@ def contract(name: str) -> dict[str, Any]:
 
         def part(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = batch_of(seed, 8)
-            own = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
-            return x[own], y[own]
+            share = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
+            return x[share], y[share]
 
         def pass_over(seed: int, accumulate: int = 1) -> None:
             x, y = part(seed)
@@ -56,26 +57,28 @@ def contract(name: str) -> dict[str, Any]:
         def gradients() -> dict[str, torch.Tensor]:
             return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
-        found: dict[str, Any] = {"unwrapped": d.unwrap(model) is net}
+        results: dict[str, Any] = {"unwrapped": d.unwrap(model) is net}
         pass_over(1)
-        found["mean"] = gradients()
+        results["mean"] = gradients()
         optimizer.zero_grad()
         with d.accumulating(model, last=False):
             pass_over(2, 2)
         local = gradients()["last.weight"]
         sums = d.all_gather(local)
-        found["own part is local"] = d.world_size == 1 or not torch.equal(sums[0], sums[1])
+        results["own part is local"] = d.world_size == 1 or not torch.equal(sums[0], sums[1])
         with d.accumulating(model, last=True):
             pass_over(3, 2)
-        found["accumulated"] = gradients()
+        results["accumulated"] = gradients()
         optimizer.step()
         optimizer.zero_grad()
+
         for seed in range(4, 8):
             pass_over(seed)
             optimizer.step()
             optimizer.zero_grad()
-        found["weights"] = weights(net)
-        return found
+
+        results["weights"] = weights(net)
+        return results
 
 
 def mean_gradient(size: int) -> dict[str, torch.Tensor]:
@@ -84,8 +87,8 @@ def mean_gradient(size: int) -> dict[str, torch.Tensor]:
         d.launch()
         model = d.setup_model(Net())
         x, y = batch_of(1, 8)
-        own = slice(d.rank * size, (d.rank + 1) * size)
-        d.backward(nn.functional.cross_entropy(model(x[own]), y[own]))
+        share = slice(d.rank * size, (d.rank + 1) * size)
+        d.backward(nn.functional.cross_entropy(model(x[share]), y[share]))
         return {name: p.grad.clone() for name, p in d.unwrap(model).named_parameters() if p.grad is not None}
 
 
@@ -108,7 +111,9 @@ def resumed_with_stock_ddp(fixed: bool) -> bool:
                 again, again_wrapped, again_optimizer = start()
                 again.load_state_dict(weights(net))
                 again_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
             step_on(wrapped, optimizer, *batch_of(100 * step + d.rank))
+
         for step in range(3, 8):
             step_on(again_wrapped, again_optimizer, *batch_of(100 * step + d.rank))
         return all(
@@ -126,7 +131,9 @@ def layout_leaves_no_trace() -> dict[str, bool]:
         with torch.no_grad():
             for value in net.state_dict().values():
                 torch.distributed.broadcast(value, 0)
-        before, random = weights(net), torch.get_rng_state()
+
+        before = weights(net)
+        random = torch.get_rng_state()
         model = build("ddp").wrap(net, d.device)
         after = weights(net)
         return {
@@ -154,7 +161,7 @@ def layout_with_device_ids() -> bool:
 
 
 def layout_runs_no_hooks() -> dict[str, bool]:
-    """Wrap a model whose parameters step by themselves; tell what moved, and whether the hooks run later."""
+    """Wrap a model whose hooks step its parameters; return whether they ran in the wrap, and run later."""
     with Distributon() as d:
         d.launch()
         torch.manual_seed(0)
@@ -174,16 +181,16 @@ def layout_runs_no_hooks() -> dict[str, bool]:
         before = weights(net)
         model = build("ddp").wrap(net, d.device)
         moved = [name for name, value in weights(net).items() if not torch.equal(value, before[name])]
-        found = {
+        results = {
             "weights": not moved,
             "states": not any(optimizer.state for optimizer in optimizers.values()),
             "hooks": not calls,
         }
         x, y = batch_of(0)
         nn.functional.cross_entropy(model(x), y).backward()
-        found["later"] = set(calls) == {"accumulated", "tensor", "all", "module"}
-        found["stepped"] = all(optimizer.state for optimizer in optimizers.values())
-        return found
+        results["later"] = set(calls) == {"accumulated", "tensor", "all", "module"}
+        results["stepped"] = all(optimizer.state for optimizer in optimizers.values())
+        return results
 
 
 def exchanges(steps: int, parts: int) -> int:
@@ -206,8 +213,10 @@ def exchanges(steps: int, parts: int) -> int:
                 with d.accumulating(model, last=part == parts - 1):
                     x, y = batch_of(part)
                     d.backward(nn.functional.cross_entropy(model(x), y), accumulate=parts)
+
             optimizer.step()
             optimizer.zero_grad()
+
         return len(counted)
 
 
@@ -222,6 +231,7 @@ def error_of_setup(strategy: str, trains: bool) -> str:
             d.launch().setup_model(Net().requires_grad_(trains))
         except SlurmddpError as error:
             return str(error)
+
     return ""
 
 
@@ -240,8 +250,8 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
     losses = []
     for step in steps:
         x, y = batch_of(step, 8, d.device)
-        own = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
-        loss = nn.functional.cross_entropy(model(x[own]), y[own])
+        samples = slice(d.rank * 8 // d.world_size, (d.rank + 1) * 8 // d.world_size)
+        loss = nn.functional.cross_entropy(model(x[samples]), y[samples])
         d.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -249,17 +259,21 @@ def _steps(d: Distributon, steps: range, root: Path, save_at: int = 0) -> Any:
         losses.append(loss.item())
         if step + 1 == save_at:
             d.save(save_at, objects, root=root)
+
     local = getattr(optimizer, "optim", optimizer)
     if local is not optimizer:
         with pytest.raises(RuntimeError, match="has not been consolidated"):  # The state of the save is old.
             optimizer.state_dict()
-    share = sum(part.numel() for one in local.state.values() for part in one.values())
+
+    share = sum(part.numel() for state in local.state.values() for part in state.values())
     return weights(net), losses, share
 
 
 def _built(options: dict[str, Any]) -> Strategy:
     """Return the strategy of `name`, or ddp, with the other options."""
-    return build(options.get("name", "ddp"), **{key: one for key, one in options.items() if key != "name"})
+    return build(
+        options.get("name", "ddp"), **{key: value for key, value in options.items() if key != "name"}
+    )
 
 
 def trained_with(options: dict[str, Any], root: str) -> dict[str, Any]:
@@ -267,6 +281,7 @@ def trained_with(options: dict[str, Any], root: str) -> dict[str, Any]:
     with Distributon(strategy=_built(options)) as d:
         d.launch()
         whole, losses, share = _steps(d, range(10), Path(root), save_at=6)
+
     return {"whole": whole, "losses": losses, "share": share}
 
 
@@ -282,7 +297,9 @@ class Reused(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.last, self.unused = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(2, 2)
+        self.layer = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 3)
+        self.unused = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
@@ -302,12 +319,14 @@ def reused_layer(static_graph: bool) -> str:
                 model(batch_of(0)[0])  # torch learns nothing about the graph from it.
             with pytest.raises(ConfigError, match="several batches per step"):
                 d.accumulating(model, last=False)
+
         try:
             for step in range(3):
                 x, y = batch_of(100 * step + d.rank)
                 step_on(model, optimizer, x.requires_grad_(), y)
         except RuntimeError as error:
             return str(error)
+
         return ""
 
 
@@ -325,8 +344,10 @@ def local_steps(options: dict[str, Any], steps: int, width: int) -> dict[str, An
             sent.append(tensor.numel())
             all_reduce(tensor)
 
-        history, data = [torch.nn.utils.parameters_to_vector(model.parameters()).tolist()], []
+        history = [torch.nn.utils.parameters_to_vector(model.parameters()).tolist()]
+        data = []
         torch.distributed.all_reduce = counted
+
         try:
             for step in range(steps):
                 x = torch.randn(4, width, generator=torch.Generator().manual_seed(10 * step + d.rank))
@@ -337,6 +358,7 @@ def local_steps(options: dict[str, Any], steps: int, width: int) -> dict[str, An
                 history.append(torch.nn.utils.parameters_to_vector(model.parameters()).tolist())
         finally:
             torch.distributed.all_reduce = all_reduce
+
         return {"weights": history, "data": data, "sent": sent}
 
 
@@ -345,28 +367,33 @@ def two_models(options: dict[str, Any]) -> list[bool]:
     with Distributon(strategy=_built(options), seed=3) as d:
         d.launch()
         models = d.setup_model(nn.Linear(4, 1), nn.Linear(4, 1))
-        optimizers = [d.setup_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in models]
+        optimizers = [d.setup_optimizer(torch.optim.SGD(each.parameters(), lr=0.1)) for each in models]
         agree = []
+
         for step in range(4):
             x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
             for model, optimizer in zip(models, optimizers, strict=True):
                 model(x).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            flat = torch.cat([one.detach().flatten() for model in models for one in model.parameters()])
+
+            flat = torch.cat(
+                [parameter.detach().flatten() for model in models for parameter in model.parameters()]
+            )
             agree.append(all(torch.equal(flat, other) for other in d.all_gather(flat)))
+
         return agree
 
 
 def one_optimizer_of_two_models(options: dict[str, Any], root: str) -> dict[str, bool]:
-    """Train two models by one optimizer; tell if a load repeats the steps, and if averages are complete.
+    """Train two models by one optimizer; return whether a load repeats the steps, and averages are complete.
 
-    An infinite gradient on rank 1 lets this rank alone leave out a step whose end averages the weights.
+    An infinite gradient on rank 1 lets only this rank skip a step whose end averages the weights.
     """
     with Distributon(strategy=_built(options), precision="fp16", seed=3) as d:
         d.launch()
         models = d.setup_model(nn.Linear(4, 4), nn.Linear(4, 1))
-        trained = [one for model in models for one in model.parameters()]
+        trained = [parameter for model in models for parameter in model.parameters()]
         optimizer = d.setup_optimizer(torch.optim.Adam(trained, lr=0.1))
         objects = {"first": models[0], "second": models[1], "optimizer": optimizer}
 
@@ -377,11 +404,13 @@ def one_optimizer_of_two_models(options: dict[str, Any], root: str) -> dict[str,
                 d.backward(loss * torch.inf if (step, d.rank) == (4, 1) else loss)
                 optimizer.step()
                 optimizer.zero_grad()
+
             return nn.utils.parameters_to_vector(trained).detach()
 
         train(range(3))
         d.save(3, objects, root=root)
-        averaged, whole = train(range(3, 5)), train(range(5, 6))
+        averaged = train(range(3, 5))
+        whole = train(range(5, 6))
         d.load(objects, root=root)
         return {
             "averaged": all(torch.equal(averaged, other) for other in d.all_gather(averaged)),
@@ -401,21 +430,23 @@ def saved_at_step_0(options: dict[str, Any], root: str) -> None:
 
 
 def repeated_after_a_load(options: dict[str, Any], root: str, saves: bool = True) -> bool:
-    """Load step 0 and train, twice; tell whether the results are equal. With `saves`, save step 0 first."""
+    """Load step 0 and train, twice; return whether the results are equal. With `saves`, save step 0 first."""
     with Distributon(strategy=_built(options), seed=3) as d:
         d.launch()
         model = d.setup_model(Net(width=12))
         optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-        found = []
+        ends = []
         if saves:
             d.save(0, model=model, optimizer=optimizer, root=root)
+
         for _ in range(2):
             d.load(model=model, optimizer=optimizer, root=root, step=0)
             for step in range(5):
                 step_on(model, optimizer, *batch_of(10 * step + d.rank))
             end = nn.utils.parameters_to_vector(model.parameters()).tolist()
-            found.append((end, str(d._strategy.state_dict())))  # type: ignore[attr-defined]
-        return found[0] == found[1]
+            ends.append((end, str(d._strategy.state_dict())))  # type: ignore[attr-defined]
+
+        return ends[0] == ends[1]
 
 
 def repeated_after_loads(options: dict[str, Any], roots: list[str]) -> list[bool]:
@@ -447,6 +478,7 @@ def loaded_on_rank_zero(root: str) -> list[Any]:
         model = d.setup_model(Net())
         d.save(1, root=root, model=model)
         d.load(root=root, model=model)
+
     return strategy.calls
 
 
@@ -462,22 +494,25 @@ def gradients_that_nobody_averages() -> list[str]:
         optimizer = d.setup_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
         optimizer.step()
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
         for trained in (optimizer.param_groups[1]["params"][0], net["frozen"]):
             optimizer.zero_grad()
             trained.requires_grad_().sum().backward()
             with pytest.raises(ConfigError) as refused:
                 optimizer.step()
             errors.append(str(refused.value))
+
     return errors
 
 
 def groups_added_later(options: dict[str, Any]) -> bool:
-    """Unfreeze a second model after two steps, by a group of its own; tell whether all ranks train it."""
+    """Unfreeze a second model after two steps, by an added group; return whether all ranks train it."""
     with Distributon(strategy=_built(options), seed=3) as d:
         d.launch()
         first, second = d.setup_model(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
         optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
         before = second[0].weight.detach().clone()
+
         for step in range(4):
             if step == 2:
                 optimizer.add_param_group({"params": list(second.parameters())})
@@ -486,8 +521,9 @@ def groups_added_later(options: dict[str, Any]) -> bool:
             optimizer.step()
             first.zero_grad()
             second.zero_grad()
+
         kept = [*first.state_dict().values(), *second.state_dict().values()]
-        alike = all(torch.equal(one, other) for one in kept for other in d.all_gather(one))
+        alike = all(torch.equal(value, other) for value in kept for other in d.all_gather(value))
         return alike and not torch.equal(second[0].weight, before)
 
 
@@ -496,7 +532,8 @@ class Words(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.last = nn.Embedding(10, 5, sparse=True), nn.Linear(5, 3)
+        self.words = nn.Embedding(10, 5, sparse=True)
+        self.last = nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.last(self.words(x).mean(1))
@@ -512,12 +549,14 @@ def sparse_gradients(options: dict[str, Any], backend: str = "gloo") -> dict[str
             model = d.setup_model(net)
         except ConfigError as error:
             return str(error)
+
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         for step in range(3):
             x = torch.randint(10, (8, 4), generator=torch.Generator().manual_seed(step))
             model(x.chunk(d.world_size)[d.rank]).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+
         return weights(net)
 
 
@@ -526,8 +565,8 @@ def timeouts_of_groups(options: dict[str, Any]) -> set[timedelta]:
     with Distributon(strategy=_built(options), collective_timeout_s=777) as d:
         d.launch()
         d.setup_model(Net())
-        groups = [one._get_backend(torch.device("cpu")) for one in distributed_c10d._world.pg_map]
-        return {one.options._timeout for one in groups}
+        groups = [group._get_backend(torch.device("cpu")) for group in distributed_c10d._world.pg_map]
+        return {group.options._timeout for group in groups}
 
 
 def error_of_a_parameter(parameter: torch.Tensor) -> str:
@@ -546,6 +585,7 @@ def loss_scales(root: str) -> list[float]:
         optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
         assert d._scaler is not None
         scales = []
+
         for overflows in (1, 0):
             d.backward(model(torch.ones(1, 1)).sum() * (torch.inf if d.rank == overflows else 0.0))
             optimizer.step()
@@ -553,6 +593,7 @@ def loss_scales(root: str) -> list[float]:
             scales.append(d._scaler.state_dict()["scale"])
             if overflows:
                 d.save(1, root=root, model=model, optimizer=optimizer)
+
         d.load(root=root, model=model, optimizer=optimizer)
         return [*scales, d._scaler.state_dict()["scale"]]
 
@@ -564,40 +605,45 @@ def loads_that_do_not_fit(options: dict[str, Any], root: str) -> list[tuple[str,
         Of each load: the error of a strict one, whether it changed nothing, and whether a load that is not
         strict gives all ranks the model of rank 0.
     """
-    found = []
+    results = []
     for optimizers, width in ((2, 2), (1, 2), (2, 3)):
         with Distributon(strategy=_built(options), seed=3) as d:
             d.launch()
             models = d.setup_model(nn.Linear(4, 1), nn.Linear(4, width))
             steps = [
-                d.setup_optimizer(torch.optim.SGD(one.parameters(), lr=0.1)) for one in models[:optimizers]
+                d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+                for model in models[:optimizers]
             ]
-            for one, optimizer in zip(models, steps, strict=False):
-                one(torch.full((1, 4), d.rank + 1.0)).square().mean().backward()
+            for module, optimizer in zip(models, steps, strict=False):
+                module(torch.full((1, 4), d.rank + 1.0)).square().mean().backward()
                 optimizer.step()
+
             objects = {"first": models[0], "optimizer": steps[0]}
             if (optimizers, width) == (2, 2):
                 d.save(1, objects, root=root)
                 continue
+
             before = weights(models[0])
             with pytest.raises(CheckpointError) as refused:
                 d.load(objects, root=root)
-            kept = all(torch.equal(one, before[name]) for name, one in weights(models[0]).items())
+            kept = all(torch.equal(value, before[name]) for name, value in weights(models[0]).items())
             d.load(objects, root=root, strict=False)
             flat = nn.utils.parameters_to_vector(models[0].parameters()).detach()
             alike = all(torch.equal(flat, other) for other in d.all_gather(flat))
-            found.append((str(refused.value), kept, alike))
-    return found
+            results.append((str(refused.value), kept, alike))
+
+    return results
 
 
 def group_added_before_a_save(root: str) -> bool:
-    """Save a DiLoCo training whose optimizer got a group after its first step; tell whether it resumes."""
+    """Save a DiLoCo training whose optimizer got a group after its first step; return whether it resumes."""
     ends = []
     for resumes in (False, True):
         with Distributon(strategy=build("diloco", every=2), seed=3) as d:
             d.launch()
             first, second = d.setup_model(nn.Linear(4, 4), nn.Linear(4, 1))
             optimizer = d.setup_optimizer(torch.optim.SGD(first.parameters(), lr=0.1))
+
             for step in range(7):
                 if step == (0 if resumes else 2):
                     optimizer.add_param_group({"params": list(second.parameters())})
@@ -608,13 +654,16 @@ def group_added_before_a_save(root: str) -> bool:
                     d.load(objects, root=root, step=2 if step == 0 else 5)
                 if resumes and step < 2:
                     continue
+
                 x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 * step + d.rank))
                 second(first(x)).square().mean().backward()
                 optimizer.step()
                 first.zero_grad()
                 second.zero_grad()
+
             ends.append([*weights(first).values(), *weights(second).values()])
-    return all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+    return all(torch.equal(value, other) for value, other in zip(*ends, strict=True))
 
 
 def trained_by(optimizer: str, options: dict[str, Any], exact: bool = False) -> Any:
@@ -634,16 +683,19 @@ def trained_by(optimizer: str, options: dict[str, Any], exact: bool = False) -> 
         net = nn.Sequential(*layers).double()
         model = d.setup_model(net)
         made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+
         try:
             made = d.setup_optimizer(made)
         except ConfigError as error:
             return str(error)
+
         for step in range(6):
             generator = torch.Generator().manual_seed(10 * step + d.rank)
             inputs = torch.randn(4, 7, generator=generator, dtype=torch.float64)
             d.backward(model(inputs).square().mean() * 10)
             made.step()
             made.zero_grad()
+
         return [whole(parameter).detach().clone() for parameter in net.parameters()]
 
 
@@ -658,6 +710,7 @@ def _orthogonalized(
     for _ in range(steps):
         gram = matrix @ matrix.T
         matrix = a * matrix + (b * gram + c * gram @ gram) @ matrix
+
     return matrix.T if is_tall else matrix
 
 
@@ -677,7 +730,7 @@ def resharded_adagrad() -> str:
 def equal_under_other_settings(
     cases: list[tuple[dict[str, Any], dict[str, Any]]], root: str
 ) -> list[list[bool]]:
-    """Return the results of `_equal_under_other_settings`, each with a folder of its own."""
+    """Return the results of `_equal_under_other_settings`, each with its own folder."""
     return [_equal_under_other_settings(*case, f"{root}/{number}") for number, case in enumerate(cases)]
 
 
@@ -696,6 +749,7 @@ def _equal_under_other_settings(before: dict[str, Any], after: dict[str, Any], r
             optimizer = d.setup_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
             if steps.start:
                 d.load(model=model, optimizer=optimizer, root=root)
+
             for step in steps:
                 x, y = batch_of(10 * step + d.rank)
                 factor = float("inf") if (d.rank, step) == (1, 4) else 1.0
@@ -704,8 +758,10 @@ def _equal_under_other_settings(before: dict[str, Any], after: dict[str, Any], r
                 optimizer.zero_grad()
                 copies = d.all_gather(nn.utils.parameters_to_vector(net.parameters()).detach())
                 equal.append(torch.equal(copies[0], copies[-1]))
+
             if not steps.start:
                 d.save(steps.stop, model=model, optimizer=optimizer, root=root)
+
         return equal
 
     train(before, range(5))

@@ -36,10 +36,12 @@ class StopsAfter(Distributon):
     def should_stop(self) -> bool:
         if self._left is None:
             return False
+
         self._left -= 1
         if self._left < 0:
             reason = StopReason("SIGTERM", "SIGTERM on rank 0 (here)", 0)
             self._session.stop.reason = reason  # type: ignore[misc]
+
         return self._left < 0
 
 
@@ -47,7 +49,8 @@ class Recorder:
     """A callback that writes down each call, and counts them in its state."""
 
     def __init__(self, path: str) -> None:
-        self._path, self.calls = path, 0
+        self._path = path
+        self.calls = 0
 
     def _note(self, hook: str, training: Any, value: str = "") -> None:
         self.calls += 1
@@ -114,7 +117,7 @@ class Spoil:
 
 
 class ScoreStep:
-    """The callback that tells `Score` the step."""
+    """The callback that passes the step to `Score`."""
 
     def on_train_start(self, training: Any) -> None:
         Score.step = training.step
@@ -134,6 +137,7 @@ def train_once(config: dict[str, Any], folder: str, stop_after: int | None) -> s
                 loop.train(d, config, RunFolder(folder))
         except StoppedAtCheckpoint as stopped:
             return str(stopped)
+
     return "finished"
 
 
@@ -142,11 +146,12 @@ def error_of_training(config: dict[str, Any], folder: str) -> str:
         train_once(config, folder, None)
     except SlurmddpError as error:
         return f"{type(error).__name__}: {error}"
+
     return ""
 
 
 def heldout_means_of_drifted(config: dict[str, Any]) -> dict[str, float] | None:
-    """Return the held-out loss and metrics where each rank has running averages of its own."""
+    """Return the held-out loss and metrics if the running averages differ between ranks."""
     with Distributon(seed=0) as d:
         d.launch()
         parts = build_components(d, config)
@@ -156,7 +161,7 @@ def heldout_means_of_drifted(config: dict[str, Any]) -> dict[str, float] | None:
 
 
 def shared_buffer() -> list[list[float]]:
-    """Return a buffer that is a transposed view, after rank 0 has given its own to all ranks."""
+    """Return a buffer that is a transposed view, after all ranks have received rank 0's buffer."""
     with Distributon() as d:
         d.launch()
         model = torch.nn.Module()

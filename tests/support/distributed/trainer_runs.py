@@ -14,7 +14,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 def trainer_config(data: dict[str, Any], train: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return what a training of `rank_jobs.Net` computes, with other parts where `changes` name them."""
+    """Return the configuration of a training of `rank_jobs.Net`, with `changes`."""
     return {
         "seed": 0,
         "train": train,
@@ -65,9 +65,10 @@ def assert_same(a: Any, b: Any, where: str = "state") -> None:
 
 
 def curve(folder: RunFolder) -> dict[tuple[int, str], Any]:
-    """Return what a reader sees: of each kind of line, the last one for each step."""
+    """Return the lines that count for a reader: of each kind, the last line of each step."""
     lines: dict[tuple[int, str], Any] = {}
     for line in read_lines(folder.metrics_file):
         kind = "eval_loss" if "eval_loss" in line else "loss"
         lines[line["step"], kind] = (line[kind], line.get("lr"))
+
     return lines

@@ -24,7 +24,7 @@ def write_config(folder: RunFolder, **config: Any) -> None:
 
 
 def work(folder: str) -> tuple[int, str]:
-    """Run a worker; return its exit code and what it wrote."""
+    """Run a worker; return its exit code and its output."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
         code = rank_main.main(folder)

@@ -30,16 +30,16 @@ class Tied(nn.Module):
 
 
 def surroundings() -> tuple[dict[str, str], list[Any], bool]:
-    """Return what a rank must leave as it was: variables, signal handlers, and no process group."""
+    """Return the state that a rank must leave unchanged: variables, signal handlers, and no process group."""
     return (
         dict(os.environ),
-        [signal.getsignal(one) for one in HANDLED],
+        [signal.getsignal(number) for number in HANDLED],
         torch.distributed.is_initialized(),
     )
 
 
 def train_tied(folder: str, steps: int) -> dict[str, Any]:
-    """Load the newest checkpoint in the folder, train, save; return what is held and what has changed."""
+    """Load the newest checkpoint in the folder, train, save; return the weights and the changed state."""
     os.chdir(folder)
     before = surroundings()
     with Distributon(seed=3) as d:
@@ -49,18 +49,20 @@ def train_tied(folder: str, steps: int) -> dict[str, Any]:
         optimizer = d.setup_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
         step = d.load(model=model, optimizer=optimizer) or 0
         loaded = {name: value.clone() for name, value in bare.state_dict().items()}
+
         for number in range(step, step + steps):
             assert not d.should_stop()
             ids = (torch.arange(4) + number + 4 * d.rank) % 11
             d.backward(nn.functional.cross_entropy(model(ids), (ids + 1) % 11))
             optimizer.step()
             optimizer.zero_grad()
+
         d.save(step + steps, model=torch.compile(model), optimizer=optimizer)
         compiled = torch.compile(model)  # Only the call would run the compiler.
         with d.accumulating(compiled, last=False):
             averages = getattr(model, "require_backward_grad_sync", False)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        found = {
+        results = {
             "step": step,
             "loaded": loaded,
             "weights": {name: value.clone() for name, value in bare.state_dict().items()},
@@ -72,9 +74,10 @@ def train_tied(folder: str, steps: int) -> dict[str, Any]:
             "group": torch.distributed.is_initialized(),
             "changed": surroundings() != before,
         }
+
     d.close()
     return {
-        **found,
+        **results,
         "left": surroundings() == before,
         "saved": sorted(map(str, Path("checkpoints").iterdir())),
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Framework:
-    """One script and the words after it."""
+    """A script and its arguments."""
 
     script: str
     arguments: tuple[str, ...] = ()

@@ -45,13 +45,13 @@ def step_of(state: Any) -> int:
 
 
 states = sorted(progress.FOLDER.glob("checkpoint-*/trainer_state.json"), key=step_of)
-found = step_of(states[-1]) if states else 0
+step = step_of(states[-1]) if states else 0
 steps = Steps()
 trainer = Trainer(
     model=Model(),
     args=TrainingArguments(
         output_dir=str(progress.FOLDER),
-        max_steps=progress.last_step(found),
+        max_steps=progress.last_step(step),
         per_device_train_batch_size=2,
         save_steps=4,
         use_cpu=True,
@@ -64,5 +64,6 @@ trainer = Trainer(
     callbacks=[steps],
 )
 trainer.train(resume_from_checkpoint=str(states[-1].parent) if states else None)
-rank, world_size = trainer.args.process_index, trainer.args.world_size
+rank = trainer.args.process_index
+world_size = trainer.args.world_size
 progress.record(rank, int(os.environ["LOCAL_RANK"]), world_size, steps.first, trainer.state.global_step)

@@ -1,4 +1,4 @@
-"""An application of Hydra, with a configuration of its own."""
+"""An application of Hydra with its own configuration."""
 
 import os
 

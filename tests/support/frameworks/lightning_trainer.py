@@ -33,14 +33,14 @@ class Model(L.LightningModule):
 
 
 file = progress.FOLDER / "last.ckpt"
-found = torch.load(file, weights_only=False)["global_step"] if file.exists() else 0
+step = torch.load(file, weights_only=False)["global_step"] if file.exists() else 0
 devices = int(os.environ["LOCAL_WORLD_SIZE"])
 trainer = L.Trainer(
     accelerator="cpu",
     devices=devices,
     num_nodes=int(os.environ["WORLD_SIZE"]) // devices,
     strategy="ddp",
-    max_steps=progress.last_step(found),
+    max_steps=progress.last_step(step),
     callbacks=[ModelCheckpoint(dirpath=progress.FOLDER, save_last=True, every_n_train_steps=2)],
     logger=False,
     enable_progress_bar=False,

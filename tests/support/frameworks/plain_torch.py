@@ -13,12 +13,14 @@ def train(rank: int, local_rank: int, world_size: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    file, first = progress.FOLDER / "saved.pt", 0
+    file = progress.FOLDER / "saved.pt"
+    first = 0
     if file.exists():
         saved = torch.load(file)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
+
     last = progress.last_step(first)
     for step in range(first + 1, last + 1):
         model(torch.full((2, 1), 1.0 + rank)).square().mean().backward()
@@ -31,6 +33,7 @@ def train(rank: int, local_rank: int, world_size: int) -> None:
                 file.with_suffix(".new"),
             )
             file.with_suffix(".new").replace(file)
+
     dist.destroy_process_group()
     progress.record(rank, local_rank, world_size, first, last)
 

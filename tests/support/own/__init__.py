@@ -11,5 +11,5 @@ from support.distributed.doc_programs import python_blocks
 def define(name: str, module: dict[str, Any]) -> None:
     """Run the block of the page that defines `name` in a module."""
     page = ROOT / "docs" / "extending.md"
-    [block] = [one for one in python_blocks(page) if f"class {name}:" in one or f"def {name}(" in one]
+    [block] = [code for code in python_blocks(page) if f"class {name}:" in code or f"def {name}(" in code]
     exec(compile(block, str(page), "exec"), module)

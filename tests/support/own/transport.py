@@ -1,4 +1,4 @@
-"""Transports of a person's own: one over messages of gloo, and ones that can't work."""
+"""A user's transports: a transport over messages of gloo, and transports that can't work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Messages:
 
     def __init__(self, store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._gloo = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
         return self._gloo.send([tensor], to, 0).wait

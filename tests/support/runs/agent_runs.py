@@ -35,7 +35,7 @@ def main(run_dir):
     print("saved after", stop[0], flush=True)
     return 75
 """
-"""A program whose ranks run until they are asked to stop, and then save."""
+"""A program whose ranks run until a request to stop, and then save."""
 
 AGENT = """
 import os, sys
@@ -103,7 +103,7 @@ def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    """Return what runs below an agent, its reaper left out."""
+    """Return the processes below an agent, without its reaper."""
     below = psutil.Process(pid).children(recursive=True)
     return [process for process in below if process.name() != REAPER_NAME]
 
@@ -111,8 +111,8 @@ def children_of(pid: int) -> list[psutil.Process]:
 def runs(process: psutil.Process | int) -> bool:
     """Return whether a process runs; a zombie does not, since pid 1 collects an orphan's zombie."""
     try:
-        found = psutil.Process(process) if isinstance(process, int) else process
-        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+        handle = psutil.Process(process) if isinstance(process, int) else process
+        return handle.is_running() and handle.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -15,9 +15,9 @@ def node(name: str, disk: float = 1e9, clock: float = 0.0) -> dict[str, Any]:
     return {"node": name, "cores": 8, "disk_bytes_per_s": disk, "clock_offset_s": clock, "gpus": ""}
 
 
-def link(one: str, other: str, bandwidth: float = 1e9, latency: float = 1e-5) -> dict[str, Any]:
+def link(first: str, second: str, bandwidth: float = 1e9, latency: float = 1e-5) -> dict[str, Any]:
     took = {"median_s": latency, "shortest_s": latency, "bytes_per_s": bandwidth}
-    return {"from": one, "to": other, **took}
+    return {"from": first, "to": second, **took}
 
 
 def reduction(algorithm: str, size: int, seconds: float) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.checkpoint.memory.writer_process import Result
 from slurmddp.environments.names import CHANNEL_VARIABLE
 
-TENSORS, TREE = b"t" * 5000, b'{"format":2}'
+TENSORS = b"t" * 5000
+TREE = b'{"format":2}'
 
 
 def fill(descriptor: int, step: int, *, committed: bool = True, root: Path = Path("/x")) -> None:
@@ -75,6 +76,7 @@ def wait_for(service: CheckpointService) -> None:
     while service.is_writing() and time.monotonic() < deadline:
         select.select(service.descriptors(), [], [], 0.02)
         service.handle()
+
     assert not service.is_writing()
 
 
@@ -96,14 +98,15 @@ class Forked:
 
 
 def fork_writer(perform: writer_process.Perform) -> tuple[WriterChannel, Forked]:
-    own, theirs = WriterChannel.pair()
+    ours, theirs = WriterChannel.pair()
     pid = os.fork()
     if pid == 0:
         try:
-            own.close()
+            ours.close()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             writer_process.serve(theirs, perform)
         finally:
             os._exit(0)
+
     theirs.close()
-    return own, Forked(pid)
+    return ours, Forked(pid)

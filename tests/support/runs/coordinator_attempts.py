@@ -1,4 +1,4 @@
-"""A coordinator of several nodes without any: messages go in, orders and records come out."""
+"""A coordinator of several nodes that don't exist: tests send messages, and read its orders and records."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def signalled(name, attempt=0):
 
 
 class CountingSlurm(FakeSlurm):
-    """Remembers which jobs it was asked for."""
+    """Records the jobs of its queries."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Launches whose ports are free, for the tests of those who find each other by a launch's id."""
+"""Launches whose ports are free, for tests of processes that find each other by the id of a launch."""
 
 from __future__ import annotations
 

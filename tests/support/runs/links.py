@@ -72,6 +72,7 @@ class Star:
                 clock=clock.read if clock else time.monotonic,
                 **self.options,
             )
+
         return self
 
     def turn(self, *without):
@@ -93,14 +94,14 @@ class Star:
             self.turn(*without)
 
     def drain(self, *without):
-        """Wait until all messages have come, by the round trip of a message to and from each member."""
+        """Wait until all messages have arrived, by the round trip of a message to and from each member."""
         for node in list(self.links):
             if node and node not in without:
                 self.say(node, 0, *without)
                 self.say(0, node, *without)
 
     def say(self, sender, to, *without):
-        """Send one message and wait until it has come."""
+        """Send a message and wait until it has arrived."""
         mark = {"kind": "mark", "number": next(NUMBERS)}
         self.links[sender].send(to, mark)
         self.until(lambda: (to, sender, mark) in self.received, *without)
@@ -130,7 +131,7 @@ class Star:
         ]
 
     def texts(self, at):
-        """Return the messages that `at` has received, without those of the link itself."""
+        """Return the messages that `at` has received, without messages of the link itself."""
         return [
             (sender, message)
             for to, sender, message in self.received

@@ -62,7 +62,7 @@ HANGUP_ON = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 def terminal(
     tmp_path: Path, program: str = SAVING, *, first: str = HANGUP_ON
 ) -> Iterator[tuple[subprocess.Popen[bytes], RunFolder]]:
-    """Start a run in a process of its own, to press Ctrl-C on; that process does `first` before.
+    """Start a run in a new process, for Ctrl-C; that process runs the code `first` before.
 
     Yields the process and the run folder once the ranks are ready.
     """
@@ -79,6 +79,7 @@ def terminal(
         f"    run = LocalRun(job_of(folder), folder, lock, say, command={command!r})\n"
         "    run.start()\n    sys.exit(run.wait())\n"
     )
+
     with terminal_again(tmp_path) as person:
         try:
             wait_for_lines(folder, "ready", 2)

@@ -1,4 +1,4 @@
-"""A project folder with a configuration of its own for every group.
+"""A project folder with its own configuration for every group.
 
 So the tests of composing, of the command line and of submission don't change with what slurmddp ships.
 """
@@ -35,6 +35,7 @@ def make_project(folder: Path, **files: str) -> Path:
         path = folder / "conf" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
     return folder
 
 

@@ -43,7 +43,7 @@ class RememberedNames:
         self._is_other_host = False
 
     def remember(self, look_up: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of the system that trusts what is remembered."""
+        """Return a function of the system that trusts the remembered names."""
 
         def ask(path: Any, *args: Any, **options: Any) -> Any:
             name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
@@ -51,6 +51,7 @@ class RememberedNames:
                 return look_up(path, *args, **options)
             if name in self._absent and not _creates(args):
                 raise FileNotFoundError(2, "No such file or directory", name)
+
             if look_up.__name__ == "open":
                 self._refuse_replaced(str(name))
             try:
@@ -58,6 +59,7 @@ class RememberedNames:
             except FileNotFoundError:
                 self._absent.add(str(name))
                 raise
+
             self._absent.discard(str(name))
             if look_up.__name__ in ("scandir", "listdir"):
                 self._forget_files_in(Path(name))
@@ -77,17 +79,18 @@ class RememberedNames:
 
     @contextmanager
     def other_host(self) -> Iterator[None]:
-        """Let another host do what is done within this block."""
+        """Act as another host within this block."""
         self._is_other_host = True
         yield
         self._is_other_host = False
 
     def finds(self, path: Path) -> bool:
-        """Return whether a program on this host that asks by name, such as SLURM, finds a file."""
+        """Return whether a program on this host that opens files by name, such as SLURM, finds a file."""
         try:
             os.stat(path)  # noqa: PTH116 - this is the look-up by name
         except FileNotFoundError:
             return False
+
         return True
 
 

@@ -1,4 +1,4 @@
-"""Ranks without torch that their agents start again in place, and what they tell of it."""
+"""Ranks without torch that their agents restart in place, and the lines that these ranks print."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lines_of(folder: RunFolder, rank: int) -> list[list]:
 
 
 def begun(folder: RunFolder, restart_count: int, ranks: int) -> bool:
-    return all([one for one in lines_of(folder, rank) if one[0] == restart_count] for rank in range(ranks))
+    return all([line for line in lines_of(folder, rank) if line[0] == restart_count] for rank in range(ranks))
 
 
 def pid_of(folder: RunFolder, rank: int, line: int = -1) -> int:

@@ -18,8 +18,8 @@ def add(folder, kind, time, **facts):
 
 
 def write(folder, *events):
-    for one in events:
-        append_line(folder.attempts_file, one)
+    for record in events:
+        append_line(folder.attempts_file, record)
 
 
 def event(kind, time, attempt=None, **facts):

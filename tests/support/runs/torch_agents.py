@@ -26,6 +26,7 @@ def agents_of(
         script = folder.path / "start_agent.py"
         script.write_text(program)
         command = [sys.executable, str(script)]
+
     return restarting_runs.agents_of(folder, nodes, commands=dict.fromkeys(range(nodes), command), **options)
 
 

@@ -18,10 +18,10 @@ def only_run(project: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def slurmddp(folder: Path, *words: str, **environ: str) -> str:
-    """Run the command to its good end in a process of its own; return both streams."""
+def slurmddp(folder: Path, *arguments: str, **environ: str) -> str:
+    """Run the command in a new process, which must succeed; return both streams."""
     done = subprocess.run(
-        [sys.executable, "-m", "slurmddp", *words],
+        [sys.executable, "-m", "slurmddp", *arguments],
         cwd=folder,
         env={**scrub(os.environ), "OMP_NUM_THREADS": "1", **environ},
         stdin=subprocess.DEVNULL,

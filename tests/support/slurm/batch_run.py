@@ -34,7 +34,7 @@ SILENCE = "slurm_load_jobs error: Unable to contact slurm controller (connect fa
 def node(
     name: str, state: str = "ALLOCATED", began: str = LONG_AGO, *, address: str = "", port: int = 0
 ) -> str:
-    """Return what SLURM says of a node."""
+    """Return SLURM's description of a node."""
     where = f"NodeAddr={address} NodeHostName={name} " + (f"Port={port} " if port else "") if address else ""
     return f"NodeName={name} Arch=x86_64 {where}State={state} SlurmdStartTime={began} LastBusyTime=None\n"
 
@@ -45,7 +45,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """The part of the ranks: what they leave in the attempt's folder, and the code of srun."""
+    """The part of the ranks: the files that they leave in the attempt's folder, and the exit code of srun."""
 
     actions: tuple[Callable[[Run], object], ...] = ()
     code: int = 0
@@ -104,14 +104,14 @@ STOP_ASKED = touches("stop")
 
 
 class FakeSlurm:
-    """SLURM's commands for one job. Each attribute is an answer, and a callable in `on` may come before."""
+    """SLURM's commands for one job. Each attribute is a reply; a callable in `on` may replace it."""
 
     def __init__(self) -> None:
         self.job = RUNNING
-        """Of `scontrol show job`; `down` stands for no answer."""
+        """Reply of `scontrol show job`; `down`: no reply."""
         self.nodes = self.config = self.partition = ""
         self.qos_grace = ""
-        """Of `sacctmgr show qos`; empty stands for no answer."""
+        """Reply of `sacctmgr show qos`; empty: no reply."""
         self.silence = ""
         self.refusal = ""
         """Of sbatch."""
@@ -139,37 +139,50 @@ class FakeSlurm:
     def _hook(self, name: str) -> CommandResult | None:
         return self.on[name]() if name in self.on else None
 
-    def _scontrol(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
-        if words[0] in ("requeue", "update", "release"):
-            return self._hook(words[0]) or CommandResult(0)
-        what = [word for word in words if not word.startswith("-")][1]
-        if what == "job" and not self.shows_arguments and words[-1] in self.jobs and words[-1] != "41":
-            script = self.jobs[words[-1]].split("|")[-1]
+    def _scontrol(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
+        if arguments[0] in ("requeue", "update", "release"):
+            return self._hook(arguments[0]) or CommandResult(0)
+
+        what = [word for word in arguments if not word.startswith("-")][1]
+        if (
+            what == "job"
+            and not self.shows_arguments
+            and arguments[-1] in self.jobs
+            and arguments[-1] != "41"
+        ):
+            script = self.jobs[arguments[-1]].split("|")[-1]
             submission = f"SubmitLine=sbatch {script}" if self.shows_submissions else ""
             return CommandResult(
-                0, f"JobId={words[-1]} JobState=PENDING Reason=None {submission} WorkDir=/\n"
+                0, f"JobId={arguments[-1]} JobState=PENDING Reason=None {submission} WorkDir=/\n"
             )
+
         if what == "job":
-            found = self._hook("show job")
-            return found or (
+            reply = self._hook("show job")
+            return reply or (
                 CommandResult(1) if self.job.startswith("down") else CommandResult(0, self.job + "\n")
             )
+
         if what == "nodes":
             return CommandResult(0, self.nodes)
+
         return CommandResult(0, {"config": self.config, "partition": self.partition}[what])
 
-    def _sacctmgr(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
+    def _sacctmgr(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
         if not self.qos_grace:
             return CommandResult(1, err="sacctmgr: error: Connection refused")
         return CommandResult(0, f"{self.qos_grace}\n")
 
-    def _squeue(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
+    def _squeue(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
         if self.silent_queue:
             self.silent_queue -= 1
             return CommandResult(1, err="slurm_load_jobs error: Socket timed out on send/recv operation")
-        asked = words[words.index("--jobs") + 1].split(",") if "--jobs" in words else list(self.jobs)
-        if len(asked) == 1 and asked[0] not in self.jobs and "--jobs" in words:
+
+        asked = (
+            arguments[arguments.index("--jobs") + 1].split(",") if "--jobs" in arguments else list(self.jobs)
+        )
+        if len(asked) == 1 and asked[0] not in self.jobs and "--jobs" in arguments:
             return CommandResult(1, err="slurm_load_jobs error: Invalid job id specified")
+
         rows = [self._row(job_id) for job_id in asked if job_id in self.jobs]
         return CommandResult(0, "".join(f"{row}\n" for row in rows))
 
@@ -178,34 +191,36 @@ class FakeSlurm:
         shown = script if self.shows_arguments else script.partition(" resubmitted")[0]
         return f"{job_id}|{state}|{nodes}|None|N/A|{comment}|{shown}"
 
-    def _scancel(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
-        self.jobs[words[0]] = "CANCELLED||"
+    def _scancel(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
+        self.jobs[arguments[0]] = "CANCELLED||"
         return CommandResult(0)
 
-    def _sbatch(self, words: list[str], environ: Mapping[str, str]) -> CommandResult:
+    def _sbatch(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
         assert "SLURM_JOB_ID" not in environ
-        if "--test-only" in words:
+        if "--test-only" in arguments:
             return self._hook("test-only") or CommandResult(1 if self.refusal else 0, err=self.refusal)
+
         self.submitted_with = environ
-        found = self._hook("sbatch")
-        if found or self.refusal:
-            return found or CommandResult(1, err=self.refusal)
+        reply = self._hook("sbatch")
+        if reply or self.refusal:
+            return reply or CommandResult(1, err=self.refusal)
         if self.lost_submissions:
             self.lost_submissions -= 1
             if self.queued_anyway:
-                self._queue(words)
+                self._queue(arguments)
             return CommandResult(1, err="sbatch: error: Batch job submission failed: Socket timed out")
-        return CommandResult(0, f"{self._queue(words)}\n")
 
-    def _queue(self, words: list[str]) -> str:
-        script = " ".join(word for word in words if not word.startswith("-"))
-        new = str(len([one for one in self.jobs if one.isdigit() and int(one) < 40]) + 1)
+        return CommandResult(0, f"{self._queue(arguments)}\n")
+
+    def _queue(self, arguments: list[str]) -> str:
+        script = " ".join(word for word in arguments if not word.startswith("-"))
+        new = str(len([job_id for job_id in self.jobs if job_id.isdigit() and int(job_id) < 40]) + 1)
         self.jobs[new] = f"PENDING|||{script}"
         return new
 
-    def of(self, *words: str) -> list[list[str]]:
-        """Return the calls that hold all these words."""
-        return [call for call in self.calls if set(words) <= set(call)]
+    def of(self, *arguments: str) -> list[list[str]]:
+        """Return the calls that contain all these arguments."""
+        return [call for call in self.calls if set(arguments) <= set(call)]
 
 
 def refused(text: str = "") -> CommandResult:
@@ -221,8 +236,8 @@ class Run:
         self.folder.path.mkdir(parents=True)
         self.project = tmp_path / "project"
         self.project.mkdir()
-        own = {"run_dir": self.folder.path, "project_dir": self.project, "run_name": self.folder.name}
-        self.folder.job_file.write_text(json.dumps(settings(make_job(**{**own, **changes}))))
+        values = {"run_dir": self.folder.path, "project_dir": self.project, "run_name": self.folder.name}
+        self.folder.job_file.write_text(json.dumps(settings(make_job(**{**values, **changes}))))
         self.environ = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n[1-2]"}
         self.attempt = -1
         self.said: list[str] = []
@@ -257,7 +272,7 @@ class Run:
         return Attempt(self.folder, self.attempt, read_settings(self.folder), job.id, job.log)
 
     def begin(self, *, started_as: str = "", **environ: str) -> int:
-        """Begin an attempt and return the exit code; `exported` holds what the shell gets."""
+        """Begin an attempt and return the exit code; `exported` holds the variables for the shell."""
         with _signals_kept(), contextlib.redirect_stdout(io.StringIO()) as printed:
             code = begin(self.folder, self.job(self.said.append, **environ), started_as=started_as)
         self.exported = dict(re.findall(r"^export SLURMDDP_(\w+)=(.*)$", printed.getvalue(), re.MULTILINE))
@@ -271,6 +286,7 @@ class Run:
         code = self.begin(started_as=started_as, **environ)
         if not self.exported:
             return code
+
         self.attempt = int(self.exported["ATTEMPT"])
         for action in step.actions:
             action(self)
@@ -286,7 +302,7 @@ class Run:
         return self.start(started_as="resubmitted", SLURM_JOB_ID="42")
 
     def lose_first_node(self, **environ: str) -> list[str]:
-        """Let an agent ask for its lost batch script, and return what was asked of SLURM then."""
+        """Let an agent ask for its lost batch script, and return the changes that SLURM was asked for."""
         self.slurm.jobs["41"] = "RUNNING||"
         self.attempt = 0
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -306,9 +322,9 @@ class Run:
         return [(event["outcome"], event["next"]) for event in self.events("ended")]
 
     def asked(self) -> list[str]:
-        """Return the changes that were asked of SLURM."""
+        """Return the changes that SLURM was asked for."""
         changes = [call[1:] for call in self.slurm.calls if {"requeue", "update"} & {*call[1:2]}]
-        return [" ".join(words) for words in changes] + ["sbatch"] * len(self.submissions())
+        return [" ".join(call) for call in changes] + ["sbatch"] * len(self.submissions())
 
     def submissions(self) -> list[list[str]]:
         return [call for call in self.slurm.calls if call[0] == "sbatch" and "--test-only" not in call]

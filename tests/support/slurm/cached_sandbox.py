@@ -1,4 +1,4 @@
-"""A sandbox whose nodes see a folder through clients of a network file system, each with a cache of its own.
+"""A sandbox whose nodes see a folder through clients of a network file system, each with its own cache.
 
 The kernel may have no client of NFS, so each node mounts the folder by sshfs, with the rules of another file
 system as far as options can set them. This machine, as the login node, works on the folder itself.
@@ -39,11 +39,13 @@ class CachedSandbox(FaultySandbox):
         server.write_text(f"#!/bin/sh\nexec {SFTP_SERVER}\n")
         server.chmod(0o700)
         environment = self._daemon_environment()
+
         for node in self.plan.nodes:
             self._kill(node.name)
             inside = ["unshare", "--mount", "--propagation=private", "sh", "-c", MOUNT, "mount"]
             inside += [str(shared), str(self.root / "shared" / node.name), str(server), options]
             start_node(self.plan, node, inside, environment)
+
         daemons.wait_for(
             self.plan, "idle nodes", lambda: daemons.idle(self.plan, environment), ["slurmctld", *self.nodes]
         )

@@ -25,6 +25,7 @@ class FaultySandbox(Sandbox):
             if self.plan.namespaces:
                 self.cut_link(name)
             cut_power(lambda: self._processes_on(name))
+
         self._kill(name)
 
     def restore_node(self, name: str) -> None:
@@ -70,15 +71,18 @@ class FaultySandbox(Sandbox):
 
     def _processes_on(self, name: str) -> set[int]:
         """Return the pids of slurmd, of job steps and of all other processes on a node."""
-        found = set()
+        pids = set()
         mark = f"{SANDBOX_JOB_VARIABLE}={self.root}/{name}/".encode()
         for process in PROC.glob("[0-9]*"):
             with suppress(OSError):
-                marked = any(one.startswith(mark) for one in (process / "environ").read_bytes().split(b"\0"))
+                marked = any(
+                    variable.startswith(mark) for variable in (process / "environ").read_bytes().split(b"\0")
+                )
                 ours = marked or processes.works_in(process, self.root / "spool" / name)
                 if ours and processes.start_time(int(process.name)) is not None:
-                    found.add(int(process.name))
-        return found
+                    pids.add(int(process.name))
+
+        return pids
 
 
 def cut_power(find: Callable[[], set[int]]) -> None:
@@ -88,5 +92,7 @@ def cut_power(find: Callable[[], set[int]]) -> None:
         for pid in new:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGSTOP)
+
         stopped |= new
+
     processes.kill_all(find)

@@ -61,6 +61,7 @@ class LoginNode:
         real.write_text(working)
         real.chmod(0o755)
         ssh.write_text(_BREAKING.format(python=sys.executable, real=real, mark=mark))
+
         try:
             yield
         finally:
@@ -87,17 +88,20 @@ def login_node(
     """Start sshd, and end it with all its sessions.
 
     Args:
-        folder: for its files.
-        slurm: variables of the SLURM behind it; None: a SLURM of fake programs.
-        python: the interpreter of the program `slurmddp` there.
+        folder: the folder for its files.
+        slurm: variables of its SLURM; None: a SLURM of fake programs.
+        python: the interpreter of the program `slurmddp` on the login node.
         shell: the program that reads command lines, as the login shell of an account does; None: this
             account's own.
     """
     folder.mkdir()
-    home, programs = folder / "home", folder / "programs"
+    home = folder / "home"
+    programs = folder / "programs"
     (home / "bin").mkdir(parents=True)
     programs.mkdir()
-    port, host_key, own_key = _free_port(), folder / "host_key", folder / "key"
+    port = _free_port()
+    host_key = folder / "host_key"
+    own_key = folder / "key"
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {_key(host_key)}")
     (folder / "authorized_keys").write_text(_key(own_key))
     (folder / "sshd_config").write_text(
@@ -107,6 +111,7 @@ def login_node(
     if shell is not None:
         with (folder / "sshd_config").open("a") as config:
             config.write(f'ForceCommand exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n')
+
     # A person's sessions may begin with a command of their own.
     (folder / "ssh_config").write_text(
         f"Host login1\n  Port {port}\n  RemoteCommand bash -l\n  RequestTTY force\n"
@@ -131,6 +136,7 @@ def login_node(
     assert sshd is not None, "there is no sshd: `make slurm` installs it"
     with (folder / "sshd.log").open("wb") as log:
         server = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+
     try:
         _wait(port, server, folder / "sshd.log")
         yield node
@@ -148,4 +154,5 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
             return
         except OSError:
             time.sleep(0.02)
+
     raise AssertionError(log.read_text())

@@ -10,16 +10,18 @@ import psutil
 
 
 def processes_of(folder: Path, attempt: int | None = None) -> dict[int, psutil.Process]:
-    """Return a run's agents and ranks, of one attempt or of all, by pid; a fork keeps its parent's words."""
-    words, found = ["-m", "slurmddp.launchers.agent", str(folder)], {}
+    """Return a run's agents and ranks, of one attempt or of all, by pid; forks keep the command line."""
+    command = ["-m", "slurmddp.launchers.agent", str(folder)]
+    running = {}
     for process in psutil.process_iter():
         try:
-            mine = process.cmdline()[1:] == words
+            mine = process.cmdline()[1:] == command
             if mine and attempt in (None, int(process.environ()["SLURMDDP_ATTEMPT"])):
-                found[process.pid] = process
+                running[process.pid] = process
         except psutil.Error:
             continue
-    return found
+
+    return running
 
 
 def agent_of(folder: Path, attempt: int, node_rank: int) -> psutil.Process:
@@ -35,7 +37,7 @@ def agent_of(folder: Path, attempt: int, node_rank: int) -> psutil.Process:
 def ranks_of(folder: Path, attempt: int | None = None) -> list[psutil.Process]:
     """Return the agents' children that lead a process group in their agent's session, in their order.
 
-    A rank is a fork of its agent, or a program of its own with other words.
+    A rank is a fork of its agent, or another program with another command line.
     """
     ranks: list[tuple[int, int, psutil.Process]] = []
     for agent in processes_of(folder, attempt).values():
@@ -43,4 +45,5 @@ def ranks_of(folder: Path, attempt: int | None = None) -> list[psutil.Process]:
             for child in agent.children():
                 if os.getpgid(child.pid) == child.pid != os.getsid(child.pid):
                     ranks.append((int(child.environ()["SLURM_NODEID"]), child.pid, child))
+
     return [rank for _, _, rank in sorted(ranks, key=lambda entry: entry[:2])]

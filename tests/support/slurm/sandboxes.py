@@ -1,4 +1,4 @@
-"""Sandboxes that tests start, the nodes that they lose there, and how all nodes come back."""
+"""Sandboxes that tests start, and functions that lose nodes and restore all nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from support.slurm.versions import by_version
 
 @contextmanager
 def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[FaultySandbox]:
-    """A SLURM that is up; `letter` is one that no other file's sandbox has. Its sockets need a short path."""
+    """A running SLURM. No other file's sandbox has the same `letter`; the sockets need a short path."""
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
         made = FaultySandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
         try:
             made.up()
         except SlurmddpError as error:
             pytest.fail(f"{error.message} {error.hint}", pytrace=False)
+
         try:
             yield made
         finally:

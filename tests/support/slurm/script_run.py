@@ -31,13 +31,13 @@ class Script:
         self.folder.path.mkdir(parents=True)
         project = tmp_path / "project"
         project.mkdir()
-        own = {"run_dir": self.folder.path, "project_dir": project, "run_name": self.folder.name}
-        job = make_job(**{**own, **changes})
+        values = {"run_dir": self.folder.path, "project_dir": project, "run_name": self.folder.name}
+        job = make_job(**{**values, **changes})
         prepare(job, "")
-        self.folder.script_file.write_text(render(job))  # Also one that bash can't read.
+        self.folder.script_file.write_text(render(job))  # The script may be one that bash can't read.
         self.programs.write("job", RUNNING)
         self.python = tmp_path / "bin" / "python3"
-        """The host's Python; that of the ranks is not there."""
+        """The Python of the host; the ranks' Python does not exist."""
         self.python.parent.mkdir()
         self.python.symlink_to(Path(sys.executable).resolve())
         own_path = f"{self.python.parent}:{self.programs.environ['PATH']}"

@@ -32,10 +32,10 @@ class FakeSlurm:
 
     site: dict[str, Partition] = field(default_factory=dict)
     refusal: str = ""
-    """What SLURM says to every submission; empty: it accepts them."""
+    """SLURM's refusal of every submission; empty: it accepts them."""
     largest_array: int = 1001
     lacks_nodes: bool = False
-    """Whether it says, when it is asked, that it has not the nodes for a job."""
+    """Whether it replies that it lacks the nodes for a job."""
     silence: str = ""
     """Why SLURM answers nothing at all; empty: it answers."""
     submissions: list[Submission] = field(default_factory=list)
@@ -47,12 +47,15 @@ class FakeSlurm:
         self._answer()
         if self.refusal:
             raise SlurmError(f"sbatch failed: {self.refusal}", hint="The fake was told to refuse.")
+
         text = script.read_text(encoding="utf-8")
         job_id = str(len(self.submissions) + 1)
         self.submissions.append(Submission(job_id, text, token, tuple(options), script.absolute()))
         array = re.search(r"^#SBATCH --array=0-(\d+)", text, re.MULTILINE)
-        for one in [f"{job_id}_{index}" for index in range(int(array[1]) + 1)] if array else [job_id]:
-            self.states[one] = JobState(job_id=one, state="PENDING", reason="Priority", run=parse_run(token))
+        for task_id in [f"{job_id}_{index}" for index in range(int(array[1]) + 1)] if array else [job_id]:
+            self.states[task_id] = JobState(
+                job_id=task_id, state="PENDING", reason="Priority", run=parse_run(token)
+            )
         return job_id
 
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
@@ -71,9 +74,10 @@ class FakeSlurm:
 
     def _is_of(self, job_id: str, folder: Path) -> bool:
         number, _, index = job_id.partition("_")
-        scripts = [one.path for one in self.submissions if one.job_id == number]
+        scripts = [submission.path for submission in self.submissions if submission.job_id == number]
         if index:
             return any(folder in Path(script_of(job_id, str(path))).parents for path in scripts)
+
         return any(folder.absolute() in path.parents for path in scripts)
 
     def cancel(self, *job_ids: str) -> None:
@@ -90,22 +94,24 @@ class FakeSlurm:
             return f"ClusterName = alpha\nMaxArraySize = {self.largest_array}\n"
         if command[-1] == "partition":
             return "".join(map(_show, self.site.values()))
+
         return ""
 
     def test(self, text: str) -> str:
         """Refuse a job with more nodes than its partition gives, as `sbatch --test-only` does."""
         self._answer()
-        found = re.search(r"^#SBATCH --nodes=(\d+)", text, re.MULTILINE)
-        nodes = int(found[1]) if found else 1
+        match = re.search(r"^#SBATCH --nodes=(\d+)", text, re.MULTILINE)
+        nodes = int(match[1]) if match else 1
         named = re.search(r"^#SBATCH --partition=(\S+)", text, re.MULTILINE)
         asked = [self.site[name] for name in named[1].split(",") if name in self.site] if named else []
         fits = [
-            one
-            for one in asked or self.site.values()
-            if nodes <= min(one.max_nodes or nodes, one.total_nodes or nodes)
+            partition
+            for partition in asked or self.site.values()
+            if nodes <= min(partition.max_nodes or nodes, partition.total_nodes or nodes)
         ]
         if (self.site and not fits) or (named and not asked):
             raise SlurmError("sbatch failed: Requested node configuration is not available.", hint="")
+
         return ""
 
     def set_state(self, job_id: str, state: str, *, reason: str = "", nodes: str = "") -> None:

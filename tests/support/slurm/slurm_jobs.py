@@ -1,4 +1,4 @@
-"""Jobs and a SLURM of fake programs, for the tests of what talks to SLURM."""
+"""Jobs and a SLURM of fake programs, for tests of code that calls SLURM."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
     for key, value in changes.items():
         owner = next(kind for kind in parts if key in kind.__dataclass_fields__)
         parts[owner][key] = value
+
     site = replace(cluster or Cluster(name="here"), **parts[Cluster])
     values: dict[str, Any] = {
         "name": "gpt",
@@ -50,7 +51,7 @@ def make_job(cluster: Cluster | None = None, **changes: Any) -> Job:
 
 
 def batch_settings(**changes: Any) -> BatchSettings:
-    """Return what the batch step of `make_job()` reads, with `changes` of its fields."""
+    """Return the settings that the batch step of `make_job()` reads, with `changes` of its fields."""
     return BatchSettings(**{**settings(make_job()), **changes})
 
 

@@ -1,4 +1,4 @@
-"""Jobs with a stub in place of the agents, on the real SLURM: what their tests share."""
+"""Jobs on the real SLURM with a stub in place of the agents, for several tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurmddp.slurm.script import render
 
 STUB = Path(__file__).parent / "stub-agent.sh"
 ENDLESS = 1_000_000
-"""A goal for runs that something else has to end first; `Run.aim` then sets one that is near."""
+"""A goal for runs that something else ends first; `Run.aim` then sets a near goal."""
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def start(slurm: SlurmClient, tmp_path: Path) -> Start:
 
 
 def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
-    """Return what the fixture `start` returns, with its files in `tmp_path`."""
+    """Return the function of the fixture `start`, with its files in `tmp_path`."""
     python = tmp_path / "it's python"
     agent = f'[ "$2" = slurmddp.launchers.agent ] && exec bash {shlex.quote(str(STUB))} "$@"'
     python.write_text(f'#!/bin/bash\n{agent}\nexec {shlex.quote(sys.executable)} "$@"\n')

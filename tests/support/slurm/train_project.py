@@ -66,9 +66,9 @@ class Command:
         self.project = project
         self.environment = {**os.environ, **environment, "XDG_STATE_HOME": str(project / "state")}
 
-    def __call__(self, *words: str, cwd: Path | None = None, code: int | None = 0) -> str:
+    def __call__(self, *arguments: str, cwd: Path | None = None, code: int | None = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "slurmddp", *words],
+            [sys.executable, "-m", "slurmddp", *arguments],
             cwd=cwd or self.project,
             env=self.environment,
             capture_output=True,
@@ -76,13 +76,13 @@ class Command:
             timeout=240,
         )
         assert code is None or done.returncode == code, (
-            f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+            f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
         return done.stdout + done.stderr
 
-    def slurm(self, *words: str) -> str:
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"{words}: {done.stderr}"
+    def slurm(self, *arguments: str) -> str:
+        done = subprocess.run(arguments, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
         return done.stdout.strip()
 
     def submit(self, name: str, *overrides: str) -> Run:
@@ -95,7 +95,8 @@ class Run:
     """One run folder, looked at from outside."""
 
     def __init__(self, folder: Path, command: Command) -> None:
-        self.folder, self.command = folder, command
+        self.folder = folder
+        self.command = command
 
     def records(self, name: str) -> list[dict[str, Any]]:
         file = self.folder / name
@@ -146,5 +147,5 @@ def of_attempt(records: list[dict[str, Any]], attempt: int) -> list[dict[str, An
 def occupy(command: Command, seconds: int = 2) -> None:
     """Submit a job of higher priority that needs every node."""
     nodes = command.slurm("sinfo", "-h", "-p", "high", "-o", "%D").split()[0]
-    words = ["sbatch", "--parsable", "--partition=high", f"--nodes={nodes}", "--exclusive"]
-    command.slurm(*words, "--output=/dev/null", f"--wrap=sleep {seconds}")
+    submission = ["sbatch", "--parsable", "--partition=high", f"--nodes={nodes}", "--exclusive"]
+    command.slurm(*submission, "--output=/dev/null", f"--wrap=sleep {seconds}")

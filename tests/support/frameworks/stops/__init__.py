@@ -1,4 +1,4 @@
-"""Scripts of frameworks that save when they are asked to stop, each in its framework's own way."""
+"""Scripts of frameworks that save at a request to stop, each by the means of its framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from support.runs.agent_runs import wait_until
 
 WAITS_AT = 4
-"""The step after which the ranks of the first attempt wait, as `steps.py` says."""
+"""The step after which the ranks of the first attempt wait (see `steps.py`)."""
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "lightning": ["lightning_exception.py"],
     "lightning-command": ["--", sys.executable, "lightning_exception.py"],
@@ -29,7 +29,7 @@ def write_scripts(project: Path) -> None:
 
 
 def steps_of(run: Path, rank: int) -> list[int]:
-    """Return the steps that a rank has taken, those after a resume included."""
+    """Return the steps that a rank has taken, including steps after a resume."""
     file = run / f"own/steps-{rank}"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 

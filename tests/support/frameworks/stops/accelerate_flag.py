@@ -1,4 +1,4 @@
-"""Accelerate, whose own trigger carries a signal to all ranks; the script saves its state and returns."""
+"""Accelerate, whose trigger passes a signal to all ranks; the script saves its state and returns."""
 
 import signal
 

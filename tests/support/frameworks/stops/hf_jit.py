@@ -27,17 +27,21 @@ class Steps(TrainerCallback):
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Note the step."""
         steps.taken(state.global_step)
-        (jit,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, JITCheckpointCallback))
+        (jit,) = (
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, JITCheckpointCallback)
+        )
         while state.global_step == steps.WAITS_AT and not jit.jit_manager.is_checkpoint_requested:
             time.sleep(0.02)
 
 
-found = get_last_checkpoint(str(steps.FOLDER))
+checkpoint = get_last_checkpoint(str(steps.FOLDER))
 trainer = Trainer(
     model=Model(),
     args=TrainingArguments(
         output_dir=str(steps.FOLDER),
-        max_steps=steps.last_step(int(found.rpartition("-")[2]) if found else 0),
+        max_steps=steps.last_step(int(checkpoint.rpartition("-")[2]) if checkpoint else 0),
         per_device_train_batch_size=2,
         enable_jit_checkpoint=True,
         save_strategy="no",
@@ -50,4 +54,4 @@ trainer = Trainer(
     train_dataset=[{"x": torch.ones(1), "labels": torch.ones(1)}] * 64,
     callbacks=[Steps()],
 )
-trainer.train(resume_from_checkpoint=found)
+trainer.train(resume_from_checkpoint=checkpoint)

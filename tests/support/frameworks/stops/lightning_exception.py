@@ -1,4 +1,4 @@
-"""Lightning's Trainer, which saves in `on_exception` after its own SIGTERM handler has run."""
+"""Lightning's Trainer, which saves in `on_exception` after Lightning's SIGTERM handler has run."""
 
 import os
 
@@ -29,8 +29,8 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-found = sorted(steps.FOLDER.glob("*.ckpt"))
-first = torch.load(found[-1], weights_only=False)["global_step"] if found else 0
+checkpoints = sorted(steps.FOLDER.glob("*.ckpt"))
+first = torch.load(checkpoints[-1], weights_only=False)["global_step"] if checkpoints else 0
 devices = int(os.environ["LOCAL_WORLD_SIZE"])
 trainer = L.Trainer(
     accelerator="cpu",
@@ -44,4 +44,4 @@ trainer = L.Trainer(
     use_distributed_sampler=False,
 )
 data = DataLoader(TensorDataset(torch.ones(100_000, 1)), batch_size=1)
-trainer.fit(Model(), data, ckpt_path=str(found[-1]) if found else None)
+trainer.fit(Model(), data, ckpt_path=str(checkpoints[-1]) if checkpoints else None)
