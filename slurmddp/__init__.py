@@ -1,6 +1,7 @@
-"""slurmddp trains PyTorch models on a SLURM cluster as easily as on a laptop.
+"""Train PyTorch models on a SLURM cluster as easily as on a laptop.
 
-The names of `__all__` load on first use, so that `import slurmddp` and the command line never import torch.
+The names in `__all__` are imported at their first use, so that `import slurmddp` and the command line never
+import torch.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "Distribution":
-        # An AttributeError would become an ImportError that suggests nothing.
+        # Python would turn an AttributeError into an ImportError without this advice.
         raise ImportError("slurmddp has no 'Distribution': its class is spelled Distributon.")
     if name not in _LAZY:
         raise AttributeError(f"module 'slurmddp' has no attribute {name!r}")
+
     from importlib import import_module
 
     return getattr(import_module(_LAZY[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m slurmddp` is the `slurmddp` command."""
+"""Run the `slurmddp` command as `python -m slurmddp`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Errors that a person reads, each with its exit code and a hint; and the table of all exit codes."""
+"""The errors that slurmddp raises, each with an exit code and a hint, and the table of all exit codes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ EXIT_INTERRUPTED = 130
 
 
 class ExitCode(NamedTuple):
-    """The meaning of an exit code, a row of the tables in `slurmddp --help`, README and docs/requeue.md."""
+    """The meaning of an exit code: a row of the tables in `slurmddp --help`, README and docs/requeue.md."""
 
     meaning: str
     detail: str = ""
     follows: str = ""
-    """The event that follows a batch job with this code; empty if no batch job ends with it."""
+    """What follows a batch job that ends with this code; empty if no batch job does."""
 
     @property
     def text(self) -> str:
-        """The meaning with its details, for a person who has typed a command."""
+        """The meaning with its details, for a person who typed a command."""
         return "; ".join(filter(None, (self.meaning, self.detail)))
 
 
@@ -78,15 +78,21 @@ EXIT_CODES = {
     ),
 }
 GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
-"""Codes of a rank that has not failed."""
+"""Exit codes of a rank that has not failed."""
 
 
 class SlurmddpError(Exception):
-    """Base of all errors raised on purpose.
+    """The base class of all errors that slurmddp raises on purpose.
 
     Args:
-        message: what was given and what was found.
-        hint: what to do.
+        message: what happened and where, as sentences.
+        hint: what to do, as sentences; empty if there is nothing to do.
+
+    Attributes:
+        exit_code: the exit code of a command that ends with this error.
+
+    Example:
+        raise ConfigError("--limit is 0.", hint="Use at least 1, or --all.")
     """
 
     exit_code = EXIT_FAILED
@@ -101,13 +107,13 @@ class SlurmddpError(Exception):
 
 
 class ConfigError(SlurmddpError):
-    """A value can't be right. Most are found before anything is started or queued."""
+    """A setting, a flag or a file has a wrong value. Most are found before anything is started or queued."""
 
     exit_code = EXIT_CONFIG
 
 
 class MismatchError(ConfigError):
-    """The job asks for other tasks, GPUs or hosts than this process finds."""
+    """The job was requested with other numbers of tasks, GPUs or hosts than this process finds."""
 
 
 class UsageError(SlurmddpError):
@@ -117,7 +123,7 @@ class UsageError(SlurmddpError):
 
 
 class RunNotFoundError(SlurmddpError):
-    """No run folder has the given name."""
+    """No run has the given name, or several have."""
 
     exit_code = EXIT_NO_RUN
 
@@ -129,19 +135,19 @@ class RunStateError(SlurmddpError):
 
 
 class LoginNodeError(SlurmddpError):
-    """The login node can't be reached by ssh, or it can't run this slurmddp. Nothing was started."""
+    """The login node can't be reached by ssh, or it can't run this slurmddp."""
 
     exit_code = EXIT_LOGIN_NODE
     last_line = ""
-    """The last line that ssh or the host printed; empty if there was none."""
+    """The last line that ssh or the host printed; empty if there was no line."""
 
 
 class SlurmError(SlurmddpError):
-    """SLURM is missing, did not answer, or refused a request. The message holds the words of SLURM."""
+    """SLURM is missing, did not answer, or refused a request. The message quotes SLURM."""
 
     exit_code = EXIT_SLURM
     may_be_queued = False
-    """Whether sbatch may have queued the job all the same. The run folder then stays."""
+    """Whether sbatch may have queued the job in spite of the error. Then the run folder is kept."""
 
 
 class CheckpointError(SlurmddpError):
@@ -149,24 +155,25 @@ class CheckpointError(SlurmddpError):
 
 
 class RankFailure(SlurmddpError):
-    """A rank failed. The message names the rank, its host, the cause and its last lines."""
+    """A rank failed. The message names the rank, its host, the cause and the last lines of its log."""
 
 
 class UnhealthyNodeError(SlurmddpError):
-    """The preflight found an unhealthy node, and the next attempt avoids it."""
+    """The preflight found an unhealthy node, which the next attempt avoids."""
 
     exit_code = EXIT_UNHEALTHY_NODE
 
 
 class StoppedAtCheckpoint(SlurmddpError, SystemExit):
-    """The training stopped at a checkpoint on request, and resumes when it is run again.
+    """The training stopped at a checkpoint on request. It resumes when it is run again.
 
-    A program that does not catch the error exits with 75 and without a traceback, as after `sys.exit(75)`.
+    A program that does not catch this error exits with code 75 and without a traceback, as after
+    `sys.exit(75)`.
     """
 
     exit_code = EXIT_STOPPED
     is_printed = False
-    """Whether the rank has printed the message already: Python prints nothing of a SystemExit."""
+    """Whether the rank has already printed the message, because Python prints none for a SystemExit."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -174,69 +181,85 @@ class StoppedAtCheckpoint(SlurmddpError, SystemExit):
 
 
 class NoProgressError(SlurmddpError):
-    """The attempts of a run end where they began, so another attempt would not help."""
+    """The last attempts of a run made no progress, so another attempt would not help."""
 
     exit_code = EXIT_NO_PROGRESS
 
 
 class SupersededError(SlurmddpError):
-    """A later attempt owns the run. This attempt writes nothing more and does not run again."""
+    """A later attempt has taken over the run. This attempt writes nothing more and is not requeued."""
 
     exit_code = EXIT_NO_PROGRESS
 
 
 HINT = "hint: "
-"""The beginning of a line of a log that says what to do about an error of a program."""
+"""The beginning of a log line with advice about an error of a program."""
 
 
 def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all: bool = True) -> str:
     """Return a sentence that suggests the names nearest to `given`.
 
     Args:
-        given: the name that a person typed.
-        known: the names that exist.
+        given: the typed name.
+        known: all existing names.
         prefix: text to put before each suggested name.
-        else_all: whether to list all known names if no name is near.
+        else_all: whether to list all existing names if no name is near.
 
     Returns:
         `Did you mean a or b?`, or `Known: a, b, c.`, or an empty text.
+
+    Example:
+        near_matches("stpes", ["steps", "seed"])  # "Did you mean steps?"
     """
     names = sorted(known)
     near = nearest(given, names)
     if near:
         return f"Did you mean {' or '.join(prefix + name for name in near)}?"
-    return f"Known: {', '.join(names)}." if names and else_all else ""
+    if names and else_all:
+        return f"Known: {', '.join(names)}."
+    return ""
 
 
 def nearest(given: str, known: Iterable[str]) -> list[str]:
-    """Return the names that `given` may mean, at most three, the most similar first."""
-    import difflib  # Imported late: the batch step never needs it.
+    """Return at most three names that `given` may mean, the most similar first."""
+    # The batch step imports this module, and never needs difflib.
+    import difflib
 
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+
     return near or [name for name in names if len(given) > 2 and name.startswith(given)][:3]
 
 
 def plain(error: OSError) -> str:
     """Return the reason and the file of an OSError, without the error number."""
-    where = f" ({error.filename})" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+    reason = str(error.strerror or error)
+    if error.filename:
+        reason += f" ({error.filename})"
+
+    return reason
 
 
 def unreadable(path: object, error: OSError) -> SlurmddpError:
-    """Return the error for a file of a run that can't be read, with the reason."""
+    """Return the error for a file of a run that can't be read."""
     return SlurmddpError(
         f"{path} can't be read: {error.strerror or error}.",
-        hint="slurmddp did not leave it so: put the file back from a copy, or correct its permissions.",
+        hint="slurmddp did not cause this: restore the file from a copy, or correct its permissions.",
     )
 
 
 def combine_exit_codes(codes: Iterable[int]) -> int:
-    """Return the exit code of a group from its members' codes: a refusal, else a failure, else a stop."""
-    found = set(codes)
+    """Return the exit code of a group from the exit codes of its members.
+
+    A deliberate code (78, 79 or 76) takes precedence over a failure, and a failure over a stop.
+    """
+    distinct = set(codes)
     for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):
-        if deliberate in found:
+        if deliberate in distinct:
             return deliberate
-    if found - {EXIT_FINISHED, EXIT_STOPPED}:
+
+    if distinct - {EXIT_FINISHED, EXIT_STOPPED}:
         return EXIT_FAILED
-    return EXIT_STOPPED if EXIT_STOPPED in found else EXIT_FINISHED
+    if EXIT_STOPPED in distinct:
+        return EXIT_STOPPED
+    return EXIT_FINISHED

@@ -1,4 +1,4 @@
-"""Call a function as this rank, and keep what rank 0 returns: the program of `slurmddp.submit`.
+"""Call a function on this rank, and store the return value of rank 0: the program of `slurmddp.submit`.
 
 python -m slurmddp.function_call RUN package.module.function '[1, "two"]'
 """
@@ -17,33 +17,39 @@ from slurmddp.host.atomic_file import replacing
 from slurmddp.runs.folder.layout import RunFolder
 
 
-def main(words: Sequence[str]) -> None:
-    """Call the function with its arguments.
+def main(command_line: Sequence[str]) -> None:
+    """Call a function with its arguments.
 
     Args:
-        words: the run folder, the import path of the function, and its arguments as a list in JSON.
+        command_line: the run folder, the import path of the function, and its arguments as a JSON list.
     """
-    run, path, text = words
-    # The rank has put the run folder in place of `{run_dir}`, also inside of the JSON.
-    arguments = json.loads(text.replace(run, json.dumps(run)[1:-1]))
-    value = plugins.locate(path, key="The function")(*arguments)
+    run_dir, function_path, text = command_line
+    # `{run_dir}` was replaced by the run folder before, also inside the JSON, but without JSON's escapes.
+    arguments = json.loads(text.replace(run_dir, json.dumps(run_dir)[1:-1]))
+
+    value = plugins.locate(function_path, key="The function")(*arguments)
     if os.environ.get("RANK", "0") == "0":
-        _keep(value, RunFolder(run))
+        _store(value, RunFolder(run_dir))
 
 
-def _keep(value: Any, folder: RunFolder) -> None:
-    """Write a value as JSON if JSON gives it back, else as a pickle; remove an earlier result."""
+def _store(value: Any, folder: RunFolder) -> None:
+    """Write a value as JSON if JSON restores it exactly, else as a pickle; remove an earlier result."""
     if is_plain(value):
-        content, file, other = json.dumps(value).encode(), folder.plain_result_file, folder.result_file
+        content = json.dumps(value).encode()
+        path = folder.plain_result_file
+        other_path = folder.result_file
     else:
-        content, file, other = pickle.dumps(value), folder.result_file, folder.plain_result_file
-    with replacing(file) as stream:
+        content = pickle.dumps(value)
+        path = folder.result_file
+        other_path = folder.plain_result_file
+
+    with replacing(path) as stream:
         stream.write(content)
-    other.unlink(missing_ok=True)
+    other_path.unlink(missing_ok=True)
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is of those types that JSON gives back."""
+    """Return whether JSON restores a value exactly, with all types."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:

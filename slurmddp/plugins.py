@@ -1,7 +1,7 @@
-"""Find a person's own code: by its import path, or as the object itself.
+"""Find user code by its import path.
 
-The strategy, the launcher and the environment of a training are chosen by the name of a shipped one, by
-`package.module.Class`, or by an object. Each has a protocol of few methods, which `build` checks.
+A strategy, a launcher or an environment is chosen by the name of a shipped class, by the import path of a
+class, or as an object. Each has a protocol with few methods, whose presence `build` checks.
 """
 
 from __future__ import annotations
@@ -18,52 +18,57 @@ from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 
 
 def build(given: Any, known: Mapping[str, Any], protocol: type, *, key: str, **options: Any) -> Any:
-    """Return the object that `given` names.
+    """Return the strategy, launcher or other part that `given` chooses.
 
     Args:
-        given: a name in `known`, the import path of a class or of an object, or one of these itself.
+        given: a name in `known`, the import path of a class or an object, a class, or an object.
         known: the shipped classes and objects by name.
         protocol: the methods that the object must have.
         key: the name of the setting, for errors.
-        options: arguments of the class.
+        options: the arguments of the class.
 
     Returns:
-        An instance of the class, or the object as it is.
+        An instance of the class, or the given object.
 
     Raises:
-        ConfigError: there is no such name or path, the class refuses its options, or a method is missing.
+        ConfigError: no such name or import path exists, the class refuses its options, or a method is
+            missing.
 
     Example:
         strategy = build("my_package.MyStrategy", STRATEGIES, Strategy, key="strategy")
     """
-    found = given
+    chosen = given
     if isinstance(given, str):
         if given not in known and "." not in given:
             raise ConfigError(
                 f"There is no {key} {given!r}.",
-                hint=f"{near_matches(given, known)} One of your own is given as package.module.Name.",
+                hint=f"{near_matches(given, known)} Choose your own by its import path: package.module.Name.",
             )
-        found = known[given] if given in known else locate(given, key=key)
-    if isinstance(found, type):
+
+        chosen = known[given] if given in known else locate(given, key=key)
+
+    if isinstance(chosen, type):
         try:
-            found = found(**options)
+            chosen = chosen(**options)
         except TypeError as error:
             raise ConfigError(
                 f"{key} {given!r} refused its options {options}: {error}.",
-                hint=f"Its options are the arguments of {found.__module__}.{found.__qualname__}.",
+                hint=f"Its options are the arguments of {chosen.__module__}.{chosen.__qualname__}.",
             ) from error
-    needed = methods(protocol)
-    missing = [name for name in needed if not callable(getattr(found, name, None))]
+
+    required = methods(protocol)
+    missing = [name for name in required if not callable(getattr(chosen, name, None))]
     if missing:
         raise ConfigError(
             f"{key} is {given!r}, which has no method {' and no '.join(missing)}.",
-            hint=f"{protocol.__module__}.{protocol.__name__} describes its methods: {', '.join(needed)}.",
+            hint=f"{protocol.__module__}.{protocol.__name__} describes its methods: {', '.join(required)}.",
         )
-    return found
+
+    return chosen
 
 
 def methods(protocol: type) -> list[str]:
-    """Return the names of a protocol's methods, in the order of their definition."""
+    """Return the names of a protocol's public methods and `__call__`, in the order of their definition."""
     return [
         name
         for name, value in vars(protocol).items()
@@ -72,23 +77,37 @@ def methods(protocol: type) -> list[str]:
 
 
 def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
-    """Import the callable with the dotted path `path`; raises ConfigError that names `key`."""
+    """Import a class or a function by its import path.
+
+    Args:
+        path: the import path, such as `package.module.Class`.
+        key: the name of the setting, for errors.
+
+    Raises:
+        ConfigError: nothing callable has this import path, or its module can't be imported.
+
+    Example:
+        relu = locate("torch.nn.functional.relu")
+    """
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(
             f"{key} is {path!r}, which is not an import path.", hint="Write it as `package.module.ClassName`."
         )
+
     module, names = _import_longest(path, key)
-    found: Any = module
+    value: Any = module
     for name in names:
-        if not hasattr(found, name):
-            raise _no_attribute(path, found, name, key)
-        found = getattr(found, name)
-    if not callable(found):
+        if not hasattr(value, name):
+            raise _no_attribute(path, value, name, key)
+        value = getattr(value, name)
+
+    if not callable(value):
         raise ConfigError(
-            f"{key} is {path!r}, a {type(found).__name__} that can't be called.",
+            f"{key} is {path!r}, a {type(value).__name__} that can't be called.",
             hint="Name a class or a function.",
         )
-    return found  # type: ignore[no-any-return]
+
+    return value  # type: ignore[no-any-return]
 
 
 def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
@@ -96,6 +115,7 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
     parts = path.split(".")
     if len(parts) == 1:
         return builtins, parts
+
     module: ModuleType | None = None
     for length in range(1, len(parts)):
         name = ".".join(parts[:length])
@@ -111,47 +131,55 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
             raise
         except Exception as error:
             raise _broken_module(path, name, error, key) from error
+
     return sys.modules[".".join(parts[:-1])], parts[-1:]
 
 
 def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
-    last = name.rpartition(".")[2]
-    found = f"module {parent.__name__} has no {last}" if parent else f"there is no module {name}"
-    hint = near_matches(last, _public(parent)) if parent else src_layout_hint(name)
+    """Return the error for a module that does not exist; `parent` is the module above it, if one exists."""
+    if parent is None:
+        reason = f"there is no module {name}"
+        hint = src_layout_hint(name)
+    else:
+        last_name = name.rpartition(".")[2]
+        reason = f"module {parent.__name__} has no {last_name}"
+        hint = near_matches(last_name, _public(parent))
+
     return ConfigError(
-        f"{key} is {path!r}, but {found}.",
+        f"{key} is {path!r}, but {reason}.",
         hint=hint or "Modules are found beside your conf/ folder and in the installed packages.",
     )
 
 
 def src_layout_hint(module: str, project_dir: Path | None = None) -> str:
-    """Return the advice for a missing module that lies in `src/` of the project; empty if it does not.
+    """Return advice about a missing module that is in `src/` of the project; empty if it is not.
 
     Args:
-        module: the dotted name.
-        project_dir: the project; None: the working folder.
+        module: the dotted name of the module.
+        project_dir: the project folder; None: the current folder.
     """
-    name, src = module.partition(".")[0], (project_dir or Path.cwd()) / "src"
-    place = next((path for path in (src / name, src / f"{name}.py") if path.exists()), None)
-    if place is None:
+    name = module.partition(".")[0]
+    src = (project_dir or Path.cwd()) / "src"
+    source = next((path for path in (src / name, src / f"{name}.py") if path.exists()), None)
+    if source is None:
         return ""
     return (
-        f"src/{place.name} is in this project, but src/ is not on the search path. "
-        "Install the project where the job runs: `pip install -e .`. Or set PYTHONPATH=src."
+        f"src/{source.name} is in this project, but src/ is not on the search path. "
+        "Install the project where the job runs (`pip install -e .`), or set PYTHONPATH=src."
     )
 
 
 def _broken_module(path: str, name: str, error: Exception, key: str) -> ConfigError:
     return ConfigError(
         f"{key} is {path!r}, but importing {name} failed: {type(error).__name__}: {error}.",
-        hint=f"`python -c 'import {name}'` shows the whole error.",
+        hint=f"`python -c 'import {name}'` prints the whole error.",
     )
 
 
 def _no_attribute(path: str, owner: Any, name: str, key: str) -> ConfigError:
-    where = getattr(owner, "__name__", type(owner).__name__)
+    owner_name = getattr(owner, "__name__", type(owner).__name__)
     return ConfigError(
-        f"{key} is {path!r}, but {where} has no {name!r}.", hint=near_matches(name, _public(owner))
+        f"{key} is {path!r}, but {owner_name} has no {name!r}.", hint=near_matches(name, _public(owner))
     )
 
 

@@ -1,4 +1,4 @@
-"""Handles of runs that exist: their state, their logs and their results, here or behind a login node.
+"""Handles of existing runs: their state, logs and results, on this machine or over ssh.
 
 run = slurmddp.Run("gpt")
 print(run.status().step, run.logs())
@@ -36,22 +36,24 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 POLL_S = 0.2
-"""Seconds between two looks at a run folder."""
+"""Seconds between two checks of a run folder."""
 _LONGEST_PAUSE_S = 30.0
-"""Seconds between two questions to a login node, at most; the first ones follow faster."""
+"""The longest pause between two queries of a login node, in seconds; the first pauses are shorter."""
 
 
 class Run:
-    """A run that exists: its state, its logs and its result.
+    """An existing run: its state, its logs and its result.
 
     Args:
-        name: name, the beginning of a name, or folder.
+        name: name of a run, the beginning of a name, or a run folder.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: the name matches no run, or several.
 
     Example:
-        slurmddp.Run("gpt").wait()
+        run = slurmddp.Run("gpt")
+        print(run.status().step)
+        run.wait()
     """
 
     def __new__(cls, name: str | Path) -> Run:
@@ -65,6 +67,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """Full name of the run."""
         return self._folder.name
 
     @property
@@ -73,94 +76,127 @@ class Run:
         return self._folder.path
 
     def status(self) -> RunStatus:
-        """Return what `slurmddp status` shows: `state`, `step`, `loss`, `failure` and more."""
+        """Return the state of the run, as `slurmddp status` shows it.
+
+        Returns:
+            The status, with `state`, `detail`, `step`, `loss`, `failure` and further attributes.
+
+        Raises:
+            RunNotFoundError: the run was removed after this handle was made.
+
+        Example:
+            status = run.status()
+            print(status.state, status.step, status.loss)
+        """
         from slurmddp.control.status import status_of
 
         self._refuse_removed()
         return status_of(self._folder)
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait until the run has ended, over all preemptions and requeues, and its report is written.
+        """Wait until the run has ended, across preemptions and requeues, and write its report.
 
-        SLURM is asked at most twice a minute.
+        SLURM is queried at most twice a minute.
 
         Args:
-            timeout_s: the longest wait in seconds; None: without end.
+            timeout_s: the longest wait, in seconds; None: no limit.
 
         Returns:
-            The state of the run: finished, stopped, failed, cancelled or lost.
+            The status of the run; its `state` is finished, stopped, failed, cancelled or lost.
 
         Raises:
-            TimeoutError: the run has not ended in time. It continues.
+            TimeoutError: the run has not ended within `timeout_s`. It continues.
             RunNotFoundError: the run was removed meanwhile.
+
+        Example:
+            if run.wait(timeout_s=3600).state == "finished":
+                print(run.result())
         """
         from slurmddp.runs.report.html import with_report
 
         return with_report(self._folder, self._ended(timeout_s))
 
     def _ended(self, timeout_s: float | None) -> RunStatus:
-        """Wait until the run has ended, without its report."""
+        """Wait until the run has ended, without writing its report."""
         from slurmddp.runs.status.run_end import end_of
         from slurmddp.slurm.client import SlurmClient
 
         end = None if timeout_s is None else time.monotonic() + timeout_s
         has_ended = end_of(self._folder, SlurmClient())
+
         while not has_ended():
             self._refuse_removed()
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(POLL_S)
+
         return self.status()
 
     def _refuse_removed(self) -> None:
-        """Raise RunNotFoundError if the run folder was removed, or moved away, since this handle was made."""
+        """Raise RunNotFoundError if the run folder was removed or renamed after this handle was made."""
         try:
             self._folder.config_file.stat()
         except FileNotFoundError as error:
             raise RunNotFoundError(
                 f"{self.path} was removed by another command or program.",
-                hint="`slurmddp list` shows the runs that exist.",
+                hint="`slurmddp list` lists existing runs.",
             ) from error
-        except OSError:  # A network file system that fails for a moment.
+        except OSError:
+            # A network file system may fail for a moment.
             pass
 
     def done(self) -> bool:
-        """Return whether the run has ended, in whatever state."""
+        """Return whether the run has ended, in any state."""
         return not self.status().active
 
     def exception(self, timeout_s: float | None = None) -> SlurmddpError | None:
-        """Wait for the end of the run, and return the error that `result` raises; None if it finished.
+        """Wait for the end of the run, and return the error if it did not finish.
 
         Args:
-            timeout_s: the longest wait in seconds; None: without end.
-
-        Raises:
-            TimeoutError: the run has not ended in time. It continues.
-        """
-        found = self._ended(timeout_s)
-        if found.state == "finished":
-            return None
-        lines = found.failure.telling_lines(12) if found.failure else ()
-        reason = found.failure.sentence if found.failure else found.detail
-        return SlurmddpError(f"{self.name} did not finish ({found.state}): {reason}", hint="\n".join(lines))
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the end of the run, and return what the function returned on rank 0.
-
-        Args:
-            timeout_s: the longest wait in seconds; None: without end.
+            timeout_s: the longest wait, in seconds; None: no limit.
 
         Returns:
-            The value; None if the run is no function.
+            The error, whose hint contains the last lines of the failed rank; None if the run finished.
 
         Raises:
-            TimeoutError: the run has not ended in time. It continues.
-            SlurmddpError: the run did not finish; the hint holds the last lines of the rank that failed. Or
-                its result is lost, or may be of another account.
+            TimeoutError: the run has not ended within `timeout_s`. It continues.
         """
-        if (error := self.exception(timeout_s)) is not None:
+        status = self._ended(timeout_s)
+        if status.state == "finished":
+            return None
+
+        reason = status.detail
+        hint = ""
+        if status.failure is not None:
+            reason = status.failure.sentence
+            hint = "\n".join(status.failure.telling_lines(12))
+
+        return SlurmddpError(f"{self.name} did not finish ({status.state}): {reason}", hint=hint)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the end of the run, and return what its function returned on rank 0.
+
+        Args:
+            timeout_s: the longest wait, in seconds; None: no limit.
+
+        Returns:
+            The return value; None if the run calls no function.
+
+        Raises:
+            TimeoutError: the run has not ended within `timeout_s`. It continues.
+            ConfigError: another account owns the result, or can change it.
+            SlurmddpError: the run did not finish, and the hint contains the last lines of the failed rank; or
+                the result is missing or can't be read.
+
+        Example:
+            score = slurmddp.submit("package.module.evaluate", "weights.safetensors").result()
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
             raise error
-        json_file, pickle_file = RunFolder.plain_result_file, RunFolder.result_file
+
+        json_file = RunFolder.plain_result_file
+        pickle_file = RunFolder.result_file
         plain, pickled, config = self._contents(json_file, pickle_file, RunFolder.config_file)
         if plain is not None:
             return self._load(json.loads, plain, json_file)
@@ -168,45 +204,62 @@ class Run:
             return self._load(pickle.loads, pickled, pickle_file)
         if _is_function(config):
             raise SlurmddpError(
-                f"{self.name} has finished, and its folder holds no result.",
+                f"{self.name} has finished, but its folder contains no result.",
                 hint="`slurmddp.submit(..., again=True)` calls the function once more.",
             )
+
         return None
 
     def _load(self, load: Callable[[bytes], Any], content: bytes, name: Path) -> Any:
-        """Return the value in the content of a file; raises SlurmddpError if it holds none."""
+        """Return the value that a file contains; raise SlurmddpError if it can't be read."""
         try:
             return load(content)
-        except Exception as error:  # A pickle imports classes, and runs their code.
+        except Exception as error:
+            # A pickle imports classes and runs their code, so any error is possible.
             raise SlurmddpError(
-                f"{self.path / name} ({len(content)} bytes) holds no value that this Python can read: "
+                f"{self.path / name} ({len(content)} bytes) contains no value that this Python can read: "
                 f"{type(error).__name__}: {error}.",
                 hint="`slurmddp.submit(..., again=True)` calls the function once more.",
             ) from error
 
     def _contents(self, *names: Path) -> list[bytes | None]:
-        """Return the contents of files of the run folder, None for a missing one.
+        """Return the contents of files of the run folder; None for a missing file.
 
         Raises:
-            ConfigError: another account owns such a file or can write into it: a pickle could run anything.
-            SlurmddpError: such a file can't be read, or is no file.
+            ConfigError: another account owns a file or can change it; a pickle could then run its code.
+            SlurmddpError: a file can't be read, or is no regular file.
         """
         refuse_foreign(self.path, READ_ONLY)
         return [read_own(self.path / name) for name in names]
 
     def logs(self, rank: int = 0) -> str:
-        """Return the log of a rank of the newest attempt; if it is empty, those of nodes and batch script."""
-        self._refuse_removed()
-        attempts = self._folder.attempts()
-        chosen = logs.ChosenLogs(frozenset({rank}))
-        return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None)) if attempts else ""
+        """Return the log of a rank in the newest attempt.
 
-    def stop(self) -> StoppedRun:
-        """Let the run save and stop, as `slurmddp stop` does.
+        If the log is empty, the logs of agents and batch script are returned, which may explain why.
+
+        Args:
+            rank: the global rank.
 
         Returns:
-            What became of the run: its `outcome` is "asked", "dequeued" (it waited, and stays stopped), or
-            "inactive" (it had nothing to stop).
+            The lines, each with the label of its log; empty if no attempt has begun.
+
+        Raises:
+            RunNotFoundError: the run was removed after this handle was made.
+        """
+        self._refuse_removed()
+        attempts = self._folder.attempts()
+        if not attempts:
+            return ""
+
+        chosen = logs.ChosenLogs(frozenset({rank}))
+        return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None))
+
+    def stop(self) -> StoppedRun:
+        """Ask the run to save and stop, as `slurmddp stop` does.
+
+        Returns:
+            The outcome: its `outcome` is "asked"; "dequeued" if the run waited, and stays stopped now; or
+            "inactive" if the run had no job and no process.
 
         Raises:
             ConfigError: another account owns the run.
@@ -217,10 +270,10 @@ class Run:
         return stopped
 
     def cancel(self) -> CancelledRun:
-        """End the run, as `slurmddp cancel` does.
+        """Cancel the run, as `slurmddp cancel` does.
 
         Returns:
-            What became of the run: whether it is `cancelled`, and its `jobs` or its `process`.
+            The outcome: whether the run was `cancelled`, and its `jobs` or its `process`.
 
         Raises:
             ConfigError: another account owns the run.
@@ -232,27 +285,28 @@ class Run:
         return cancelled
 
     def _act(self, action: Callable[[str], Result]) -> Result:
-        """Change the run by an action of `slurmddp.control`."""
+        """Call an action of `slurmddp.control` that changes the run."""
         return action(str(self.path))
 
 
 class RunOverSsh(Run):
-    """A run that was submitted over ssh: each call asks its login node.
+    """A run that was submitted over ssh: each method queries its login node.
 
-    `Run(name)` gives one where the name means such a run. Its `path` is HOST:FOLDER. Each method raises
-    LoginNodeError if the host can't be reached; `wait` goes on waiting.
+    `Run(name)` returns a RunOverSsh if the name matches such a run. Its `path` is HOST:FOLDER. If the host
+    can't be reached, `wait` continues to wait, and all other methods raise LoginNodeError.
     """
 
     def __new__(cls, name: str | Path | SshRun) -> RunOverSsh:
         return object.__new__(cls)
 
     def __init__(self, name: str | Path | SshRun) -> None:
-        found = name if isinstance(name, SshRun) else ssh_runs.find(str(name))
-        if found is None:
+        run = name if isinstance(name, SshRun) else ssh_runs.find(str(name))
+        if run is None:
             raise RunNotFoundError(
-                f"There is no run {str(name)!r} over ssh.", hint="`slurmddp list` lists runs."
+                f"There is no run {str(name)!r} over ssh.", hint="`slurmddp list` lists all runs."
             )
-        self._run = found
+
+        self._run = run
 
     @property
     def name(self) -> str:
@@ -272,8 +326,10 @@ class RunOverSsh(Run):
 
         status = self._ended(timeout_s)
         if status.state in ("finished", "failed"):
-            with suppress(SlurmddpError):  # An error of the report must not hide the status.
+            # A failure to write the report must not hide the status.
+            with suppress(SlurmddpError):
                 return replace(status, report=runs.call(self._run, report, self.name).path)
+
         return status
 
     def _ended(self, timeout_s: float | None) -> RunStatus:
@@ -282,14 +338,18 @@ class RunOverSsh(Run):
         has_warned = False
         while True:
             try:
-                if not (found := self.status()).active:
-                    return found
-            except LoginNodeError as error:  # The job does not need the connection.
+                status = self.status()
+                if not status.active:
+                    return status
+            except LoginNodeError as error:
+                # The job does not need the connection, so the wait continues.
                 if not has_warned:
-                    log.warning("%s is asked again until it answers: %s", self._run.host, error)
+                    log.warning("%s will be queried again until it answers: %s", self._run.host, error)
                 has_warned = True
+
             if time.monotonic() + pause > end:
                 raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
+
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_S, 2 * pause)
 
@@ -307,7 +367,7 @@ class RunOverSsh(Run):
 
 
 def _is_function(config: bytes | None) -> bool:
-    """Return whether a run calls a function, by its `config.yaml`; True if that is lost as well."""
+    """Return whether a run calls a function, by its `config.yaml`; True if that file is missing too."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""Short forms of texts for one line of a message or a table."""
+"""Shorten texts for one line of a message or a table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 def shorten(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters; a longer one is cut off and ends with `...`."""
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    if len(text) <= limit:
+        return text
+    return text[: limit - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its type if the error has no message."""
+    """Return the first line of an error's message, or the name of its type if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -23,13 +25,19 @@ def typed_first_line(error: BaseException) -> str:
 def first_items(
     items: Sequence[object], limit: int, *, separator: str = ", ", rest: str = " and {} more"
 ) -> str:
-    """Return the first items as one text, and how many more there are.
+    """Return the first items as one text, with the number of the others.
 
     Args:
         items: all items.
         limit: the largest number of items to show.
         separator: text between two items.
-        rest: text that stands for the other items; `{}` is their number.
+        rest: text for the other items; `{}` is replaced by their number.
+
+    Example:
+        first_items(["a", "b", "c"], 2)  # "a, b and 1 more"
     """
     shown = separator.join(str(item) for item in items[:limit])
-    return shown + rest.format(len(items) - limit) if len(items) > limit else shown
+    if len(items) > limit:
+        shown += rest.format(len(items) - limit)
+
+    return shown

@@ -5,9 +5,9 @@
     score = slurmddp.submit("package.module.evaluate", "weights.safetensors", nodes=2).result()
     runs = slurmddp.map_array("package.module.evaluate", files, cluster="a100x8", array_parallelism=8)
 
-A call does what `slurmddp train` or `slurmddp run` does with the same settings: the same call finds the same
-run. With `ssh="login1"` it is submitted there. Without a cluster the run trains on this machine, in a process
-of its own that outlives the interpreter.
+A call does the same as `slurmddp train` or `slurmddp run` with the same settings; the same call finds the
+same run. With `ssh="login1"`, the run is submitted on this login node. Without a cluster, it trains on this
+machine, in a separate process that outlives the interpreter.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 
 def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
-    """Start the training that `slurmddp train` starts with these settings, and return its run.
+    """Start a training as `slurmddp train` does, and return its run.
 
     Args:
         overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
-        again: whether a run that exists is put aside and started again.
+        again: whether to put an existing run aside and start again.
         settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
 
     Returns:
-        The run, which is queued, active, or finished already.
+        The run, which is queued or active now, or had already finished.
 
     Raises:
         ConfigError: a setting is wrong; nothing was started.
@@ -53,30 +53,33 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
     from slurmddp.control.ssh.start_jobs import start_over_ssh
     from slurmddp.control.start import start
 
-    words = [*overrides, *_words(settings)]
-    if there := start_over_ssh([words], again=again, report=_log):
-        return RunOverSsh(there[0])
-    (job,) = jobs_of([words], report=_log)
+    point = [*overrides, *_typed(settings)]
+    ssh_runs = start_over_ssh([point], again=again, report=_log)
+    if ssh_runs:
+        return RunOverSsh(ssh_runs[0])
+
+    (job,) = jobs_of([point], report=_log)
     if job.launcher == "slurm":
         start(job, again=again, report=_log)
     else:
         start_detached(job, again=again, report=_log)
+
     return Run(job.run_dir)
 
 
 def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = False, **settings: Any) -> Run:
-    """Call a function as every rank of a run, and return the run; its `result` is rank 0's return value.
+    """Call a function on every rank of a run; `result` of the run returns the return value of rank 0.
 
     Args:
         function: a function of a module, or its import path. The ranks import it by this path.
-        arguments: plain values (numbers, texts, lists, dictionaries), since the run folder keeps them as
-            text, in the order of its parameters. The same function with the same arguments and settings is
-            the same run.
-        again: whether a run that exists is put aside and started again.
+        arguments: the positional arguments: plain values (numbers, texts, lists, dictionaries), because the
+            run folder stores them as text. The same function with the same arguments and settings is the same
+            run.
+        again: whether to put an existing run aside and start again.
         settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
 
     Returns:
-        The run, which is queued, active, or finished already.
+        The run, which is queued or active now, or had already finished.
 
     Raises:
         ConfigError: the function can't be imported by its path, or does not take the arguments; an argument
@@ -101,24 +104,25 @@ def map_array(
 ) -> list[Run]:
     """Call a function once for each set of arguments, and return a run for each call, in this order.
 
-    On a cluster the calls are the elements of a job array, and the prompt comes back at once. Without a
-    cluster they run on this machine one after another, and `map_array` returns when all have ended. The runs
+    On a cluster, the calls are the elements of a job array, and `map_array` returns at once. Without a
+    cluster, they run on this machine one after another, and `map_array` returns when all have ended. The runs
     are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which begins with `name=`.
 
     Args:
         function: a function of a module, or its import path, as for `submit`.
-        iterable: the first argument of each call, a plain value as for `submit`.
-        iterables: the further arguments, each with as many values as `iterable`.
-        again: whether runs that exist are put aside and started again.
+        iterable: the first argument of each call, plain values as for `submit`.
+        iterables: the further arguments of each call, with as many values as `iterable`.
+        again: whether to put existing runs aside and start again.
         settings: settings of all runs: `cluster="a100x8"`, `nodes=2`. `array_parallelism=8` lets at most 8
             calls run at once.
 
     Returns:
-        The runs. The same arguments are the same run, which is never computed twice.
+        The runs, in the order of the calls. Equal arguments are the same run, which is computed once.
 
     Raises:
         ConfigError: the iterables differ in length, or as for `submit`; nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
+        SlurmddpError: a call on this machine has failed.
         LoginNodeError: as for `train`.
 
     Example:
@@ -136,66 +140,78 @@ def map_array(
     calls = [_call(path, arguments) for arguments in rows]
     for arguments in rows:
         _refuse_misfit(function, path, arguments, settings)
-    words = _words({"name": _name(path), **settings})
+
+    shared = _typed({"name": _name(path), **settings})
     if not calls:
         return []
+
     distinct = list({call[-1]: call for call in calls}.values())
-    points = [[*call, *words] for call in distinct]
-    if there := start_over_ssh(points, is_sweep=True, again=again, report=_log):
-        return [RunOverSsh(there[distinct.index(call)]) for call in calls]
-    jobs = jobs_of(([*call, *words] for call in calls), report=_log)
+    points = [[*call, *shared] for call in distinct]
+    ssh_runs = start_over_ssh(points, is_sweep=True, again=again, report=_log)
+    if ssh_runs:
+        return [RunOverSsh(ssh_runs[distinct.index(call)]) for call in calls]
+
+    jobs = jobs_of(([*call, *shared] for call in calls), report=_log)
     start_here = partial(finish_detached, again=again, report=_log)
     started = start_sweep(refuse_collisions(jobs), again=again, start_here=start_here, report=_log)
     raise_if_incomplete(started)
+
     return [Run(job.run_dir) for job in jobs]
 
 
-def _words(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as typed in a shell."""
+def _typed(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as they are typed in a shell."""
     from slurmddp.settings.arguments import spelled
 
     return [f"{key}={spelled(value)}" for key, value in settings.items()]
 
 
 def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Return the arguments of each call; raises ConfigError if the columns differ in length."""
+    """Return the arguments of each call; raise ConfigError if the columns differ in length."""
     rows: list[tuple[Any, ...]] = []
     end = object()
     for row in itertools.zip_longest(*columns, fillvalue=end):
         if any(value is end for value in row):
             raise ConfigError(
-                "The iterables of map_array have different lengths: one ends after "
+                "The iterables of map_array have different lengths: the shortest one ends after "
                 f"{counted(len(rows), 'value')}.",
-                hint="Give each argument a value for each call.",
+                hint="Pass as many values for each argument.",
             )
+
         rows.append(row)
+
     return rows
 
 
 def _refuse_misfit(
     function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError if a function does not take its arguments, or a setting is meant for it."""
+    """Raise ConfigError if a function does not take the arguments, or a setting is meant as an argument."""
     from slurmddp import plugins
 
-    hint = "Give the function's arguments by position. Keywords are settings of the run, such as nodes=2."
+    hint = "Pass arguments of the function by position. Keywords are settings of the run, such as nodes=2."
     called = plugins.locate(function) if isinstance(function, str) else function
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        return  # Some built-in functions have none.
+        # Some built-in functions have no signature.
+        return
+
     try:
         bound = signature.bind(*arguments).arguments
     except TypeError as error:
         raise ConfigError(f"{path} can't be called with these arguments: {error}.", hint=hint) from error
-    if meant := [key for key in settings if key in signature.parameters and key not in bound]:
+
+    ambiguous = [key for key in settings if key in signature.parameters and key not in bound]
+    if ambiguous:
         raise ConfigError(
-            f"{meant[0]}= is a setting of the run here, and {path} has an argument of this name.", hint=hint
+            f"{ambiguous[0]}= is a setting of the run, but {path} also has an argument {ambiguous[0]}.",
+            hint=hint,
         )
 
 
 def _call(path: str, arguments: Sequence[Any]) -> list[str]:
-    """Return the settings of a program that calls a function; raises ConfigError if it can't."""
+    """Return the settings of a run that calls a function; raise ConfigError if an argument is not plain."""
     from slurmddp.control.jobs import settings_of_program
 
     try:
@@ -203,24 +219,27 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"An argument of {path} can't be kept as text: {error}.",
-            hint="Give numbers, texts, lists and dictionaries; give large data as the path of a file.",
+            f"An argument of {path} can't be stored as text: {error}.",
+            hint="Pass numbers, texts, lists and dictionaries; pass large data as the path of a file.",
         ) from error
+
     return settings_of_program([*FUNCTION_CALL.split(), "{run_dir}", path, text])
 
 
 def _refuse_keys(value: Any) -> None:
     """Raise TypeError if a dictionary has a key that JSON would turn into a text."""
     if isinstance(value, dict):
-        if others := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"the key {others[0]!r} of a dictionary is not a text")
-        value = list(value.values())
-    for one in value if isinstance(value, (list, tuple)) else ():
-        _refuse_keys(one)
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} of a dictionary is not a text")
+            _refuse_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_keys(item)
 
 
 def _name(path: str) -> str:
-    """Return the name of a function's runs."""
+    """Return the `name=` of runs that call a function."""
     return re.sub(r"\W+", "-", path.rpartition(".")[2])
 
 
@@ -235,26 +254,30 @@ def _import_path(function: Callable[..., Any] | str) -> str:
     if isinstance(function, str):
         plugins.locate(function, key="The function")
         return function
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
     owner = getattr(function, "__self__", None)
-    is_of_object = inspect.ismethod(function) and not isinstance(owner, type)
-    if not module or not name or module == "__main__" or "<" in name or is_of_object:
+    is_bound_method = inspect.ismethod(function) and not isinstance(owner, type)
+    if not module or not name or module == "__main__" or "<" in name or is_bound_method:
         raise ConfigError(
-            f"{function!r} can't be imported by the ranks: it has no name in a module.",
+            f"The ranks can't import {function!r}: it has no name in a module.",
             hint="Make it a function of a module (a .py file of the project) and import it from there. "
             "`Distributon.launch(function)` calls any function on this machine.",
         )
+
     return f"{module}.{name}"
 
 
 def _log(event: object) -> None:
-    """Log what a start reports: what needs attention as a warning, the rest as information."""
+    """Log an event of a start: as a warning if it needs attention, else as information."""
     from slurmddp.control.events import CodeSent, HostSilent, Info
     from slurmddp.control.start import PointFailed, warnings_of
     from slurmddp.control.sweep import SweepBegins
 
     for warning in warnings_of(event):
         log.warning("%s", warning)
+
     match event:
         case PointFailed(run, error):
             log.warning("%s: %s", run, error)
@@ -263,6 +286,6 @@ def _log(event: object) -> None:
         case HostSilent(host, seconds):
             log.warning("%s has not answered for %g s; nothing was started.", host, seconds)
         case CodeSent(host, left_out=names) if names:
-            log.warning("not sent to %s, may hold passwords or keys: %s", host, ", ".join(names))
+            log.warning("not sent to %s, because they may hold passwords or keys: %s", host, ", ".join(names))
         case SweepBegins(sweep=sweep):
             log.info("The runs are the sweep %s.", sweep)

@@ -2,9 +2,9 @@
 
     python app.py -m hydra/launcher=slurmddp hydra.launcher.cluster=a100x8 hydra.launcher.nodes=2 lr=1e-3,1e-4
 
-Each job is the run of `slurmddp run +cluster=a100x8 nodes=2 app.py lr=0.001`, and all of them are a sweep.
-Any other setting of slurmddp is added with a sign: +hydra.launcher.policy.max_restarts=9.
-Because Hydra imports all plugins in every application, slurmddp is imported only when it launches.
+Each job is the run of `slurmddp run +cluster=a100x8 nodes=2 app.py lr=0.001`, and all jobs are a sweep.
+Other settings of slurmddp are added with a plus sign: +hydra.launcher.policy.max_restarts=9.
+Hydra imports all plugins in every application, so slurmddp itself is imported only when it launches jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SIZE = ("nodes", "gpus", "spare_nodes", "gpus_per_node", "ranks_per_node", "cpus_per_node", "mem_gb")
 _PLACE = ("cluster", "time_limit", "partition", "account", "qos", "submitter")
 _RUN = ("name", "runs_dir", "backend", "preflight")
-"""Keys of slurmddp that need no `+`. Null leaves slurmddp's own default."""
+"""Settings of slurmddp that need no plus sign. Null stands for slurmddp's default."""
 ConfigStore.instance().store(
     group="hydra/launcher",
     name="slurmddp",
@@ -44,17 +44,21 @@ ConfigStore.instance().store(
     provider="slurmddp",
 )
 _OF_A_SWEEP = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.mode", "hydra.run")
-"""The beginnings of overrides that a single job does not have."""
+"""The beginnings of overrides that belong to the sweep, not to a job."""
 _IN_ONE_RUN = ("hydra.mode=RUN", 'hydra.run.dir="{run_dir}/hydra"')
-"""Overrides that let the ranks of a job run the application once, whatever its files say."""
+"""Overrides with which each rank runs the application once, whatever its config files contain."""
 _READS_NUMBER = re.compile(r"hydra\s*[:.]\s*job\s*(?:\.\s*(?:num|id|\$)|[,}])")
-"""A reference to the number or the id of the job, or to all of `hydra.job`."""
+"""Matches a reference to the number or id of the job, or to all of `hydra.job`."""
 _WAITS = ("hydra_plugins.hydra_optuna", "hydra_plugins.hydra_ax", "hydra_plugins.hydra_nevergrad")
-"""The beginnings of sweepers that need the result of each job."""
+"""The beginnings of the import paths of sweepers that need the result of each job."""
 
 
 class SlurmddpLauncher(Launcher):
-    """Submits each job, or without a cluster trains one after another on this machine."""
+    """Submits the jobs of an application; without a cluster, trains them on this machine one after another.
+
+    Args:
+        settings: settings of slurmddp.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self._values = settings
@@ -63,12 +67,20 @@ class SlurmddpLauncher(Launcher):
         self._context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep the configuration of the application, and what composes the configuration of a job."""
+        """Store the application's configuration, and the context that composes the configuration of a job."""
         self._config = config
         self._context = hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Start each job and return at once if they are submitted; the results hold the names of the runs."""
+        """Start the jobs, and return once they are queued or, on this machine, have ended.
+
+        Args:
+            job_overrides: the overrides of each job.
+            initial_job_idx: the number of the first job.
+
+        Returns:
+            A result for each job, whose return value is the name of the run.
+        """
         from slurmddp.cli import messages
         from slurmddp.cli.start_view import StartView
         from slurmddp.config.checks.unquoted_values import refuse_respelled
@@ -92,24 +104,26 @@ class SlurmddpLauncher(Launcher):
                 code = start_sweep(jobs, report=StartView()).exit_code
         except SlurmddpError as error:
             code = messages.report(error)
+
         if code != EXIT_FINISHED:
             sys.exit(code)
+
         return [
             JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=job.run_name)
             for overrides, job in zip(job_overrides, jobs, strict=True)
         ]
 
     def _settings_of_job(self, overrides: Sequence[str], number: int) -> list[str]:
-        """Return the settings of slurmddp for the application and one job.
+        """Return the settings of slurmddp for a job of the application.
 
-        The number tells runs apart only if the configuration of the job refers to it. Otherwise the same
-        job is the same run, wherever it stands in a sweep.
+        The number of the job makes a separate run only if the configuration of the job refers to the number.
+        Otherwise, the same overrides are the same run, at any position of a sweep.
         """
         from slurmddp.control.jobs import settings_of_program
         from slurmddp.settings.arguments import FREE_ARGUMENTS, spelled
 
         program = _program(self._config, overrides)
-        # Hydra's basic launcher gives the same number to both.
+        # Hydra's basic launcher uses the number as the id, too.
         numbers = [f"hydra.job.num={number}", f"hydra.job.id={number}"]
         if self._reads_number(overrides):
             return settings_of_program([*program, *numbers])
@@ -119,69 +133,75 @@ class SlurmddpLauncher(Launcher):
         """Return whether the configuration of a job refers to the number of the job."""
         if self._context is None:
             return False
+
         composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
         content: Any = OmegaConf.to_container(composed, resolve=False)
         content["hydra"] = content["hydra"].get("job")
+
         return _READS_NUMBER.search(repr(content)) is not None
 
 
 def _refuse_rank() -> None:
-    """Refuse to launch inside a rank: its job would start as often as it has ranks, and never run."""
+    """Raise ConfigError inside a rank of a run, which would launch jobs instead of its application."""
     from slurmddp.environments.names import RUN_DIR_VARIABLE
     from slurmddp.errors import ConfigError
 
-    if folder := os.environ.get(RUN_DIR_VARIABLE):
+    folder = os.environ.get(RUN_DIR_VARIABLE)
+    if folder:
         raise ConfigError(
-            f"This process is a rank of the run {folder}, and its application would launch further jobs.",
+            f"This process is a rank of the run {folder}, but its application would launch further jobs.",
             hint="Add hydra.mode=RUN to the arguments of the application, so that each rank runs it once.",
         )
 
 
 def _refuse_batches(config: DictConfig, jobs: Sequence[Job]) -> None:
-    """Refuse batches of jobs that should wait for each other: a submission does not wait."""
+    """Raise ConfigError if the sweeper waits between batches of jobs: a submission does not wait."""
     from slurmddp.errors import ConfigError
 
-    most = OmegaConf.select(config, "hydra.sweeper.max_batch_size")
+    batch_size = OmegaConf.select(config, "hydra.sweeper.max_batch_size")
     # A smaller batch is the only one, or the last one.
-    if most is None or len(jobs) < most or jobs[0].launcher != "slurm":
+    if batch_size is None or len(jobs) < batch_size or jobs[0].launcher != "slurm":
         return
+
     raise ConfigError(
-        f"hydra.sweeper.max_batch_size={most} starts a batch of jobs when the batch before has ended, "
-        "and hydra/launcher=slurmddp returns when its jobs are queued.",
-        hint=f"Remove it, and add +hydra.launcher.array_parallelism={most}: at most {most} run at once then.",
+        f"hydra.sweeper.max_batch_size={batch_size} starts a batch of jobs when the last batch has ended, "
+        "but hydra/launcher=slurmddp returns when its jobs are queued.",
+        hint=f"Replace it by +hydra.launcher.array_parallelism={batch_size}: then at most {batch_size} jobs "
+        "run at once.",
     )
 
 
 def _refuse_sweeper(config: DictConfig) -> None:
+    """Raise ConfigError if the sweeper needs the results of jobs."""
     from slurmddp.errors import ConfigError
 
     name = str(OmegaConf.select(config, "hydra.sweeper._target_"))
     if name.startswith(_WAITS):
         raise ConfigError(
-            f"The sweeper {name} needs the result of each job, and hydra/launcher=slurmddp returns at once.",
+            f"The sweeper {name} needs the result of each job, but hydra/launcher=slurmddp returns at once.",
             hint="Use hydra/sweeper=basic.",
         )
 
 
 def _refuse_ssh(settings: Sequence[str]) -> None:
-    """Refuse a login node: the launcher submits on this machine only."""
+    """Raise ConfigError if the settings name a login node: the launcher submits only on this machine."""
     from slurmddp.config.composition.compose import login_node
     from slurmddp.errors import ConfigError
     from slurmddp.slurm import client
 
-    there = login_node(settings, Path.cwd())
+    keys = login_node(settings, Path.cwd())
     is_typed = any(word.startswith("ssh=") for word in settings)
-    # A cluster file may name the login node on which the application runs.
-    if there is not None and (is_typed or not client.on_path()):
+    # A cluster file may name the login node on which the application runs already.
+    if keys is not None and (is_typed or not client.on_path()):
         raise ConfigError(
-            f"hydra/launcher=slurmddp does not submit over ssh, and the settings name {there['ssh']}.",
-            hint="Start the application on the login node, or `slurmddp run --multirun +cluster=NAME "
-            f"ssh={there['ssh']} ... app.py` here.",
+            f"hydra/launcher=slurmddp does not submit over ssh, but the settings name ssh={keys['ssh']}.",
+            hint="Start the application on the login node, or run `slurmddp run --multirun +cluster=NAME "
+            f"ssh={keys['ssh']} ... app.py` on this machine.",
         )
 
 
 def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the full key and the value, as Hydra's grammar writes it, of each setting that is not null."""
+    """Yield the full key of each setting that is not null, and its value in Hydra's grammar."""
     from slurmddp.settings.arguments import spelled
 
     for name, value in settings.items():
@@ -192,11 +212,13 @@ def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _files(config: DictConfig) -> Iterator[Path]:
-    """Yield the application's own files of configuration."""
+    """Yield the config files of the application."""
     sources: Any = OmegaConf.to_container(config.hydra.runtime.config_sources)
     for source in sources:
-        folders = [source["path"]] if source["schema"] == "file" else []
-        if source["schema"] == "pkg" and source["provider"] == "main":
+        folders: list[str] = []
+        if source["schema"] == "file":
+            folders = [source["path"]]
+        elif source["schema"] == "pkg" and source["provider"] == "main":
             spec = find_spec(source["path"])
             folders = list((spec and spec.submodule_search_locations) or ())
         for folder in folders:
@@ -204,7 +226,7 @@ def _files(config: DictConfig) -> Iterator[Path]:
 
 
 def _program(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return the words that start the application for one job: program, flags, overrides."""
+    """Return the command line that runs the application for a job: program, flags, overrides."""
     typed: Any = OmegaConf.to_container(config.hydra.overrides, resolve=False)
     flags = [
         word
@@ -212,27 +234,32 @@ def _program(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         if word not in (*typed["task"], *typed["hydra"]) and not _is_multirun(word)
     ]
     kept = [word for word in typed["hydra"] if not word.lstrip("+~").startswith(_OF_A_SWEEP)]
+
     return [*_main(), *flags, *kept, *overrides, *_IN_ONE_RUN]
 
 
 def _is_multirun(word: str) -> bool:
-    """Return whether a word is Hydra's flag `--multirun`, which Hydra also takes shortened."""
+    """Return whether a word is Hydra's flag `--multirun`, which Hydra also accepts shortened."""
     return word == "-m" or (word.startswith("--m") and "--multirun".startswith(word))
 
 
 def _main() -> list[str]:
-    """Return the words that name this program: a script, a module or a command."""
+    """Return the beginning of this program's command line: a script, a module or a command."""
     spec = sys.modules["__main__"].__spec__
     if spec is not None:
         return ["-m", spec.name.removesuffix(".__main__")]
+
     path = Path(sys.argv[0]).absolute()
-    return [str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)]
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return [str(path)]
 
 
 @contextmanager
 def _without_the_application() -> Iterator[None]:
-    """Let slurmddp compose its own configuration: Hydra's state belongs to one application at a time."""
-    application, config = GlobalHydra.instance(), HydraConfig.instance().cfg
+    """Let slurmddp compose its own configuration during the block: Hydra has one global state."""
+    application = GlobalHydra.instance()
+    config = HydraConfig.instance().cfg
     hydra = application.hydra
     application.clear()
     try:

@@ -1,1 +1,1 @@
-"""The parts that all pages share: the frame, the table, the look of pictures."""
+"""The parts that all HTML pages share: frame, tables and the style of pictures."""

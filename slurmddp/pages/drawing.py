@@ -1,4 +1,4 @@
-"""The look of all pictures, and their way into a page: SVG in the colours and the font of the page."""
+"""Draw pictures in a common style, as SVG with the colours and the font of the page, or as PNG."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ COLOURS = {
     "line": "#e3e5ea",
     "card": "#fefefe",
 }
-"""Colours on white; on a page each becomes the variable of this name."""
+"""Colours on white. On a page, each is replaced by the CSS variable of its name."""
 LINES = ("#c2570c", "#2f6fde", "#2a9d6f", "#a855c7", "#c9a227", "#d6457b", "#4fa3b8")
-"""Colours that readers can distinguish on a white page and on a dark page."""
+"""Colours of lines that readers can distinguish on a white page and on a dark page."""
 
 
 def picture(
@@ -38,10 +38,13 @@ def picture(
     """Return a picture as SVG for a page, drawn for a wide and for a narrow window.
 
     Args:
-        name: makes the ids of the picture unique on its page.
-        draw: draws the picture in a size.
-        wide: size in a wide window.
-        narrow: size on a phone.
+        name: prefix that makes the ids of the picture unique on its page.
+        draw: draws the picture in a given size.
+        wide: size for a wide window, in inches.
+        narrow: size for a phone, in inches.
+
+    Returns:
+        The SVG texts, with the keys "wide" and "narrow".
 
     Raises:
         SlurmddpError: matplotlib is missing.
@@ -53,25 +56,39 @@ def picture(
 
 
 def figure_svg(name: str, draw: Callable[[], Figure]) -> str:
-    """Return the figure that `draw` makes as SVG for a page; `name` makes its ids unique."""
+    """Return a figure as SVG for a page.
+
+    Args:
+        name: prefix that makes the ids of the figure unique on its page.
+        draw: returns the figure.
+
+    Raises:
+        SlurmddpError: matplotlib is missing.
+    """
     buffer = io.StringIO()
-    with _own_style(salt=name):
+    with _default_style(salt=name):
         draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+
     return _for_page(buffer.getvalue(), name)
 
 
 def write_png(path: Path, draw: Callable[[], Figure]) -> None:
-    """Write the figure that `draw` makes, on white; raises SlurmddpError without matplotlib."""
+    """Write a figure on white as a PNG file; raise SlurmddpError if matplotlib is missing."""
     buffer = io.BytesIO()
-    with _own_style():
+    with _default_style():
         draw().savefig(buffer, format="png", dpi=160)
+
     with replacing(path) as stream:
         stream.write(buffer.getvalue())
 
 
 @contextmanager
-def _own_style(salt: str = "") -> Iterator[None]:
-    """Use matplotlib's defaults: a person's matplotlibrc may ask for LaTeX or a dark page."""
+def _default_style(salt: str = "") -> Iterator[None]:
+    """Use matplotlib's defaults, because a user's matplotlibrc may require LaTeX or a dark background.
+
+    Args:
+        salt: seed of the ids in an SVG.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -79,40 +96,51 @@ def _own_style(salt: str = "") -> Iterator[None]:
             "The report needs matplotlib, which is not installed.",
             hint="Install it with `pip install 'slurmddp[report]'`.",
         ) from error
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["svg.fonttype"] = "none"
-        matplotlib.rcParams["svg.hashsalt"] = salt  # The same run gives the same page, byte for byte.
+        # Ids must not be random: the same run has to produce the same page, byte for byte.
+        matplotlib.rcParams["svg.hashsalt"] = salt
         yield
 
 
 def is_wide(size: Size) -> bool:
-    """Return whether a picture has room for panels or axes side by side."""
+    """Return whether a picture has room for panels side by side."""
     return size[0] > 6
 
 
 def new_figure(size: Size, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure and the axes of its panels: side by side if it is wide, else below each other."""
-    # The Figure class alone: pyplot would choose a backend for the whole process and keep every figure.
+    """Return a figure and the axes of its panels, side by side if it is wide, else one below another."""
+    # pyplot would choose a backend for the whole process and keep every figure in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     shape = (1, panels) if is_wide(size) else (panels, 1)
+
     return figure, [figure.add_subplot(*shape, number) for number in range(1, panels + 1)]
 
 
 def label_axes(axes: Axes, across: str, up: str, title: str = "") -> None:
-    """Give axes the labels, grid and colours of the pictures on a page."""
+    """Set labels, grid and colours of axes.
+
+    Args:
+        axes: the axes.
+        across: label of the x axis.
+        up: label of the y axis.
+        title: title; empty: none.
+    """
     axes.set_xlabel(across, color=COLOURS["muted"])
     axes.set_ylabel(up, color=COLOURS["muted"])
     axes.grid(color=COLOURS["line"], linewidth=0.8, zorder=0)
     axes.tick_params(colors=COLOURS["muted"], length=0, labelsize=9, which="both")
     for side in axes.spines.values():
         side.set_visible(False)
+
     if title:
-        # A dollar sign in a name is a dollar sign, not the beginning of a formula.
+        # A dollar sign in a name must not begin a formula.
         axes.set_title(title, loc="left", color=COLOURS["ink"], fontweight="bold", parse_math=False)
 
 
@@ -122,7 +150,7 @@ def add_legend(owner: Axes | Figure, **where: Any) -> None:
 
 
 def _for_page(text: str, name: str) -> str:
-    """Return matplotlib's SVG without its XML head, with unique ids and the colours and font of the page."""
+    """Return matplotlib's SVG without XML head and size, with unique ids and the page's colours and font."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
@@ -130,4 +158,5 @@ def _for_page(text: str, name: str) -> str:
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     for role, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{role})")
+
     return re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1; font-family: inherit", text)

@@ -1,4 +1,4 @@
-"""Write a page: one HTML file that needs no network, no script and no other file."""
+"""Write a page: a single HTML file that needs no network, no script and no other file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def write_page(path: Path, template_name: str, *, kind: str, name: str, **conten
     """Write a page, and return its path.
 
     Args:
-        path: of the page.
-        template_name: the page's template, which extends `page.html.j2`.
-        kind: of the subject, such as "Sweep".
-        name: of the subject.
-        content: other values of the template, as plain text that the template escapes.
+        path: the file to write.
+        template_name: the template of the page, which extends `page.html.j2`.
+        kind: the kind of subject, such as "Sweep".
+        name: the name of the subject.
+        content: further values for the template; the template escapes their text.
     """
     text = template(template_name).render(
         kind=kind,
@@ -35,7 +35,7 @@ def write_page(path: Path, template_name: str, *, kind: str, name: str, **conten
 
 
 def coded(text: str) -> Any:
-    """Return a sentence as escaped HTML, with text between backticks as code."""
+    """Return a text as escaped HTML, with the text between backticks as code."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))

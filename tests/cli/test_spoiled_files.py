@@ -143,13 +143,13 @@ def test_a_record_that_is_no_file_is_named_with_what_has_its_place(
 @pytest.mark.parametrize(
     ("name", "spoil", "reason"),
     [
-        ("result.json", "empty", r"\(0 bytes\) holds no value that this Python can read: JSONDecodeError"),
-        ("result.json", "cut", r"holds no value.*JSONDecodeError"),
+        ("result.json", "empty", r"\(0 bytes\) contains no value that this Python can read: JSONDecodeError"),
+        ("result.json", "cut", r"contains no value.*JSONDecodeError"),
         ("result.json", "link", "can't be read: it is a link to /gone/file"),
         ("result.json", "FIFO", "can't be read: it is a FIFO and no file"),
         ("result.json", "folder", "can't be read: it is a folder and no file"),
-        ("result.pkl", "cut", "holds no value.*EOFError|holds no value.*UnpicklingError"),
-        ("result.pkl", "empty", "holds no value.*EOFError"),
+        ("result.pkl", "cut", "contains no value.*EOFError|contains no value.*UnpicklingError"),
+        ("result.pkl", "empty", "contains no value.*EOFError"),
     ],
 )
 def test_a_spoiled_result_is_named_with_what_to_do(

@@ -187,7 +187,7 @@ def test_jobs_are_submitted_and_the_prompt_comes_back(project: Path, programs: F
         ),
         (
             ["hydra.launcher.cluster=small", "++hydra.launcher.ssh=login1"],
-            "not submit over ssh.*name login1",
+            "not submit over ssh.*name ssh=login1",
         ),
     ],
 )

@@ -110,11 +110,11 @@ def test_wrong_calls_start_nothing(project: Path) -> None:
     import handle_work
 
     for call, words in [
-        (lambda: slurmddp.submit(lambda: 1), "can't be imported by the ranks"),
+        (lambda: slurmddp.submit(lambda: 1), "The ranks can't import"),
         (lambda: slurmddp.submit("handle_work.rnk", 1), "Did you mean rank"),
-        (lambda: slurmddp.submit(handle_work.rank, object()), "can't be kept as text"),
+        (lambda: slurmddp.submit(handle_work.rank, object()), "can't be stored as text"),
         (lambda: slurmddp.submit(handle_work.rank, 1, [], nods=2), "nods"),
-        (lambda: slurmddp.submit(handle_work.Made().rank), "can't be imported by the ranks"),
+        (lambda: slurmddp.submit(handle_work.Made().rank), "The ranks can't import"),
         (lambda: slurmddp.submit(handle_work.rank, {1: 2}, []), "the key 1 of a dictionary is not a text"),
         (lambda: slurmddp.submit(handle_work.rank, 1), "missing a required argument: 'names'"),
         (lambda: slurmddp.submit(handle_work.seeded, 1, seed=2), "by position"),

@@ -59,7 +59,7 @@ def test_other_values_come_back_as_they_were(
 
 
 def test_a_lost_result_is_an_error_and_a_script_has_none(finished: RunFolder) -> None:
-    with pytest.raises(SlurmddpError, match="holds no result"):
+    with pytest.raises(SlurmddpError, match="contains no result"):
         slurmddp.Run(finished.path).result()
     finished.config_file.write_text("name: f\nprogram: {script: train.py}\n")
     assert slurmddp.Run(finished.path).result() is None
