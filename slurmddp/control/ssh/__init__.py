@@ -1,1 +1,4 @@
-"""The exchange with a login node over ssh: `connection` and `code` on the laptop, `serve` on the host."""
+"""Exchange requests and code with a login node over ssh.
+
+`connection`, `submit` and `runs` work on the laptop, `serve` on the login node, `code` on both.
+"""

@@ -1,7 +1,7 @@
-"""The code that a submission sends: the laptop lists it with digests, the host takes what it lacks.
+"""Transfer the code of a submission: the laptop lists files with digests, the host requests missing ones.
 
-The host checks every digest before it changes a file. It replaces files one by one, each at once, while it
-holds the lock of the folder until the submission has ended: the code of two submissions never mixes.
+The host checks every digest before it changes a file, and replaces each file atomically. It holds the lock of
+the folder until the submission has ended, so that the code of two submissions never mixes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from slurmddp.runs.folder.sent_code import SentFile
 
 _BLOCK_BYTES = 1 << 20
 _DEFAULT_PARENT = "slurmddp"
-"""Folder of the home in which projects lie that name no other folder (see `default_folder`)."""
+"""Folder in the home directory for projects without `ssh_folder` (see `default_folder`)."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The code of a project on this machine."""
+    """The code of a project on this machine, ready to be sent."""
 
     project_dir: Path
     files: Sequence[SentFile]
     record: dict[str, bytes]
-    """Content of the files that describe the code, by name: commit and difference."""
+    """Content of the files that describe the code, by name: git commit and uncommitted difference."""
     left_out: Sequence[str]
-    """Names of files and folders that may hold passwords or keys, and stay on this machine."""
+    """Names of files and folders that are not sent, because they may hold passwords or keys."""
 
     def content(self, file: SentFile) -> bytes:
         """Return the content of a file.
@@ -49,31 +49,34 @@ class Delivery:
         """
         if file.name in self.record:
             return self.record[file.name]
+
         content = (self.project_dir / file.name).read_bytes()
         if hashlib.sha256(content).hexdigest() != file.digest:
             raise LoginNodeError(
                 f"{file.name} changed while it was sent. Nothing was started.",
                 hint="The same command sends it again.",
             )
+
         return content
 
 
 def default_folder(project_dir: Path) -> str:
-    """Return the folder on the host for a project, relative to the home there."""
+    """Return the default folder of a project on the host, relative to the home directory."""
     return f"{_DEFAULT_PARENT}/{project_dir.name}"
 
 
 def collect(project_dir: Path) -> Delivery:
-    """List the code of a project with its digests, commit and difference.
+    """List the code of a project, with digests, git commit and uncommitted difference.
 
     Raises:
-        ConfigError: the project is or holds the home of this account, or its code is too large.
+        ConfigError: the project folder is the home directory or contains it, or the code is too large.
     """
     if Path.home().resolve().is_relative_to(project_dir.resolve()):
         raise ConfigError(
-            f"{project_dir} is no project: all files of it would be sent.",
-            hint="Run the command in a folder that holds the code of the training alone.",
+            f"{project_dir} contains your home directory, so all your files would be sent.",
+            hint="Run the command in a folder that holds only the code of the training.",
         )
+
     project = code_snapshot.code_of(project_dir)
     record = {
         f"{sent_code.FOLDER}/{name}": content for name, content in code_snapshot.state_of(project_dir).items()
@@ -83,15 +86,18 @@ def collect(project_dir: Path) -> Delivery:
         SentFile(name=name, size=len(content), digest=hashlib.sha256(content).hexdigest())
         for name, content in record.items()
     ]
+
     return Delivery(project_dir, files, record, secret_files.topmost(project.secrets, project_dir))
 
 
 def _listed(project_dir: Path, path: Path) -> SentFile:
+    """Return the entry for a file or a symbolic link of the project."""
     name = str(path.relative_to(project_dir))
     if path.is_symlink():
         target = str(path.readlink())
         digest = hashlib.sha256(os.fsencode(target)).hexdigest()
         return SentFile(name=name, size=0, digest=digest, link=target)
+
     status = path.stat()
     return SentFile(
         name=name,
@@ -102,17 +108,18 @@ def _listed(project_dir: Path, path: Path) -> SentFile:
 
 
 def open_folder(path: Path) -> None:
-    """Create the folder of a project on this host, or take the one that code was sent to before.
+    """Create the folder of a project on this host, or accept the folder of an earlier submission.
 
     Raises:
         LoginNodeError: the folder can't be created.
-        ConfigError: it holds files that were not sent by slurmddp, or belongs to another account.
+        ConfigError: the folder holds files that slurmddp did not send, or belongs to another account.
     """
     if path.resolve() in (Path("/"), Path.home().resolve()):
         raise ConfigError(
             f"The code can't be sent to {path} itself.",
-            hint="Name a folder below it in the cluster file: ssh_folder: /path/of/yours.",
+            hint="Choose a folder inside it in the cluster file: ssh_folder: /path/of/yours.",
         )
+
     try:
         _create(path)
         if not sent_code.is_marked(path):
@@ -121,44 +128,49 @@ def open_folder(path: Path) -> None:
     except OSError as error:
         raise LoginNodeError(
             f"The folder {path} can't be created: {error.strerror or error}.",
-            hint="Name another folder in the cluster file: ssh_folder: /path/of/yours.",
+            hint="Choose another folder in the cluster file: ssh_folder: /path/of/yours.",
         ) from error
 
 
 def _create(path: Path) -> None:
+    """Create a folder to which no other account can write; raise ConfigError if another account owns it."""
     before = os.umask(0o022)
     os.umask(before | 0o022)
     try:
         path.mkdir(parents=True, exist_ok=True)
     finally:
         os.umask(before)
-    refuse_foreign(path, "Name a folder of your own in the cluster file: ssh_folder: /path/of/yours.")
+
+    refuse_foreign(path, "Choose a folder of your own in the cluster file: ssh_folder: /path/of/yours.")
     _keep_others_out(path)
     if path.parent == Path.home() / _DEFAULT_PARENT:
         _keep_others_out(path.parent)
+
     warn_if_exposed(path)
 
 
 def _keep_others_out(folder: Path) -> None:
-    """Take the rights to write from other accounts, also those that a default ACL or an old umask gave."""
+    """Remove write permissions of group and others, which a default ACL or an earlier umask may have set."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & 0o022:
         folder.chmod(mode & ~0o022)
 
 
 def _refuse_filled(path: Path) -> None:
+    """Raise ConfigError if a folder holds files that slurmddp did not send."""
     names = sorted(entry.name for entry in path.iterdir() if entry.name != sent_code.FOLDER)
     if not names:
         return
+
     raise ConfigError(
-        f"{path} holds files that slurmddp has not sent, such as {names[0]}. Nothing was changed there.",
-        hint="Name another folder in the cluster file (ssh_folder: /path/of/yours), or move the files away.",
+        f"{path} holds files that slurmddp did not send, such as {names[0]}. Nothing was changed in it.",
+        hint="Choose another folder in the cluster file (ssh_folder: /path/of/yours), or move the files.",
     )
 
 
 @contextmanager
 def locked(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a project's folder, while code arrives there and is submitted.
+    """Hold the lock of a project's folder while its code arrives and is submitted.
 
     Args:
         folder: the folder.
@@ -171,19 +183,22 @@ def locked(folder: Path, report: Report) -> Iterator[None]:
 
 
 def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
-    """Return the files whose content has to be sent."""
+    """Return the files whose content the laptop has to send."""
 
     def is_in_place(file: SentFile) -> bool:
-        # Behind a link the same content may lie; the link gives way to a folder.
+        # A symbolic link on the way may lead to the same content, but it will be replaced by a folder.
         return _leads_through_folders(folder, file.name) and file.matches(folder / file.name)
 
     return [file for file in files if file.link is None and not is_in_place(file)]
 
 
 class Receiver:
-    """Takes the code of a submission into a folder of this host whose lock is held.
+    """Writes the code of a submission into a folder of this host.
 
-    It reports a `Note` on each file that was changed on this host.
+    Args:
+        folder: the folder, whose lock the caller holds.
+        files: all files of the project.
+        report: called with a `Note` for each file that was changed on this host.
     """
 
     def __init__(self, folder: Path, files: Sequence[SentFile], report: Report) -> None:
@@ -195,36 +210,44 @@ class Receiver:
             self._known.setdefault(file.name, []).append(file)
 
     def receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
-        """Read the contents of `coming`, check them, and make the folder hold exactly the sent code.
+        """Read and check the contents of files, then make the folder hold exactly the code of the project.
+
+        Args:
+            stream: the contents, one after another.
+            coming: the files whose contents follow, in this order.
 
         Raises:
-            LoginNodeError: the connection broke, or a content is not what was announced, and nothing was
-                changed; or the folder can't be written.
+            LoginNodeError: the connection broke or a content has another digest, and nothing was changed; or
+                the folder can't be written.
         """
         try:
             self._receive(stream, coming)
         except OSError as error:
             raise LoginNodeError(
                 f"The code can't be written to {self._folder}: {plain(error)}. Nothing was started.",
-                hint="Check the rights and the free space there. The same command sends what is missing.",
+                hint="Check permissions and free space of the host. The same command sends missing files.",
             ) from error
 
     def _receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
+        """Receive and check all contents, then change the files of the folder."""
         record = self._folder / sent_code.FOLDER
         with tempfile.TemporaryDirectory(prefix="arriving-", dir=record) as arriving:
+            # All contents are received and checked before the first file of the project changes.
             contents = {}
             for number, file in enumerate(coming):
                 contents[file.name] = Path(arriving, str(number))
                 _read_content(stream, file, contents[file.name])
 
+            # If this is interrupted, the next delivery still recognizes the files as sent ones.
             sent_code.begin(self._folder, list(self._files.values()))
             self._remove_gone()
             for file in self._files.values():
                 self._place(file, contents.get(file.name))
+
         sent_code.complete(self._folder, list(self._files.values()))
 
     def _remove_gone(self) -> None:
-        """Remove files that were sent before and are no longer part of the project."""
+        """Remove files of earlier submissions that are no longer part of the project."""
         for name in sorted(self._known.keys() - self._files.keys()):
             path = self._folder / name
             if (
@@ -233,13 +256,16 @@ class Receiver:
                 or _is_folder(path)
             ):
                 continue
+
             if not self._put_aside_if_changed(name):
                 path.unlink()
+
             for parent in _folders_above(self._folder, name):
                 if not _removed_if_empty(parent):
                     break
 
     def _place(self, file: SentFile, content: Path | None) -> None:
+        """Put a file in its place; `content` is the received content, None if the host had it already."""
         path = self._folder / file.name
         self._make_parents(file.name)
         if content is None and file.matches(path):
@@ -251,17 +277,21 @@ class Receiver:
             self._put_aside(path)
         elif os.path.lexists(path):
             self._put_aside_if_changed(file.name)
+
         if content is not None:
+            # A program that reads the file meanwhile sees the old or the new content, never a mixture.
             content.chmod(file.mode)
             content.replace(path)
         elif file.link is not None:
             path.unlink(missing_ok=True)
             path.symlink_to(file.link)
-        # Python would use old compiled code if the new file has the same size and time.
+
+        # Python would use the old compiled code if the new file has the same size and modification time.
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
     def _make_parents(self, name: str) -> None:
+        """Create the folders above a file; files and links in their place are put aside."""
         for folder in reversed(_folders_above(self._folder, name)):
             if os.path.lexists(folder) and not _is_folder(folder):
                 self._put_aside(folder)
@@ -269,7 +299,7 @@ class Receiver:
             _keep_others_out(folder)
 
     def _put_aside_if_changed(self, name: str) -> bool:
-        """Keep a file that was written on this host since it was sent; return whether it was put aside."""
+        """Put a file aside if it was changed on this host after it was sent; return whether it was."""
         path = self._folder / name
         sent = self._known.get(name, [])
         if any(file.matches(path) for file in sent):
@@ -279,23 +309,25 @@ class Receiver:
         return True
 
     def _put_aside(self, path: Path) -> None:
+        """Rename a file or folder to a free name beside it, and report the new name."""
         aside = free_name(path)
         path.rename(aside)
-        self._report(Note(f"{path} was changed on this host; it is kept as {aside.name}."))
+        self._report(Note(f"{path} was changed on this host; the changed version is kept as {aside.name}."))
 
 
 def _read_content(stream: IO[bytes], file: SentFile, path: Path) -> None:
-    """Write the next `file.size` bytes of the stream to `path`; raise LoginNodeError if they are others."""
+    """Write the content of a file from the stream to `path`; raise LoginNodeError if its digest is wrong."""
     digest = hashlib.sha256()
-    left = file.size
+    remaining = file.size
     with path.open("wb") as target:
-        while left and (block := stream.read(min(left, _BLOCK_BYTES))):
+        while remaining and (block := stream.read(min(remaining, _BLOCK_BYTES))):
             target.write(block)
             digest.update(block)
-            left -= len(block)
-    if left or digest.hexdigest() != file.digest:
+            remaining -= len(block)
+
+    if remaining or digest.hexdigest() != file.digest:
         raise LoginNodeError(
-            f"{file.name} did not arrive whole. Nothing was changed or started.",
+            f"{file.name} did not arrive complete. Nothing was changed or started.",
             hint="The same command sends it again.",
         )
 
@@ -305,12 +337,12 @@ def _is_folder(path: Path) -> bool:
 
 
 def _folders_above(folder: Path, name: str) -> list[Path]:
-    """Return the folders between `folder`, which may be a link, and a name inside it; the innermost first."""
+    """Return the folders on the way from `folder` to a name inside it, the innermost first."""
     return [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
 
 
 def _leads_through_folders(folder: Path, name: str) -> bool:
-    """Return whether a name inside `folder` passes no symbolic link, behind which other files lie."""
+    """Return whether the way from `folder` to a name inside it passes only real folders, no links."""
     return all(_is_folder(parent) for parent in _folders_above(folder, name))
 
 

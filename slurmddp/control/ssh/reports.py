@@ -15,20 +15,20 @@ from slurmddp.runs.ssh_runs import SshRun
 
 
 def fetch_report(run: SshRun, notify: Report = ignore) -> Reported:
-    """Let the host write the report of a run or a sweep, and copy it here.
+    """Write the report of a run or a sweep on its host, and copy it to this machine.
 
-    The page of a sweep links to the reports of its runs, so these are copied too.
+    The page of a sweep links to the reports of its runs, so these are copied as well.
 
     Args:
         run: the run or sweep.
-        notify: called with a `HostGreeting` and `HostSilent`.
+        notify: called with `HostGreeting` and `HostSilent`.
 
     Returns:
         The report, with the paths of the copies.
 
     Raises:
         LoginNodeError: the host can't be reached.
-        SlurmddpError: a report can't be written there, or can't be read.
+        SlurmddpError: a report can't be written on the host, or can't be read.
     """
     reported = call(run, report, run.name, options={"report": notify})
     pages = [
@@ -37,12 +37,13 @@ def fetch_report(run: SshRun, notify: Report = ignore) -> Reported:
     runs_dir = pages[0].parent
     if not reported.is_sweep:
         runs_dir = runs_dir.parent
+
     page, *others = _copies(run, runs_dir, pages)
     return replace(reported, path=page, runs=tuple(others))
 
 
 def _copies(run: SshRun, runs_dir: PurePosixPath, pages: Sequence[PurePosixPath]) -> list[Path]:
-    """Copy pages below a folder on the host to this machine, readable by this account alone."""
+    """Copy pages inside a folder of the host to a private folder of this account."""
     reports = ssh_runs.records_file().parent / "reports"
     reports.mkdir(mode=0o700, parents=True, exist_ok=True)
     reports.chmod(0o700)
@@ -50,9 +51,11 @@ def _copies(run: SshRun, runs_dir: PurePosixPath, pages: Sequence[PurePosixPath]
     copies = []
     for page, content in zip(pages, own_files(run, [str(page) for page in pages]), strict=True):
         if content is None or ".." in page.parts or not page.is_relative_to(runs_dir):
-            raise SlurmddpError(f"There is no report {run.host}:{page} of this account.")
+            raise SlurmddpError(f"This account has no report {run.host}:{page}.")
+
         copy = reports / run.host / page.relative_to(runs_dir)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(content)
         copies.append(copy)
+
     return copies

@@ -1,4 +1,4 @@
-"""Act on runs that were submitted over ssh: each call is one exchange with their login node."""
+"""Run commands and actions on the login node of runs that were submitted over ssh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def node_of(run: SshRun) -> LoginNode:
-    """Return the place where commands about a run run."""
+    """Return the login node of a run."""
     return LoginNode(host=run.host, folder=run.folder, python=run.python)
 
 
@@ -36,9 +36,9 @@ def command(
 
     Args:
         run: the run.
-        command_line: without the word `slurmddp`.
-        changes: whether the command starts runs, so that it goes on if the connection breaks.
-        terminal: variables of the terminal that shows the output; None: it is no terminal.
+        command_line: the command line, without `slurmddp`.
+        changes: whether the command starts or changes runs, so that it continues if the connection breaks.
+        terminal: variables of the terminal that shows the output; None: the output is no terminal.
         report: called with each `HostOutput`.
 
     Raises:
@@ -55,19 +55,19 @@ def command(
 
 
 def run_at(node: LoginNode, name: str, *, is_sweep: bool = False) -> SshRun:
-    """Return the record of a run or a sweep that was started in the folder of a node."""
+    """Return the record of a run or a sweep that was started on a login node."""
     return SshRun(name=name, host=node.host, folder=node.folder, python=node.python, is_sweep=is_sweep)
 
 
 def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]]:
-    """Report the output of a command or an action on a host, and record the runs that it starts.
+    """Report the output of a command or action on a host, and record the runs that it starts.
 
     Args:
         session: the exchange.
         report: called with each `HostOutput`.
 
     Returns:
-        The exit code, and the document of the action's result, empty for a command.
+        The exit code, and the JSON document of the action's result; empty for a command.
     """
     document: dict[str, Any] = {}
     sweeps: list[SshRun] = []
@@ -79,8 +79,9 @@ def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]
         elif facts["sweep"]:
             sweeps = [run_at(session.node, facts["sweep"], is_sweep=True)]
         elif facts["started"]:
-            # The sweep comes last: it is what a command without a name means.
+            # The newest record is the default of commands without a name, so the sweep comes last.
             ssh_runs.remember(*(run_at(session.node, name) for name in facts["started"]), *sweeps)
+
     return session.exit_code(), document
 
 
@@ -102,36 +103,40 @@ def call(
 
     Args:
         run: the run.
-        action: the function; the host calls the same function of its slurmddp.
-        arguments: its arguments, plain values.
-        changes: whether the action goes on if the connection breaks.
-        options: keywords of `exchange`.
-        keywords: further arguments of the action.
+        action: the action; the host calls the same function of its own slurmddp.
+        arguments: the positional arguments of the action, plain values.
+        changes: whether the action continues if the connection breaks.
+        options: further arguments of `exchange`.
+        keywords: the keyword arguments of the action.
 
     Raises:
         LoginNodeError: the host can't be reached, it can't run slurmddp, or its result can't be read.
-        SlurmddpError: the error that the action raised there.
+        SlurmddpError: the error that the action raised on the host.
+
+    Example:
+        stopped = call(run, stop, run.name, changes=True)
     """
     request = {"folder": run.folder, "changes": changes, **request_for(action, *arguments, **keywords)}
     with exchange(node_of(run), request, **options) as session:
         document = session.facts()["result"]
         session.exit_code()
+
     kind: type[Result] = get_type_hints(action)["return"]
     try:
         return from_json(kind, document, run.host)
     except ValueError as error:
         raise LoginNodeError(
-            f"What {action.__name__} of {run.host} returned can't be read: {error}.",
-            hint=f"{run.host} has slurmddp {session.version}: install {__version__} there as well.",
+            f"The result of {action.__name__} on {run.host} can't be read: {error}.",
+            hint=f"{run.host} has slurmddp {session.version}: install slurmddp {__version__} on it.",
         ) from error
 
 
 def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
-    """Ask the host of a sweep for its runs.
+    """Return the runs of a sweep, by a query of its host.
 
     Raises:
         LoginNodeError: the host can't be reached.
-        SlurmddpError: the sweep is no longer there.
+        SlurmddpError: the sweep does not exist any more.
     """
     listing = call(sweep, list_runs, sweep.name)
     return [replace(sweep, name=run.name, is_sweep=False) for run in listing.runs]
@@ -143,11 +148,11 @@ def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> l
     Args:
         run: the run.
         paths: absolute paths.
-        unshared: whether to refuse files to which other accounts can write.
+        unshared: whether to refuse files that other accounts can change.
 
     Raises:
         LoginNodeError: the host can't be reached, or the connection broke before all bytes had arrived.
-        ConfigError: another account owns a file, or can write to it.
+        ConfigError: another account owns a file, or can change it.
         SlurmddpError: a file can't be read.
     """
     request = {"folder": run.folder, "files": list(paths), "unshared": unshared}

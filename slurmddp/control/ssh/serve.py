@@ -1,17 +1,18 @@
-"""The host's side of an exchange: prove that slurmddp runs, read the request, take the code, and serve it.
+"""Serve a request on the login node: prove that slurmddp runs, read the request, receive code, run a command.
 
-A request is a dictionary, which arrives as base64 on standard input:
+A request is a JSON object, which arrives as base64 on standard input:
 
-    folder      the project's folder, absolute or relative to the home
-    words       the command line to run there
-    action      in place of words: the import path of an action of `slurmddp.control`, whose result is wanted
-    arguments   of the action: a list; `keywords`: a dictionary
-    files       in place of words: paths of files whose contents are wanted
-    unshared    whether to refuse files to which other accounts can write
+    folder      the project's folder, absolute or relative to the home directory
+    words       the command line to run in the folder
+    action      in place of words: the import path of an action of `slurmddp.control` to call
+    arguments   the positional arguments of the action, a list
+    keywords    the keyword arguments of the action, an object
+    files       in place of words: paths of files whose contents to send
+    unshared    whether to refuse files that other accounts can change
     terminal    variables that describe the laptop's terminal; null: the output goes to a file or a pipe
-    changes     whether runs are started or changed, so that the work goes on if the connection breaks
-    version     the version of the laptop; code of another version is not taken
-    code        the files of the project (`sent_code`), whose contents follow; null: the code was sent before
+    changes     whether runs are started or changed, so that the work continues if the connection breaks
+    version     the version of slurmddp on the laptop; code of another version is refused
+    code        the files of the project (`sent_code`), whose contents follow; null: no code follows
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ from slurmddp.runs.folder import sent_code
 from slurmddp.runs.folder.owner import account
 
 _BEGINNING = base64.b64encode(b'{"a')[:2]
-"""The beginning of each request: of an object in JSON, as base64."""
+"""The first characters of each request: the beginning of a JSON object as base64."""
 
 
 def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Report = ignore) -> int:
     """Serve the one request on standard input.
 
     Args:
-        nonce: a random text, which is proved to be read.
-        command_line: runs the words of a command line.
+        nonce: the random text for which the proof is sent.
+        command_line: runs a command line, and returns its exit code.
         report: called with `Waiting` and `Note` while code arrives.
 
     Returns:
-        The exit code. An error of slurmddp is sent to the laptop, which raises it.
+        The exit code. A SlurmddpError is sent to the laptop, which raises it.
     """
     answer = partial(_answer, proof_of(nonce))
     answer(version=__version__)
@@ -78,6 +79,7 @@ def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Repo
             _outlive_the_connection()
         else:
             _interrupt_when_the_connection_ends()
+
         return _serve(request, source, command_line, answer, report)
     except SlurmddpError as error:
         answer(error=error_to_json(error))
@@ -91,30 +93,34 @@ def _serve(
     answer: Callable[..., None],
     report: Report,
 ) -> int:
-    """Do what a request asks for, and return the exit code.
+    """Fulfil a request, and return the exit code.
 
     Raises:
-        LoginNodeError: the code did not arrive whole, or this version has no such action.
-        ConfigError: the folder holds files that slurmddp did not send, or a file is another account's.
+        LoginNodeError: the code did not arrive complete, or this version has no such action.
+        ConfigError: the folder holds files that slurmddp did not send, or another account owns a file.
         SlurmddpError: the action failed.
     """
     folder = Path.home() / request["folder"]
     if (paths := request.get("files")) is not None:
         return _send_files(paths, answer, unshared=bool(request.get("unshared")))
+
     with ExitStack() as stack:
         if request.get("code") is not None:
-            if request["version"] != __version__:  # The laptop reports it.
+            if request["version"] != __version__:
+                # The laptop has this version from the proof, and reports the difference.
                 return EXIT_LOGIN_NODE
             stack.enter_context(_received_code(folder, request["code"], source, answer, report))
+
         action = request.get("action")
         if folder.is_dir():
             os.chdir(folder)
         elif action is None:
-            raise RunNotFoundError(f"There is no folder {folder} any more.")
+            raise RunNotFoundError(f"The folder {folder} does not exist any more.")
 
         ssh_runs.listener = partial(_answer_started, answer, sys.stdout)
         if action is None:
             return command_line(request["words"])
+
         result = _action(action)(*request["arguments"], **request["keywords"])
         answer(result=to_json(result))
         return EXIT_FINISHED
@@ -132,6 +138,7 @@ def _action(path: str) -> Callable[..., Any]:
             f"slurmddp {__version__} on {socket.gethostname()} has no action {path}.",
             hint="Install the same version on both machines.",
         ) from error
+
     return action
 
 
@@ -143,7 +150,7 @@ def _received_code(
     answer: Callable[..., None],
     report: Report,
 ) -> Iterator[None]:
-    """Take the code of a submission into its folder, and keep other submissions from changing it."""
+    """Receive the code of a submission, and keep other submissions out of its folder during the block."""
     files = sent_code.from_json(listed)
     code.open_folder(folder)
     with code.locked(folder, report):
@@ -161,43 +168,50 @@ def _answer(proof: str, **facts: Any) -> None:
 def _answer_started(
     answer: Callable[..., None], stdout: TextIO, names: Sequence[str], sweep: str | None
 ) -> None:
-    with redirect_stdout(stdout):  # A command with --json sends its lines to stderr meanwhile.
+    # A command with --json has redirected stdout to stderr meanwhile.
+    with redirect_stdout(stdout):
         answer(started=list(names), sweep=sweep)
 
 
 def _take_over_stdin() -> IO[bytes]:
-    """Return the standard input as a stream of its own; commands find the end of input in its place."""
+    """Return the standard input as a separate stream, and let commands read /dev/null in its place."""
     source = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_device, 0)
+    os.close(null_device)
+
     return source
 
 
 def _read_request(source: IO[bytes]) -> dict[str, Any]:
+    """Read the request; raise LoginNodeError if none arrives, or if it is cut off."""
     try:
         beginning = source.read(len(_BEGINNING))
-        if beginning != _BEGINNING:  # Another stream, such as /dev/zero, may have no line that ends.
+        # Another stream in place of the request, such as /dev/zero, may have no line that ends.
+        if beginning != _BEGINNING:
             raise ValueError(f"{beginning!r} begins no request")
+
         line = beginning + source.readline()
         request: dict[str, Any] = json.loads(base64.b64decode(line.strip(), validate=True))
-    except (ValueError, OSError) as error:  # OSError: a profile has closed it, or opened it for writing.
+    except (ValueError, OSError) as error:
+        # OSError: a profile has closed standard input, or opened it for writing.
         raise LoginNodeError(
-            "No request came over ssh.", hint="A profile on this host may read the standard input."
+            "No request arrived over ssh.", hint="A shell profile on this host may read the standard input."
         ) from error
+
     if source.readline() != END_OF_REQUEST:
-        raise LoginNodeError("The request over ssh broke off.", hint="Type the command again.")
+        raise LoginNodeError("The request over ssh was cut off.", hint="Run the command again.")
     return request
 
 
 def _describe_terminal(terminal: dict[str, str] | None) -> None:
-    """Let the output look as if it went to the laptop's terminal."""
+    """Set the variables by which output is formatted for the laptop's terminal."""
     os.environ[OVER_SSH_VARIABLE] = "terminal" if terminal else "1"
     os.environ.update(terminal or {})
 
 
 class _Output(io.RawIOBase):
-    """A stream to a descriptor that drops what is written once its reader has left."""
+    """A stream to a descriptor that discards its content once the reader is gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -216,7 +230,7 @@ class _Output(io.RawIOBase):
 
 
 def _outlive_the_connection() -> None:
-    """Let this process go on without its reader: jobs that are not queued or cancelled yet have to be."""
+    """Let this process continue if the connection breaks, so that all its jobs are queued or cancelled."""
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
             io.BufferedWriter(_Output(stream.fileno())), errors="backslashreplace", line_buffering=True
@@ -226,11 +240,12 @@ def _outlive_the_connection() -> None:
 
 
 def _interrupt_when_the_connection_ends() -> None:
-    """Interrupt this process, as Ctrl-C does, once nobody reads its output: it may wait for hours."""
-    # A program that a script started in its background has inherited SIGINT as ignored.
+    """Interrupt this process, as Ctrl-C does, if the connection breaks: it could otherwise run for hours."""
+    # A program that a shell script starts in the background inherits SIGINT as ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hang_up = select.poll()
-    hang_up.register(sys.stdout.fileno(), 0)  # Errors and the end are reported without being asked for.
+    # Without requested events, poll still reports errors and the hang-up.
+    hang_up.register(sys.stdout.fileno(), 0)
 
     def wait() -> None:
         hang_up.poll()
@@ -240,11 +255,12 @@ def _interrupt_when_the_connection_ends() -> None:
 
 
 def _send_files(paths: Sequence[str], answer: Callable[..., None], *, unshared: bool) -> int:
-    """Send the contents of files of this account; a missing file has no size."""
+    """Send the sizes of files of this account, then their contents; a missing file has no size."""
     contents = [_own_content(Path(path), unshared=unshared) for path in paths]
     answer(sizes=[None if content is None else len(content) for content in contents])
     for content in contents:
         sys.stdout.buffer.write(content or b"")
+
     sys.stdout.flush()
     return EXIT_FINISHED
 
@@ -253,7 +269,7 @@ def _own_content(path: Path, *, unshared: bool) -> bytes | None:
     """Return the content of a file of this account; None if there is no such file.
 
     Raises:
-        ConfigError: another account owns the file, or can write to it although it has to be `unshared`.
+        ConfigError: another account owns the file; or can change it, though it has to be `unshared`.
         SlurmddpError: the file can't be read.
     """
     try:
@@ -262,13 +278,15 @@ def _own_content(path: Path, *, unshared: bool) -> bytes | None:
         return None
     except OSError as error:
         raise unreadable(path, error) from error
+
     with stream:
         status = os.fstat(stream.fileno())
         if status.st_uid != os.geteuid():
-            raise ConfigError(f"{path} belongs to {account(status.st_uid)}, so it is not read.")
+            raise ConfigError(f"{path} belongs to {account(status.st_uid)}, so it was not read.")
         if unshared and status.st_mode & 0o022:
             raise ConfigError(
-                f"{path} is writable for other accounts, who may have put code into it. It was not read.",
-                hint=f"If you trust its content: chmod go-w {shlex.quote(str(path))}",
+                f"Other accounts can write to {path}, so it may contain their code. It was not read.",
+                hint=f"If you trust its content, run: chmod go-w {shlex.quote(str(path))}",
             )
+
         return stream.read()

@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 def start_over_ssh(
     points: Sequence[Sequence[str]], *, is_sweep: bool = False, again: bool = False, report: Report = ignore
 ) -> list[SshRun] | None:
-    """Send the code of the project in this folder to the login node of settings, and start their jobs there.
+    """Send the code of this folder's project to the login node that the settings name, and start the jobs.
 
     Args:
-        points: the settings of each job.
-        is_sweep: whether the jobs become a sweep.
-        again: whether the folders of earlier runs are put aside first.
+        points: the typed settings of each job.
+        is_sweep: whether the jobs are the runs of a sweep.
+        again: whether to put the folders of earlier runs aside first.
         report: called with `CodeSent`.
 
     Returns:
@@ -35,24 +35,28 @@ def start_over_ssh(
 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
-        SlurmddpError: the error of the start there. Arrays before the one that SLURM refused are queued.
+        SlurmddpError: the start on the host failed. Arrays before the refused array are queued.
     """
     from slurmddp.config.composition.compose import login_node
 
-    if (keys := login_node(points[0], Path.cwd())) is None:
+    keys = login_node(points[0], Path.cwd())
+    if keys is None:
         return None
+
     request = request_for(start_jobs, points, is_sweep=is_sweep, again=again)
     with code_sent(keys, request, report) as session:
         node = session.node
         document = pass_through(session, report)[1]
+
     started = from_json(Started, document, node.host)
     if is_sweep:
         raise_if_incomplete(started)
+
     return [run_at(node, run.name) for run in started.runs]
 
 
 def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) -> Started:
-    """Start the jobs of `start_over_ssh` on this host, which has got their code."""
+    """Start the jobs of `start_over_ssh` on this host, which has received their code."""
     jobs = jobs_of(points, report=_log)
     if is_sweep:
         return start_sweep(refuse_collisions(jobs), again=again, report=_log)
@@ -60,6 +64,6 @@ def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) 
 
 
 def _log(event: object) -> None:
-    """Log what needs attention; the laptop shows it."""
+    """Log warnings, which the laptop shows."""
     for warning in warnings_of(event):
         log.warning("%s", warning)

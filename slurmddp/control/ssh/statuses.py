@@ -1,4 +1,4 @@
-"""Ask the login nodes, to which runs were submitted over ssh, for the status of these runs."""
+"""Read the status of runs that were submitted over ssh, from their login nodes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.paced_client import LONGEST_PAUSE_S, QUERY_EVERY_S
 
 _ANSWER_S = 60
-"""Seconds for which `list` waits for the answer of a host."""
+"""Seconds to wait for the answer of a host."""
+
 Answer = Sequence[RunStatus] | str
-"""The statuses of all runs on a host, or why it did not answer."""
+"""The statuses of the runs on a host, or why the host did not answer."""
 
 
 def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
-    """Return the status of each run that was submitted over ssh, the newest activity first.
+    """Return the status of each run that was submitted over ssh, the most recently active first.
 
-    Each host is asked once, all at the same time. Runs of a host that does not answer are unknown.
+    Each host is queried once, and all hosts at the same time. Runs on a host that does not answer have the
+    state unknown.
 
     Args:
         report: called with a `HostUnknown` for each host that does not answer.
@@ -38,13 +40,15 @@ def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
     hosts = _runs_by_host()
     if not hosts:
         return []
-    shown: list[RunStatus] = []
+
+    all_statuses: list[RunStatus] = []
     with ThreadPoolExecutor(len(hosts)) as threads:
         for host, answer in zip(hosts, threads.map(_ask, hosts.values()), strict=True):
             if isinstance(answer, str):
                 report(HostUnknown(host, answer))
-            shown += _judged(hosts[host], answer)
-    return sorted(shown, key=lambda status: status.seen or status.created or 0.0, reverse=True)
+            all_statuses += _statuses(hosts[host], answer)
+
+    return sorted(all_statuses, key=lambda status: status.seen or status.created or 0.0, reverse=True)
 
 
 def status_over_ssh(run: SshRun) -> RunStatus:
@@ -52,78 +56,91 @@ def status_over_ssh(run: SshRun) -> RunStatus:
 
     Raises:
         LoginNodeError: the host can't be reached.
-        RunNotFoundError: the run is no longer there.
+        RunNotFoundError: the run does not exist any more.
     """
     same_name = call(run, named, [run.name]).runs
     if not same_name:
         raise RunNotFoundError(
-            f"{run.host} has no run {run.name} any more.", hint="`slurmddp list` shows the runs that exist."
+            f"{run.host} has no run {run.name} any more.", hint="`slurmddp list` lists existing runs."
         )
+
     of_project = [status for status in same_name if str(status.path).startswith(f"{run.host}:{run.folder}/")]
     return (of_project or same_name)[0]
 
 
 class PacedHosts:
-    """The statuses of runs over ssh for a view that stays open: hosts are asked in the background.
+    """The statuses of runs over ssh for a view that stays open, with queries in the background.
 
-    Each host is asked once in `QUERY_EVERY_S`, at most. While it does not answer, each pause is twice as
-    long as the pause before, up to `LONGEST_PAUSE_S`, and its runs are unknown.
+    A host is queried at most once in `QUERY_EVERY_S`. While it does not answer, its runs have the state
+    unknown, and each pause is twice as long as the pause before, up to `LONGEST_PAUSE_S`.
+
+    Args:
+        runs: the runs; None: all runs over ssh that are recorded at the time of a call.
+        now: returns the time in seconds.
     """
 
     def __init__(
         self, runs: Sequence[SshRun] | None = None, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Show `runs`; None: all that are recorded at the time of a look."""
         self._now = now
         self._runs = runs
         self._due: dict[str, float] = {}
+        """Time of the next query of each host."""
         self._pauses: dict[str, float] = {}
-        self._asked: dict[str, tuple[Sequence[SshRun], Answer]] = {}
-        """The runs of the last query of each host, and its answer."""
-        self._asking: dict[str, threading.Thread] = {}
+        self._answers: dict[str, tuple[Sequence[SshRun], Answer]] = {}
+        """The runs of the last query of each host, and the answer."""
+        self._queries: dict[str, threading.Thread] = {}
 
     def statuses(self) -> list[RunStatus]:
-        """Return the statuses by the last answers, without waiting for a host; start queries that are due."""
-        shown: list[RunStatus] = []
+        """Return the statuses from the last answers, without waiting, and start the queries that are due."""
+        all_statuses: list[RunStatus] = []
         for host, runs in _runs_by_host(self._runs).items():
-            thread = self._asking.get(host)
-            if (thread is None or not thread.is_alive()) and self._now() >= self._due.get(host, -math.inf):
-                # A thread that waits for a host must not delay the end of the view.
-                self._asking[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
+            query = self._queries.get(host)
+            if (query is None or not query.is_alive()) and self._now() >= self._due.get(host, -math.inf):
+                # A daemon thread, because a slow host must not delay the end of the view.
+                self._queries[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
                 self._due[host] = self._now() + self._pauses.get(host, QUERY_EVERY_S)
-                self._asking[host].start()
-            asked, answer = self._asked.get(host, ([], []))
-            newer = [run for run in runs if run not in asked]
-            shown += _judged([run for run in runs if run in asked], answer)
-            shown += [_unknown(run, f"{host} has not answered yet") for run in newer]
-        return shown
+                self._queries[host].start()
+
+            queried_runs, answer = self._answers.get(host, ([], []))
+            newer_runs = [run for run in runs if run not in queried_runs]
+            all_statuses += _statuses([run for run in runs if run in queried_runs], answer)
+            all_statuses += [_unknown(run, f"{host} has not answered yet") for run in newer_runs]
+
+        return all_statuses
 
     def _query(self, host: str, runs: Sequence[SshRun]) -> None:
         answer = _ask(runs, silent=True)
-        pause = self._pauses.get(host, QUERY_EVERY_S)
-        self._pauses[host] = min(LONGEST_PAUSE_S, 2 * pause) if isinstance(answer, str) else QUERY_EVERY_S
-        self._asked[host] = (runs, answer)
+        if isinstance(answer, str):
+            self._pauses[host] = min(LONGEST_PAUSE_S, 2 * self._pauses.get(host, QUERY_EVERY_S))
+        else:
+            self._pauses[host] = QUERY_EVERY_S
+        self._answers[host] = (runs, answer)
 
 
 def named(names: Sequence[str]) -> Listing:
-    """Return the states of the runs of this machine that have these names; the laptop asks for them."""
-    wanted = frozenset(names)
-    folders = [folder for folder in index.all_runs() if folder.name in wanted]
+    """Return the states of the runs on this machine with these names; called by laptops over ssh."""
+    all_names = frozenset(names)
+    folders = [folder for folder in index.all_runs() if folder.name in all_names]
     return Listing(runs=tuple(statuses(folders, SlurmClient())))
 
 
 def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshRun]]:
+    """Return runs over ssh by their hosts: the chosen runs, or all recorded runs."""
     hosts: dict[str, list[SshRun]] = {}
+    # A command that runs over ssh itself lists only the runs of its machine.
     if os.environ.get(OVER_SSH_VARIABLE):
         return hosts
+
     for run in ssh_runs() if chosen is None else chosen:
         if not run.is_sweep:
             hosts.setdefault(run.host, []).append(run)
+
     return hosts
 
 
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
-    """Return the answer of the host of `runs`; `silent`: ssh asks nothing on the terminal."""
+    """Query the host of `runs` for their statuses; if `silent`, ssh asks for no password."""
     try:
         names = [run.name for run in runs]
         options = {"silent": silent, "quiet": True, "timeout_s": _ANSWER_S}
@@ -134,10 +151,11 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
         return str(error)
 
 
-def _judged(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
-    """Return the status of runs of one host; runs that the host no longer has are left out."""
+def _statuses(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
+    """Return the statuses of a host's runs, without runs that do not exist on it any more."""
     if isinstance(answer, str):
         return [_unknown(run, f"{run.host} does not answer") for run in runs]
+
     names = {run.name for run in runs}
     return [status for status in answer if status.name in names]
 

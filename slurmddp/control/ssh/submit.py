@@ -25,17 +25,17 @@ def submit(
     terminal: Mapping[str, str] | None = None,
     report: Report = ignore,
 ) -> int:
-    """Run a command line that starts runs on a login node, record its runs, and return its exit code.
+    """Run a command line that starts runs on a login node, record the runs, and return the exit code.
 
     Args:
         keys: the keys of the login node: `ssh`, `ssh_folder` and `python`.
-        command_line: without the word `slurmddp`.
-        terminal: variables of the terminal that shows the output; None: it is no terminal.
+        command_line: the command line, without `slurmddp`.
+        terminal: variables of the terminal that shows the output; None: the output is no terminal.
         report: called with `CodeSent`, and with each `HostOutput`.
 
     Raises:
-        LoginNodeError: the host can't be reached, has another version, or did not get all files.
-        ConfigError: the code is too large, or the folder is no project.
+        LoginNodeError: the host can't be reached, has another version, or did not receive all files.
+        ConfigError: the code is too large, or the folder contains the home directory.
     """
     with code_sent(keys, {"words": list(command_line), "terminal": terminal}, report) as session:
         return pass_through(session, report)[0]
@@ -45,11 +45,11 @@ def submit(
 def code_sent(
     keys: Mapping[str, str | None], request: Mapping[str, Any], report: Report
 ) -> Iterator[Exchange]:
-    """Send the code of the project in this folder to a login node, and yield the exchange.
+    """Send the code of this folder's project to a login node, and yield the exchange.
 
     Args:
-        keys: the keys of the login node.
-        request: what the host does once it has the code.
+        keys: the keys of the login node: `ssh`, `ssh_folder` and `python`.
+        request: the command or action that the host runs once it has the code.
         report: called with `CodeSent`, and with each `HostOutput`.
     """
     project = Path.cwd()
@@ -63,26 +63,30 @@ def code_sent(
         "version": __version__,
         "code": sent_code.as_json(delivery.files),
     }
+
     with exchange(node, whole, more_input=True, report=report) as session:
         if session.version != __version__:
             raise LoginNodeError(
-                f"{node.host} has slurmddp {session.version}, this machine slurmddp {__version__}. "
+                f"{node.host} has slurmddp {session.version}, but this machine has slurmddp {__version__}. "
                 "Nothing was sent.",
-                hint="Install the same version on both.",
+                hint="Install the same version on both machines.",
             )
+
         _send_code(session, delivery, report)
         yield session
 
 
 def _send_code(session: Exchange, delivery: code.Delivery, report: Report) -> None:
-    """Send the contents that the host lacks; the host answers with the absolute path of the folder."""
+    """Send the contents that the host is missing; its answer contains the absolute path of the folder."""
     offer = session.facts()
     files = {file.name: file for file in delivery.files}
     for name in offer["wanted"]:
         session.send(delivery.content(files[name]))
+
     session.end_of_input()
     session.facts()
 
-    session.node = node = replace(session.node, folder=offer["folder"])
+    node = replace(session.node, folder=offer["folder"])
+    session.node = node
     count = len(files) - len(delivery.record)
     report(CodeSent(node.host, node.folder, count, tuple(delivery.left_out)))

@@ -113,7 +113,9 @@ def test_the_folder_holds_exactly_the_code_and_keeps_what_slurmddp_did_not_send(
     (project / "link.py").mkdir()
     (project / "link.py" / "b.py").write_text("b")
     assert deliver(project, folder) == [
-        Note(f"{folder / 'train.py'} was changed on this host; it is kept as train.py.old-1.")
+        Note(
+            f"{folder / 'train.py'} was changed on this host; the changed version is kept as train.py.old-1."
+        )
     ]
     assert tree(folder) == {
         "train.py": "LR = 0.1\n",
@@ -176,7 +178,7 @@ def test_a_connection_that_breaks_changes_nothing(home: Path, project: Path):
     before = tree(folder)
     (project / "train.py").write_text("LR = 0.2\n")
     (project / "new.py").write_text("new\n")
-    with pytest.raises(LoginNodeError, match="did not arrive whole"):
+    with pytest.raises(LoginNodeError, match="did not arrive complete"):
         deliver(project, folder, lost=3)
     assert tree(folder) == before
     deliver(project, folder)
@@ -238,7 +240,7 @@ def test_a_folder_that_slurmddp_did_not_fill_is_refused(home: Path, project: Pat
 def test_a_home_is_no_project_and_a_name_does_not_leave_the_folder(home: Path):
     (home / "train.py").write_text("")
     for folder in (home, home.parent, Path("/")):
-        with pytest.raises(ConfigError, match="is no project"):
+        with pytest.raises(ConfigError, match="contains your home directory"):
             code.collect(folder)
     for name in ("../x", "/etc/x", "a/../../x", ""):
         with pytest.raises(ValueError, match="inside the project"):

@@ -50,10 +50,10 @@ def test_a_host_that_prints_one_line_without_an_end_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become_ssh(tmp_path, monkeypatch, "exec cat /dev/zero")
-    monkeypatch.setattr(connection, "_MOST_GREETING_BYTES", 10_000_000)
+    monkeypatch.setattr(connection, "_MAX_GREETING_BYTES", 10_000_000)
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with (
-        pytest.raises(LoginNodeError, match="login1 prints without an end"),
+        pytest.raises(LoginNodeError, match="login1 prints endless output"),
         exchange(LoginNode(host="login1", folder="project"), {"words": ["status"]}),
     ):
         raise AssertionError("there is no proof that slurmddp runs")

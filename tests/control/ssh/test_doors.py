@@ -88,7 +88,7 @@ def test_an_error_of_the_host_is_raised_here_and_an_action_that_it_lacks_is_name
     (recorded,) = ssh_runs.ssh_runs()
     with pytest.raises(RunStateError, match="An active run can't be removed") as error:
         call(recorded, remove, run.name)
-    assert error.value.hint == f"First `slurmddp cancel {run.name}`."
+    assert error.value.hint == f"Run `slurmddp cancel {run.name}` first."
 
     other = "import slurmddp, slurmddp.control.stop as module; slurmddp.__version__ = '0.0.1'; {}\n"
     other += "from slurmddp.cli.main import main; raise SystemExit(main())\n"
@@ -97,7 +97,7 @@ def test_an_error_of_the_host_is_raised_here_and_an_action_that_it_lacks_is_name
         ("del module.stop", "slurmddp 0.0.1 on .* has no action slurmddp.control.stop.stop"),
         (
             "module.stop = lambda name: module.Stopped(name, None, ())",
-            "What stop of login1 returned can't be read",
+            "The result of stop on login1 can't be read",
         ),
         ("module.stop = None", "slurmddp on login1 ended without an answer .exit code 1"),
     ):
@@ -108,7 +108,7 @@ def test_an_error_of_the_host_is_raised_here_and_an_action_that_it_lacks_is_name
     assert node.slurm.calls("scancel") == 0
 
 
-BEGUN = "If the command had begun there, it goes on"
+BEGUN = "If the command had begun on the host, it continues"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_reader_ends_with_its_connection_and_a_submission_does_not(tmp_path: P
 
 @pytest.mark.parametrize(
     ("mode", "unshared", "refusal"),
-    [(0o644, True, b""), (0o664, True, b"writable for other accounts"), (0o664, False, b"")],
+    [(0o644, True, b""), (0o664, True, b"Other accounts can write to"), (0o664, False, b"")],
 )
 def test_files_are_sent_unless_others_may_have_written_them(
     tmp_path: Path, mode: int, unshared: bool, refusal: bytes
@@ -83,7 +83,7 @@ def test_an_input_that_can_not_be_read_is_refused() -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdin=written, capture_output=True, check=False
         )
-    assert done.returncode == EXIT_LOGIN_NODE and b"No request came over ssh" in done.stdout
+    assert done.returncode == EXIT_LOGIN_NODE and b"No request arrived over ssh" in done.stdout
 
 
 def test_an_input_without_an_end_is_refused_at_once() -> None:
@@ -92,7 +92,7 @@ def test_an_input_without_an_end_is_refused_at_once() -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdin=source, capture_output=True, check=False, timeout=60
         )
-    assert done.returncode == EXIT_LOGIN_NODE and b"No request came over ssh" in done.stdout
+    assert done.returncode == EXIT_LOGIN_NODE and b"No request arrived over ssh" in done.stdout
 
 
 def test_only_actions_of_slurmddp_are_called(tmp_path: Path) -> None:

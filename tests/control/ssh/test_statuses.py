@@ -42,7 +42,7 @@ class Hosts:
         """Return the states at `now`, after the answers to queries that have begun."""
         self.now = now
         self.paced.statuses()
-        for thread in self.paced._asking.values():
+        for thread in self.paced._queries.values():
             thread.join(60)
         return {one.name: one.state for one in self.paced.statuses()}
 
