@@ -1,4 +1,4 @@
-"""Decide whether jobs can start at all: on this machine, on SLURM, and in their folders."""
+"""Refuse jobs that can't start: by this machine's size, SLURM's limits, or another run in their folder."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ if TYPE_CHECKING:
 
 
 def refuse_misfits(jobs: Sequence[Job], report: Report) -> None:
-    """Raise SlurmddpError if one of the jobs can never start.
+    """Raise SlurmddpError if a job can never start.
 
     Args:
-        jobs: the jobs. Of those with the same resources one is checked.
-        report: called with a `Note` on each doubt.
+        jobs: the jobs. Of jobs with equal resources, SLURM's limits are checked for one.
+        report: called with a `Note` for each reason why a job may not start.
     """
     for job in jobs:
         refuse_other_run(job)
+
     different = {repr((job.resources, job.cluster)): job for job in jobs}
     for job in different.values():
         checked_script(job, report)
 
 
 def checked_script(job: Job, report: Report) -> str | None:
-    """Return the batch script of a job, or None for a job of this machine.
+    """Check a job, and return its batch script; None for a job of this machine.
 
     Args:
         job: the job.
-        report: called with a `Note` on why SLURM may never start the job.
+        report: called with a `Note` for each reason why SLURM may never start the job.
 
     Raises:
         ConfigError: the job can't start on this machine, or SLURM would never start it.
@@ -42,6 +43,7 @@ def checked_script(job: Job, report: Report) -> str | None:
     if job.launcher != "slurm":
         refuse_misfit_here(job)
         return None
+
     from slurmddp.launchers.submit.fit import refuse_misfit
     from slurmddp.slurm import client
     from slurmddp.slurm.script import render
@@ -49,12 +51,14 @@ def checked_script(job: Job, report: Report) -> str | None:
     script = render(job)
     if not client.on_path():
         raise SlurmError(
-            "There is no sbatch on this machine's PATH, so the job can't be submitted from here.",
-            hint="Go to a login node of the cluster, start a SLURM here with `slurmddp sandbox up`, or train "
-            "here with launcher=local. Nothing was written.",
+            "There is no sbatch on the PATH of this machine, so the job can't be submitted from it.",
+            hint="Run the command on a login node, start a SLURM of your own with `slurmddp sandbox up`, or "
+            "train on this machine with launcher=local. Nothing was written.",
         )
+
     for doubt in refuse_misfit(job, client.SlurmClient()):
         report(Note(doubt))
+
     return script
 
 

@@ -1,4 +1,4 @@
-"""End runs: their jobs leave the queue, their processes end, and nothing requeues them."""
+"""Cancel runs: their jobs leave SLURM, their local processes end, and nothing requeues them."""
 
 from __future__ import annotations
 
@@ -20,61 +20,61 @@ from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
 _MARK = "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n"
-_MOST_NAMED = 5
-"""Jobs that a message names."""
+_NAMED_JOBS = 5
+"""Number of jobs that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProcess:
-    """The launcher of a local run, and what became of it."""
+    """The launcher process of a local run, and the outcome for it."""
 
     pid: int
     host: str | None
-    """The host on which it was started; None if the run does not say."""
+    """The host on which it was started; None if the run has no record of it."""
     outcome: Literal["stopping", "killed", "elsewhere", "hidden", "foreign"]
-    """stopping: it was asked to save and stop. killed. elsewhere: on another host. hidden: it can't be
-    seen from here. foreign: it belongs to another account. The last three are not signalled."""
+    """stopping: it was asked to save and stop. killed: it ends at once. elsewhere: it runs on another host.
+    hidden: this process can't see it. foreign: another account owns it. The last three get no signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelledRun:
-    """The outcome for one run that was to be cancelled."""
+    """The outcome of a cancellation for one run."""
 
     name: str
     path: Path
     state: str
-    """Its state before the action, as `RunStatus.state`."""
+    """The state before the action, as `RunStatus.state`."""
     detail: str
-    """Why, in words."""
+    """The reason of the state, as a clause."""
     cancelled: bool
-    """Whether it is cancelled now; False if it had nothing to cancel."""
+    """Whether the run was cancelled; False if it had no job and no process."""
     jobs: tuple[str, ...] = ()
-    """SLURM jobs that were cancelled."""
+    """Ids of the SLURM jobs that were cancelled."""
     process: LocalProcess | None = None
-    """The process of a local run that had one."""
+    """The process of a local run; None if it had none."""
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The outcome for one run, or for each run of a sweep, that was to be cancelled."""
+    """The outcome of a cancellation of a run, or of the runs of a sweep."""
 
     runs: tuple[CancelledRun, ...]
 
 
 def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
-    """End a run, or the runs of a sweep, for good. SLURM is asked once for all.
+    """Cancel a run, or the runs of a sweep, with one query of SLURM for all.
 
-    A second call kills a local run that was asked to save and stop.
+    The first call asks a local run to save and stop; a second call kills it.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder.
-        slurm: the SLURM of the runs; None: this machine's.
+        name: name of a run or a sweep, the beginning of a name, or a run folder.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Returns:
-        The outcome for each run, in the order of the sweep.
+        The outcome for each run, in the order of the sweep's points.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns a run, or a run's record can't be read. Nothing was changed.
         SlurmError: the runs are marked as cancelled, but SLURM did not cancel their jobs.
     """
@@ -98,39 +98,47 @@ def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
                 process=process,
             )
         )
+
     return Cancelled(tuple(runs))
 
 
 def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[str], LocalProcess | None]]:
-    """Mark runs as cancelled, then end their jobs and processes; return these for each run."""
+    """Mark runs as cancelled, then end their jobs and processes; return job ids and process of each run."""
     for folder in folders:
-        read_history(folder)  # An unreadable record is an error before anything is changed.
+        # An unreadable record must raise before anything is changed.
+        read_history(folder)
+
     cancelled_before = [folder.is_cancelled for folder in folders]
-    # The mark comes first: from now on the batch step neither requeues nor resubmits.
+    # The mark comes first: once it exists, the batch step neither requeues nor resubmits.
     for folder in folders:
         write_atomic(folder.cancelled_file, _MARK)
+
     histories = [read_history(folder) for folder in folders]
 
     processes: dict[Path, LocalProcess | None] = {}
     jobs: dict[Path, list[str]] = {folder.path: [] for folder in folders}
-    of_slurm: list[tuple[RunFolder, Sequence[str]]] = []
+
+    slurm_runs: list[tuple[RunFolder, Sequence[str]]] = []
     for folder, history, again in zip(folders, histories, cancelled_before, strict=True):
         if (history.job_id or "").startswith("local"):
             processes[folder.path] = _end_process(history, kill=again)
         else:
-            of_slurm.append((folder, history.open_jobs))
-    _cancel_jobs(of_slurm, slurm, jobs)
+            slurm_runs.append((folder, history.open_jobs))
 
-    # A resubmission that began before the mark has another job.
+    _cancel_jobs(slurm_runs, slurm, jobs)
+
+    # A resubmission that began before the mark may have recorded a further job.
     late: list[tuple[RunFolder, Sequence[str]]] = []
     for folder, history in zip(folders, histories, strict=True):
         newer = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
         if newer:
             late.append((folder, newer))
+
     _cancel_jobs(late, slurm, jobs)
 
     for folder, history in zip(folders, histories, strict=True):
         folder.add_event("cancelled", job_id=history.job_id)
+
     return [(jobs[folder.path], processes.get(folder.path)) for folder in folders]
 
 
@@ -140,20 +148,23 @@ def _cancel_jobs(
     """Cancel the live jobs of runs, and add their ids to `cancelled`."""
     if not runs:
         return
+
     try:
         jobs_of_each = cancel_jobs(runs, slurm)
     except SlurmError as error:
         ids = [job_id for _, ids in runs for job_id in ids]
         raise SlurmError(
-            f"{_marked(runs)} marked as cancelled and won't be requeued, but {_named(ids)} may "
-            f"still be there: {error.message}",
-            hint=f"Try the same command again when SLURM answers. {error.hint}".strip(),
+            f"{_subject(runs)} marked as cancelled and won't be requeued, but {_named(ids)} may "
+            f"still be in SLURM: {error.message}",
+            hint=f"Run the same command again when SLURM answers. {error.hint}".strip(),
         ) from error
+
     for (folder, _), ids in zip(runs, jobs_of_each, strict=True):
         cancelled[folder.path].extend(ids)
 
 
-def _marked(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
+def _subject(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
+    """Return the runs as the subject of a sentence, with its verb."""
     name = runs[0][0].name
     if len(runs) == 1:
         return f"{name} is"
@@ -161,19 +172,23 @@ def _marked(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
 
 
 def _named(ids: Sequence[str]) -> str:
+    """Return the first job ids as a phrase, and the number of the others."""
     if not ids:
         return "a job of it"
-    listed = f"job {', '.join(ids[:_MOST_NAMED])}"
-    if len(ids) > _MOST_NAMED:
-        listed += f" and {counted(len(ids) - _MOST_NAMED, 'other')}"
+
+    listed = f"job {', '.join(ids[:_NAMED_JOBS])}"
+    if len(ids) > _NAMED_JOBS:
+        listed += f" and {counted(len(ids) - _NAMED_JOBS, 'other')}"
+
     return listed
 
 
 def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
-    """Signal the launcher of a local run; return None if it has ended."""
+    """Signal the launcher of a local run, and return the outcome; None if the launcher has ended."""
     newest = history.newest
     if newest is None or newest.pid is None:
         return None
+
     alive = is_alive(newest)
     host = newest.host
     if alive is None:
@@ -183,11 +198,13 @@ def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
         return None
 
     try:
-        # The launcher saves and stops at the first signal, and kills at a later Ctrl-C.
+        # The launcher saves and stops at the first signal, and kills its ranks at a later SIGINT.
         os.kill(newest.pid, signal.SIGINT if kill else signal.SIGTERM)
-        os.kill(newest.pid, signal.SIGCONT)  # A process that Ctrl-Z suspended handles no signal.
+        # A process that Ctrl-Z has suspended handles no signal until it continues.
+        os.kill(newest.pid, signal.SIGCONT)
     except ProcessLookupError:
         return None
     except PermissionError:
         return LocalProcess(pid=newest.pid, host=host, outcome="foreign")
+
     return LocalProcess(pid=newest.pid, host=host, outcome="killed" if kill else "stopping")

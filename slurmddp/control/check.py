@@ -1,4 +1,4 @@
-"""Compare jobs and cluster files with this SLURM: would it start them? Nothing is queued or written."""
+"""Check by SLURM's limits and by sbatch whether SLURM would start jobs; nothing is queued or written."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ class CheckedJob:
     """Whether SLURM would start a job, or an array of jobs."""
 
     name: str
-    """Name of the run; of an array: of its first run."""
+    """Name of the run; for an array, the name of its first run."""
     runs: int = 1
-    """Number of runs; several are the elements of one array."""
+    """Number of runs; more than one: the elements of one array."""
     reasons: tuple[Finding, ...] = ()
-    """Why SLURM would not start it; empty if it would."""
+    """The limits because of which SLURM would not start the job; empty if it would start it."""
     notes: tuple[str, ...] = ()
-    """What SLURM shows against the job, although it may start it, as sentences."""
+    """Doubts about a job that SLURM may start all the same, as sentences."""
     start: str = ""
-    """The expected start, as a clause; empty if SLURM expects none."""
+    """The expected start, as a clause; empty if SLURM gives no estimate."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The comparison of jobs with this SLURM."""
+    """The result of a check of jobs."""
 
     jobs: tuple[CheckedJob, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvoidedNode:
-    """A node that new runs avoid, because it failed."""
+    """A node that new runs avoid because it failed."""
 
     node: str
     expires: float
-    """When runs may use it again, in seconds since the epoch."""
+    """Time from which runs use the node again, in seconds since the epoch."""
     reason: str | None = None
     run: str | None = None
-    """Name of the run in which it failed."""
+    """Name of the run in which the node failed."""
 
 
 @dataclass(frozen=True)
 class CheckedClusters:
-    """The comparison of cluster files with this SLURM."""
+    """The result of a check of cluster files."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
-    """The findings of each file, by its name; none if it fits this site."""
+    """The findings about each file, by the name of the file; none if it fits this site."""
     avoided_nodes: tuple[AvoidedNode, ...] = ()
 
 
 def check(groups: Sequence[Sequence[Job]]) -> Checked:
-    """Compare jobs with this SLURM.
+    """Check whether SLURM would start jobs.
 
     Args:
-        groups: single jobs, and the jobs of each array. An array is checked as a whole.
+        groups: the jobs of each submission: one job, or the jobs of an array, which are checked together.
 
     Raises:
         ConfigError: a job runs on this machine.
@@ -76,23 +76,25 @@ def check(groups: Sequence[Sequence[Job]]) -> Checked:
     for job in (job for group in groups for job in group):
         if job.launcher != "slurm":
             raise ConfigError(
-                f"--check compares a job with SLURM, and {job.run_name} runs on this machine.",
-                hint="Choose a cluster with +cluster=NAME, or leave --check out.",
+                f"--check asks SLURM about a job, but {job.run_name} runs on this machine.",
+                hint="Choose a cluster with +cluster=NAME, or omit --check.",
             )
+
     slurm = client.SlurmClient()
     site = describe(slurm)
+
     return Checked(tuple(_check(group, slurm, site) for group in groups))
 
 
 def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
-    """Compare cluster files with this SLURM, each by a job of its largest size.
+    """Check cluster files, each by a job of the largest size that it allows.
 
     Args:
         project: the project folder.
-        names: names of cluster files; empty: all of the project's conf/cluster.
+        names: names of cluster files; empty: all files in the project's conf/cluster.
 
     Raises:
-        ConfigError: there is no cluster file, or no such one, or its values are wrong.
+        ConfigError: a cluster file does not exist, or has wrong values.
         SlurmError: SLURM does not answer.
     """
     slurm = client.SlurmClient()
@@ -102,6 +104,7 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
             "This folder has no conf/cluster/*.yaml.",
             hint="Name a cluster, or write a file with `slurmddp cluster detect --write`.",
         )
+
     site = describe(slurm)
     findings = {name: _check_cluster(name, project, slurm, site) for name in names}
     avoided = [
@@ -113,11 +116,12 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
         )
         for record in shared_nodes(site.config.get("ClusterName", ""))
     ]
+
     return CheckedClusters(findings, tuple(avoided))
 
 
 def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Site) -> tuple[Finding, ...]:
-    """Return the findings of one cluster file, for a job that has no settings of its own."""
+    """Return the findings about a cluster file, for a job without further settings."""
     from slurmddp.config.composition.compose import compose
     from slurmddp.config.job import build_job
 
@@ -126,11 +130,12 @@ def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Si
     findings = limits.check_cluster(job, site)
     if findings:
         job = limits.at_largest_size(job)
+
     return _fit([job], slurm, site, findings).reasons
 
 
 def _check(group: Sequence[Job], slurm: client.SlurmClient, site: Site) -> CheckedJob:
-    """Compare a job, or the jobs of an array, with a site."""
+    """Check a job, or the jobs of an array."""
     different = {repr((job.resources, job.cluster)): job for job in group}.values()
     findings = [finding for job in different for finding in limits.check(job, site, jobs=len(group))]
     fit = _fit(group, slurm, site, findings)
@@ -145,7 +150,7 @@ def _check(group: Sequence[Job], slurm: client.SlurmClient, site: Site) -> Check
 
 
 def _after_downtime(job: Job, site: Site) -> str:
-    """Return when the job starts, as a clause, if its partitions are down and only queue jobs now."""
+    """Return when the job starts, as a clause, if all its partitions are down and only queue jobs."""
     states = {partition.name: partition.state for partition in partitions.chosen(job, site.partitions)}
     if not states or set(states.values()) != {"DOWN"}:
         return ""
@@ -153,17 +158,18 @@ def _after_downtime(job: Job, site: Site) -> str:
 
 
 def _after_repair(job: Job, site: Site) -> str:
-    """Return when the job starts, as a clause, if too few nodes are up now in each of its partitions."""
+    """Return when the job starts, as a clause, if each of its partitions has too few nodes up."""
     names = [partition.name for partition in partitions.chosen(job, site.partitions)]
     away = [nodes_away(job, [group for group in site.groups if group.partition == name]) for name in names]
     if not away or not all(away):
         return ""
-    where = " or ".join(map(repr, names))
-    return f"once enough nodes of partition {where} are up ({sum(away)} down or drained now, see `sinfo -R`)"
+
+    listed = " or ".join(map(repr, names))
+    return f"once enough nodes of partition {listed} are up ({sum(away)} down or drained now, see `sinfo -R`)"
 
 
 def _fit(group: Sequence[Job], slurm: client.SlurmClient, site: Site, findings: Sequence[Finding]) -> Fit:
-    """Ask sbatch whether it takes a job, or the array of several jobs, and judge findings by its answer.
+    """Ask sbatch about a job, or about the array of several jobs, and judge findings by its answer.
 
     Raises:
         SlurmError: SLURM does not answer.
@@ -172,6 +178,7 @@ def _fit(group: Sequence[Job], slurm: client.SlurmClient, site: Site, findings: 
     few = nodes_to_ask(job, site)
     if few:
         group = [_with_nodes(point, few) for point in group]
+
     fit = judge(job, findings, site, lambda: _ask(group, slurm))
     if few:
         fit = _about_all_nodes(fit, job, site, findings)
@@ -181,8 +188,10 @@ def _fit(group: Sequence[Job], slurm: client.SlurmClient, site: Site, findings: 
     later = _later(job, site, fit.refusal.message)
     if later:
         return replace(fit, start=later)
+
     message = " ".join(fit.refusal.message.split()).rstrip(".")
     refusal = Finding(key="cluster", value=job.cluster.name, site=message, remedy=fit.refusal.hint)
+
     return replace(fit, reasons=(refusal,))
 
 
@@ -191,10 +200,10 @@ def _with_nodes(job: Job, nodes: int) -> Job:
 
 
 def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]) -> Fit:
-    """Return what is known of a job if sbatch was asked about fewer nodes.
+    """Correct the answer of sbatch about a job with fewer nodes.
 
-    Its answer says nothing about the start and the number of nodes, for which the limits of the partitions
-    are certain.
+    The answer holds neither for the start nor for the number of nodes. About the number, the limits of the
+    partitions are certain.
     """
     sizes = [finding for finding in findings if finding.key in ("nodes", "max_nodes") and not finding.limit]
     too_large = partitions.check(job, partitions_for(job, site))
@@ -203,11 +212,12 @@ def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]
 
     reasons = [finding for finding in fit.reasons if finding not in sizes]
     doubts = [finding for finding in fit.doubts if finding not in sizes]
+
     return replace(fit, start="", reasons=(*reasons, *certain), doubts=(*doubts, *uncertain))
 
 
 def _later(job: Job, site: Site, refusal: str) -> str:
-    """Return when a job starts, as a clause, if sbatch queues it although `sbatch --test-only` refuses it."""
+    """Return when a job starts, as a clause, if sbatch queues it though `sbatch --test-only` refuses it."""
     if "configuration is not available" in refusal:
         return _after_repair(job, site)
     if "Invalid time specified" in refusal and job.cluster.reservation:
@@ -216,7 +226,7 @@ def _later(job: Job, site: Site, refusal: str) -> str:
 
 
 def _ask(group: Sequence[Job], slurm: client.SlurmClient) -> str:
-    """Return the start that sbatch expects for a job or an array."""
+    """Return the start that `sbatch --test-only` estimates for a job or an array."""
     from slurmddp.launchers.submit import array, submitter
     from slurmddp.slurm.script import render_array
 

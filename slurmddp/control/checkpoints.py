@@ -1,4 +1,4 @@
-"""List the checkpoints of a run, good and bad; nothing is changed."""
+"""List the checkpoints of a run, damaged ones too; nothing is changed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Checkpoints:
     folder: Path
     """The folder that holds them."""
     checkpoints: tuple[ListedCheckpoint, ...]
-    """The newest first, then those that no load uses."""
+    """The newest first; checkpoints that no load uses come last."""
 
 
 def checkpoints(name: str, *, verify: bool = False) -> Checkpoints:
     """Return the checkpoints of a run, or of a folder.
 
     Args:
-        name: name of a run, its beginning, or a run's folder; or a folder that holds checkpoints.
-        verify: whether to compare every byte with what was written.
+        name: name of a run, the beginning of a name, a run folder, or a folder that holds checkpoints.
+        verify: whether to read every byte and compare it with its checksum.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: the name matches no run, or several.
     """
     folder = checkpoints_folder(name)
     return Checkpoints(folder, tuple(list_checkpoints(folder, hashed=verify)))

@@ -1,7 +1,7 @@
-"""The results of actions as JSON, and back: one description for `--json`, for ssh and for Python.
+"""Convert the results of actions to JSON and back, for `--json` and for calls over ssh.
 
 A result is a frozen dataclass of plain values, paths and other such dataclasses. Its JSON document has a key
-for each field, beside `version`. NaN and infinity become null, because JSON has neither.
+for each field, and the key `version`. NaN and infinity become null, because JSON has neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurmddp import errors
 from slurmddp.errors import SlurmddpError
 
 VERSION = 1
-"""Version of the documents. It grows when a key is removed or changes its meaning; keys may be added."""
+"""Version of the documents. It grows if a key is removed or changes its meaning, not if a key is added."""
 
 T = TypeVar("T")
 
@@ -30,6 +30,9 @@ def to_json(result: Any) -> dict[str, Any]:
 
     Args:
         result: an instance of a dataclass.
+
+    Example:
+        json.dumps(to_json(status("gpt")), allow_nan=False)
     """
     return {"version": VERSION, **json_value(result)}
 
@@ -39,18 +42,18 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
 
     Args:
         kind: the dataclass.
-        document: what `to_json` returned.
-        host: the host that has written the document; its paths become HOST:PATH. Empty: this machine.
+        document: a document that `to_json` returned.
+        host: the host that wrote the document; its paths become HOST:PATH. Empty: this machine.
 
     Raises:
-        ValueError: a key is missing, or its value is of another kind.
+        ValueError: a key is missing, or its value has another type.
     """
     value: T = _read(kind, document, getattr(kind, "__name__", str(kind)), host)
     return value
 
 
 def error_to_json(error: SlurmddpError) -> dict[str, Any]:
-    """Return the JSON document of an error, from which another machine can raise the same."""
+    """Return the JSON document of an error, from which another machine can raise the same error."""
     return {
         "version": VERSION,
         "kind": type(error).__name__,
@@ -64,14 +67,17 @@ def error_from_json(document: Mapping[str, Any]) -> SlurmddpError:
     """Return the error that a document of `error_to_json` describes."""
     kind = vars(errors).get(document["kind"])
     if not isinstance(kind, type) or not issubclass(kind, SlurmddpError):
-        kind = SlurmddpError  # A class of another module or version.
+        # The class belongs to another module or to another version of slurmddp.
+        kind = SlurmddpError
+
     error: SlurmddpError = kind(document["message"], hint=document["hint"])
     error.exit_code = document["exit_code"]
+
     return error
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON has it: a dataclass as a dictionary, a path or date as text, NaN as null."""
+    """Return a value as a JSON value: a dataclass as a dictionary, a path or date as text, NaN as null."""
     if is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -80,7 +86,9 @@ def json_value(value: Any) -> Any:
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [json_value(item) for item in value]
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return str(value)
 
 
 @cache
@@ -89,13 +97,16 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _read(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Return a plain value as the type `kind` has it.
+    """Convert a JSON value to a type.
 
     Args:
-        kind: a type, as an annotation names it.
-        value: a value of JSON.
-        place: where it stands, for errors.
-        host: the host whose paths they are.
+        kind: the type, as written in an annotation.
+        value: the JSON value.
+        place: the path of the value in the document, for errors.
+        host: the host to which paths belong; empty: this machine.
+
+    Raises:
+        ValueError: the value does not fit the type.
     """
     origin = typing.get_origin(kind)
     if kind is Any:
@@ -123,24 +134,27 @@ def _read(kind: Any, value: Any, place: str, host: str) -> Any:
             return math.nan
         _require(isinstance(value, (int, float)) and not isinstance(value, bool), value, place)
         return float(value)
+
     _require(type(value) is kind, value, place)
     return value
 
 
 def _read_union(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Return a value of a type that may be None, or of the first of several types that it fits."""
+    """Convert a value to a union of types: to None, or to the first type that it fits."""
     kinds = typing.get_args(kind)
     if value is None and type(None) in kinds:
         return None
+
     *options, last = [option for option in kinds if option is not type(None)]
     for option in options:
         with suppress(ValueError):
             return _read(option, value, place, host)
+
     return _read(last, value, place, host)
 
 
 def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Return an instance of a dataclass from a dictionary with its fields."""
+    """Convert a dictionary to an instance of a dataclass."""
     _require(isinstance(value, dict), value, place)
     values = {}
     for field in fields(kind):
@@ -149,10 +163,11 @@ def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:
             values[field.name] = _read(_types(kind)[field.name], value[field.name], name, host)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{place} has no key {field.name!r}")
+
     return kind(**values)
 
 
 def _require(is_right: bool, value: Any, place: str) -> None:
-    """Raise ValueError if a value is of another kind than its field."""
+    """Raise ValueError if a value does not have the type of its field."""
     if not is_right:
         raise ValueError(f"{place} is {value!r}")

@@ -1,4 +1,4 @@
-"""Train a job of this machine in a process of its own, which outlives the caller."""
+"""Train a job on this machine in a separate process, which outlives the caller."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
 
 _POLL_S = 0.05
-"""Seconds between two looks at the run folder."""
+"""Seconds between two checks of the run folder."""
 
 
 def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
-    """Let `slurmddp train` start a job in a session of its own, and return once the training has begun.
+    """Start `slurmddp train` for a job in a new session, and return once the training has begun.
 
     Args:
         job: the job.
-        again: whether the folder of an earlier run is put aside first.
-        report: called with a `Note` if the run needs no start, but its code has changed.
+        again: whether to put the folder of an earlier run aside first.
+        report: called with a `Note` if the run is active or finished already, and its code has changed.
 
     Raises:
-        SlurmddpError: the run did not start. The message holds the output of the process.
+        SlurmddpError: the run did not start. The message contains the output of the process.
     """
     folder = RunFolder(job.run_dir)
     arguments = [*job.overrides, *(["--again"] if again else [])]
@@ -51,7 +51,8 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        threading.Thread(target=process.wait, daemon=True).start()  # No zombie stays.
+        # Reaps the process whenever it ends, so that no zombie stays.
+        threading.Thread(target=process.wait, daemon=True).start()
         while process.poll() is None and not _has_begun(folder, process.pid):
             time.sleep(_POLL_S)
 
@@ -63,18 +64,21 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
     status = status_of(folder)
     if _has_begun(folder, process.pid):
         return _outcome(status, "training")
+
     changed = changed_since(folder, job)
     if changed:
         report(Note(f"{folder.name}: {changed} again=True runs the new code."))
+
     return _outcome(status, "active" if status.active else "finished")
 
 
 def finish_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
-    """Do as `start_detached`, and return when the run has ended, whatever the end is."""
+    """Start a job like `start_detached`, and return when the run has ended, in whatever state."""
     started = start_detached(job, again=again, report=report)
     has_ended = end_of(RunFolder(job.run_dir), client.SlurmClient())
     while not has_ended():
         time.sleep(_POLL_S)
+
     return started
 
 
@@ -83,6 +87,6 @@ def _outcome(status: RunStatus, outcome: Literal["training", "active", "finished
 
 
 def _has_begun(folder: RunFolder, pid: int) -> bool:
-    """Return whether a process trains a run now, or has trained it last."""
+    """Return whether the newest attempt of a run belongs to the process."""
     newest = read_history(folder).newest if folder.config_file.is_file() else None
     return newest is not None and newest.pid == pid

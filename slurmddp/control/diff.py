@@ -26,21 +26,21 @@ class Difference:
     runs: tuple[str, ...]
     """The names of both runs."""
     settings: Mapping[str, tuple[Any, ...]]
-    """The settings in which they differ, by full name: the values of both, None if a run lacks it."""
+    """The values of both runs for each setting in which they differ; None: the run has no such setting."""
     results: Mapping[str, tuple[Any, ...]]
-    """The results of both, by name: state, steps, losses, metrics, goodput, GPU-hours or rank-hours."""
+    """The values of both runs for each result: state, steps, losses, metrics, goodput and used hours."""
 
 
 def diff(first: str, second: str | None = None, slurm: SlurmClient | None = None) -> Difference:
-    """Compare two runs. SLURM is asked once for both.
+    """Compare two runs, with one query of SLURM for both.
 
     Args:
-        first: name of a run, its beginning, or a run's folder.
-        second: the other run; None: the newest run beside the first.
-        slurm: the SLURM of the runs; None: this machine's.
+        first: name of a run, the beginning of a name, or a run folder.
+        second: the other run; None: the newest run other than the first.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: a name matches no run, or several.
         SlurmddpError: a configuration can't be read.
     """
     folder = index.find(first)
@@ -54,15 +54,16 @@ def diff(first: str, second: str | None = None, slurm: SlurmClient | None = None
 
 
 def _newest_beside(folder: RunFolder) -> RunFolder:
-    """Return the newest of the other runs; raises RunNotFoundError without one."""
+    """Return the newest other run; raise RunNotFoundError if there is none."""
     for other in index.all_runs():
         if other.path != folder.path:
             return other
-    raise RunNotFoundError(f"There is no other run than {folder.name}.", hint="See `slurmddp list`.")
+
+    raise RunNotFoundError(f"There is no run but {folder.name}.", hint="`slurmddp list` lists all runs.")
 
 
 def _results(*runs: RunStatus) -> dict[str, tuple[Any, ...]]:
-    """Return the results of runs by name, without those that no run has."""
+    """Return the results of runs by name, without results that no run has."""
     facts = [{**vars(run), **run.metrics, **_times(run)} for run in runs]
     names = [*_RESULTS, *(name for run in runs for name in run.metrics), "goodput", "hours"]
     results = {name: tuple(values.get(name) for values in facts) for name in names}
@@ -70,7 +71,8 @@ def _results(*runs: RunStatus) -> dict[str, tuple[Any, ...]]:
 
 
 def _times(run: RunStatus) -> dict[str, Any]:
-    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
+    # The state of the run already reports an unreadable record.
+    with suppress(SlurmddpError, OSError):
         goodput = read_goodput(RunFolder(run.path), run, time.time())
         return {"goodput": goodput.share, "hours": goodput.hours}
     return {}

@@ -1,6 +1,6 @@
 """Events that actions report while they run; the command line prints them.
 
-An event of one action alone stands beside that action.
+An event that only one action reports is defined beside that action.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Waiting:
     name: str
     """Name of the run, or path of the folder."""
     reason: str
-    """A sentence that names the command or launcher that holds it."""
+    """A sentence that names the command or launcher for which the action waits."""
 
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """Text that the shells and profiles of a login node print before slurmddp runs there."""
+    """Text that shells and profiles of a login node print before slurmddp runs on it."""
 
     text: str
 
@@ -39,6 +39,7 @@ class HostSilent:
 
     host: str
     seconds: float
+    """Time since the connection was opened."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,14 @@ class CodeSent:
 
 @dataclass(frozen=True)
 class Note:
-    """A remark about something that is not done, or that may not have the effect that is meant."""
+    """A warning: something is not done, or may not have the intended effect."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Info:
-    """A sentence about what the action has found or done."""
+    """A sentence about a step or a finding of the action."""
 
     text: str
 

@@ -15,35 +15,35 @@ from slurmddp.slurm.limits.finding import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """SLURM's facts about a job that waits."""
+    """SLURM's facts about a waiting job."""
 
     reason: str = ""
-    """SLURM's own word."""
+    """SLURM's reason, such as `Priority`."""
     start: str = ""
-    """The expected start, by SLURM's clock; empty if SLURM gives none."""
+    """The expected start, as SLURM prints it; empty if SLURM has no estimate."""
     ahead: int | None = None
-    """The number of waiting jobs of the partition at which SLURM looks earlier; None if not seen."""
+    """Number of waiting jobs of the partition that SLURM considers earlier; None if that is not known."""
     limits: tuple[Finding, ...] = ()
     """The limits of the site that the job exceeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(RunStatus):
-    """The state of a run, and SLURM's facts about its job if that waits."""
+    """The state of a run, and SLURM's facts about its job while the job waits."""
 
     wait: Wait | None = None
     """None if no job of the run waits in SLURM's queue, or SLURM does not answer."""
 
 
 def explain(name: str | None = None, slurm: SlurmClient | None = None) -> Explanation:
-    """Return why a run waits, or the remedy of its end.
+    """Return why a run waits, or what to do about its end.
 
     Args:
-        name: name of a run, its beginning, or a run's folder; None: the newest run.
-        slurm: the SLURM of the run; None: this machine's.
+        name: name of a run, the beginning of a name, or a run folder; None: the newest run.
+        slurm: the client of the SLURM to which the run belongs; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: the name matches no run, or several.
     """
     folder = index.find(name)
     slurm = slurm or SlurmClient()
@@ -52,9 +52,10 @@ def explain(name: str | None = None, slurm: SlurmClient | None = None) -> Explan
 
 
 def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
-    """Return the facts of the run's job if it waits in SLURM's queue."""
+    """Return SLURM's facts about the run's job if it waits in the queue."""
     if not run.active or run.job_id is None or run.launcher == "local":
         return None
+
     try:
         job = slurm.jobs([run.job_id]).get(run.job_id)
         if job is None or not job.pending or not job.may_be_of(run.path):
@@ -65,15 +66,19 @@ def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
             ahead=slurm.jobs_ahead(run.job_id),
             limits=_limits(folder, slurm),
         )
-    except SlurmError:  # The state says so.
+    except SlurmError:
+        # The state of the run already reports that SLURM does not answer.
         return None
 
 
 def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
+    """Return the limits of the site that the job of a run exceeds."""
     from slurmddp.config.resume import job_of_run
     from slurmddp.slurm.limits.queries import describe
     from slurmddp.slurm.limits.site import check
 
-    with suppress(SlurmddpError):  # A configuration of another version says nothing about the queue.
+    # The configuration of a run of another version may be unreadable; the rest of the explanation holds.
+    with suppress(SlurmddpError):
         return tuple(check(job_of_run(folder), describe(slurm).with_empty_queue()))
+
     return ()

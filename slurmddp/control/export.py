@@ -23,13 +23,13 @@ class Exported:
     """The folder of the checkpoint."""
     step: int | None
     model: str
-    """The name under which the model was saved; `ema`: the averaged weights."""
+    """The name under which the model was saved; `ema` is the name of averaged weights."""
     tensors: int
     """Number of tensors."""
     size_bytes: int
     """Size of the file."""
     damaged: Path | None = None
-    """The newest checkpoint, if it is damaged, so that an older one was taken."""
+    """The newest checkpoint, if it is damaged and an older one was exported instead."""
 
 
 def export(
@@ -44,41 +44,46 @@ def export(
     """Write the tensors of a saved model to a file.
 
     Args:
-        name: name of a run, its beginning, or a run's folder; or a folder that holds checkpoints; None: the
-            newest run.
-        step: step of the checkpoint; None: the newest undamaged one.
-        best: takes the best undamaged checkpoint by this metric, such as "max accuracy"; empty: by
-            `train.best` of the run; None: `step` says which.
-        output: the file to write; None: RUN-step-N.safetensors in this folder.
-        model: name of the model; None: "ema" if the run has averaged weights, else "model", else the only
-            one.
+        name: name of a run, the beginning of a name, a run folder, or a folder that holds checkpoints; None:
+            the newest run.
+        step: step of the checkpoint; None: the newest undamaged checkpoint.
+        best: metric by which the best undamaged checkpoint is chosen, such as "max accuracy"; empty: the
+            metric of the run's `train.best`; None: the checkpoint is chosen by `step`.
+        output: the file to write; None: RUN-step-N.safetensors in the current folder.
+        model: name of the model; None: "ema" if averaged weights were saved, else "model", else the only
+            saved model.
         force: whether to replace an existing file.
 
+    Returns:
+        The file that was written, and the checkpoint from which it was written.
+
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
+        RunNotFoundError: the name matches no run, or several.
         CheckpointError: there is no such checkpoint, or it is damaged; nothing was written.
-        ConfigError: there is no such step or model, no metric is named, or the file exists; nothing was
-            written.
+        ConfigError: there is no such step or model, the run has no `train.best`, or the file exists; nothing
+            was written.
         SlurmddpError: the file can't be written.
     """
     root = checkpoints_folder(name)
     damaged = None
     if best is not None:
-        folder = _best(root, best)
+        folder = _best_checkpoint(root, best)
     elif step is not None:
-        folder = _of_step(root, step)
+        folder = _checkpoint_of_step(root, step)
     else:
         folder, damaged = _newest(root)
 
     step = step_of(folder)
     owner = root.parent.name if root.name == RunFolder.checkpoints_dir.name else root.name
     output = output or Path(f"{owner}-step-{step}.safetensors")
+
     try:
         model, tensors = export_weights(folder, output, model=model, force=force)
-    except CheckpointError as problem:
-        raise CheckpointError(f"Checkpoint {folder}: {problem.message}", hint=problem.hint) from problem
+    except CheckpointError as error:
+        raise CheckpointError(f"Checkpoint {folder}: {error.message}", hint=error.hint) from error
     except OSError as error:
         raise CheckpointError(f"{folder} can't be read: {error.strerror or error}.") from error
+
     return Exported(
         path=output,
         checkpoint=folder,
@@ -90,42 +95,52 @@ def export(
     )
 
 
-def _best(root: Path, text: str) -> Path:
-    by = parse_best(text) if text else best_of_run(root)
-    if by is None:
+def _best_checkpoint(root: Path, text: str) -> Path:
+    """Return the best undamaged checkpoint by a metric, or by the metric of the run if `text` is empty."""
+    metric = parse_best(text) if text else best_of_run(root)
+    if metric is None:
         raise ConfigError(
             f"The run of {root} has no `train.best`.", hint='Name the metric: --best "min eval_loss".'
         )
-    if (folder := best_whole(root, by)) is None:
+    if (folder := best_whole(root, metric)) is None:
         raise CheckpointError(
-            f"No undamaged checkpoint in {root} has the metric {by[0]}.",
-            hint="`slurmddp checkpoints RUN --json` shows the metrics of each.",
+            f"No undamaged checkpoint in {root} has the metric {metric[0]}.",
+            hint="`slurmddp checkpoints RUN --json` prints the metrics of each.",
         )
+
     return folder
 
 
-def _of_step(root: Path, step: int) -> Path:
+def _checkpoint_of_step(root: Path, step: int) -> Path:
+    """Return the checkpoint of a step; raise ConfigError if there is none."""
     folders = {step_of(folder): folder for folder in _all(root)}
     if step not in folders:
         listed = ", ".join(map(str, folders))
-        raise ConfigError(f"There is no checkpoint of step {step}.", hint=f"There are: {listed}.")
+        raise ConfigError(
+            f"There is no checkpoint of step {step}.", hint=f"The steps with a checkpoint: {listed}."
+        )
+
     return folders[step]
 
 
 def _newest(root: Path) -> tuple[Path, Path | None]:
-    """Return the newest undamaged checkpoint, and the newest one if that is damaged."""
+    """Return the newest undamaged checkpoint; and the newest checkpoint if it is damaged, else None."""
     folders = _all(root)
     newest = newest_whole(root)
     if newest is None:
         raise CheckpointError(
-            f"None of the {len(folders)} checkpoints in {root} verifies.",
-            hint="`slurmddp checkpoints RUN --verify` shows the damage of each.",
+            f"None of the {len(folders)} checkpoints in {root} is undamaged.",
+            hint="`slurmddp checkpoints RUN --verify` prints the damage of each.",
         )
-    return newest, None if newest == folders[0] else folders[0]
+
+    damaged = None if newest == folders[0] else folders[0]
+    return newest, damaged
 
 
 def _all(root: Path) -> list[Path]:
     folders = checkpoint_folders(root)
     if not folders:
-        raise CheckpointError(f"There are no checkpoints in {root}.", hint="The run has not saved one yet.")
+        raise CheckpointError(
+            f"There are no checkpoints in {root}.", hint="The run has not saved a checkpoint yet."
+        )
     return folders

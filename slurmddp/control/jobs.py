@@ -1,4 +1,4 @@
-"""The jobs of command lines: settings become checked jobs, and a program becomes settings."""
+"""Make jobs from typed settings, and settings from the command line of a program."""
 
 from __future__ import annotations
 
@@ -25,14 +25,23 @@ def jobs_of(
     report: Report = ignore,
     noted: set[str] | None = None,
 ) -> list[Job]:
-    """Return the job of each command line.
+    """Compose and check the configuration of each job.
 
     Args:
-        points: the settings of each job.
-        sources: the flags that name other places of files.
-        check: raises ConfigError if a job can't be started.
-        report: called with a `Note` on each setting without effect.
-        noted: the notes of earlier calls, which are not reported again; new ones are added.
+        points: the typed settings of each job.
+        sources: the config files and folders; None: conf/slurmddp.yaml of the project.
+        check: raises ConfigError if a job must not be started.
+        report: called with a `Note` for each setting without effect.
+        noted: notes that earlier calls have reported, and that are not reported again. New notes are added.
+
+    Returns:
+        The jobs, in the order of `points`.
+
+    Raises:
+        ConfigError: a setting is unknown or has a wrong value.
+
+    Example:
+        (job,) = jobs_of([["+cluster=a100x8", "nodes=3"]])
     """
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
@@ -53,6 +62,7 @@ def jobs_of(
     jobs: list[Job] = []
     notes: list[str] = []
     for overrides in all_overrides:
+        # Points that differ only in values that no check reads need no further composition by Hydra.
         job = variants.derive(overrides)
         if job is None:
             config = compose(overrides, project_dir, sources, cache=cache if is_sweep else None)
@@ -60,9 +70,11 @@ def jobs_of(
             job = build_job(config, project_dir=project_dir, overrides=overrides, gpus_here=gpus)
             if is_sweep:
                 variants.add(overrides, job)
+
             notes += unread(config, project_dir, sources)
             notes += [*unused(config, os.environ), *misspelled(config, os.environ)]
             notes += [*beyond_nodelist(job), *misspelled_options(config)]
+
         check(job)
         jobs.append(job)
 
@@ -70,6 +82,7 @@ def jobs_of(
     for note in dict.fromkeys(notes):
         if note not in noted:
             report(Note(note))
+
     noted.update(notes)
     return jobs
 
@@ -78,34 +91,41 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
     """Return the settings of a job that runs a program.
 
     Args:
-        program: its words, `[-m] PROGRAM ARGUMENT...`.
-        keys: keys to which an argument may refer, as `${KEY}`.
+        program: the command line of the program: `[-m] PROGRAM ARGUMENT...`.
+        keys: keys of the configuration to which an argument may refer as `${KEY}`.
 
     Raises:
-        UsageError: there is no program.
+        UsageError: the program is missing.
         ConfigError: an argument is `???`.
     """
-    # Hydra and its grammar are imported on use.
+    # Hydra's grammar takes long to import.
     from slurmddp.settings.arguments import literal
     from slurmddp.settings.spec import MODULE
 
     if program[:1] == ["-m"]:
         program = [MODULE + program[1], *program[2:]] if program[1:] else []
+
     if not program:
         raise UsageError(
-            "slurmddp run needs a script, a command, or -m and a module: slurmddp run train.py --lr 1e-3"
+            "slurmddp run needs a script, a command, or -m with a module: slurmddp run train.py --lr 1e-3"
         )
     if "???" in program[1:]:
         raise ConfigError(
-            "The program has an argument ???, which a configuration reads as a missing value.",
-            hint="Give it from within the program, or from a shell script that starts the program.",
+            "The program has the argument ???, which means a missing value in a configuration.",
+            hint="Pass it in a shell script that starts the program, or set it in the program.",
         )
+
     items = ",".join(literal(word, keys) for word in program[1:])
     return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the number of GPUs of this machine that a program sees, without torch."""
+    """Return the number of NVIDIA GPUs that are visible to a program on this machine, without torch.
+
+    Args:
+        environ: the environment of the program.
+        devices: the folder of device files.
+    """
     present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

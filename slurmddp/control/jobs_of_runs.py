@@ -1,4 +1,4 @@
-"""The SLURM jobs of existing runs: which runs have some, and how they leave the queue."""
+"""Find the SLURM jobs of existing runs, and cancel them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from slurmddp.slurm.client import SlurmClient
 
 
 def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[RunStatus, bool]]:
-    """Return the status of each run, and whether it has, or may have, a job or a process.
+    """Return the status of each run, and whether the run has, or may have, a job or a process.
 
-    A run that is over may have a job whose submission its folder does not name. SLURM is asked once for
-    all runs.
+    A run that has ended may still have a job that its folder does not record. SLURM is queried once for all
+    runs.
     """
     all_statuses = statuses(folders, slurm)
     ended = [RunFolder(status.path) for status in all_statuses if not status.active]
     leftovers = zip(ended, leftovers_of_each(ended, slurm), strict=True)
     with_job = {folder.path for folder, jobs in leftovers if jobs}
+
     return [(status, status.active or status.path in with_job) for status in all_statuses]
 
 
 def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:
-    """Cancel the live jobs of runs, and return the ids of each run.
+    """Cancel the queued and running jobs of runs, and return the job ids of each run.
 
     Args:
-        runs: each run, with the jobs that its folder names. SLURM may have another one, whose submission was
-            not recorded.
-        slurm: the SLURM, which is asked once for all runs.
+        runs: each run, with the ids of the jobs that its folder records. SLURM is queried for other jobs of
+            the run.
+        slurm: the client of the SLURM to which the runs belong.
 
     Raises:
         SlurmError: SLURM does not answer, or refuses.
@@ -48,4 +49,5 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
     wanted = [job_id for ids in jobs_of_each for job_id in ids]
     if wanted:
         slurm.cancel(*wanted)
+
     return jobs_of_each

@@ -1,4 +1,4 @@
-"""List the runs of this account, the newest activity first, or the runs of a sweep."""
+"""List the runs of this account, the most recently active first, or the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from slurmddp.slurm.client import SlurmClient
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The states of several runs."""
+    """The states of the runs of this account or of a sweep."""
 
     runs: tuple[RunStatus, ...]
-    """The newest activity first; the runs of a sweep in its order."""
+    """The most recently active run first; the runs of a sweep in the order of its points."""
     more: int = 0
-    """Number of further runs, which the limit left out."""
+    """Number of further runs, which exceed the limit."""
     sweep: str | None = None
-    """Full name of the sweep whose runs these are."""
+    """Full name of the sweep; None if runs of all sweeps are listed."""
     points: int = 0
-    """Number of runs of the sweep."""
+    """Number of points of the sweep."""
     missing: int = 0
-    """Number of runs of the sweep that have no folder."""
+    """Number of points of the sweep without a run folder."""
 
 
 def list_runs(
@@ -38,42 +38,44 @@ def list_runs(
     over_ssh: Sequence[RunStatus] = (),
     slurm: SlurmClient | None = None,
 ) -> Listing:
-    """Return the states of runs. SLURM is asked once for all.
+    """Return the states of runs, with one query of SLURM for all.
 
     Args:
-        sweep: name of a sweep, or of its runs; None: all runs of this account.
-        name: only runs whose names begin so.
-        states: only runs in these states; empty: in any.
-        limit: so many runs, at most; None: all.
-        over_ssh: the runs on other machines, which belong to no sweep of this machine.
-        slurm: the SLURM of the runs; None: this machine's.
+        sweep: name of a sweep, or the `name=` of its runs; None: all runs of this account.
+        name: the beginning of the names of the runs.
+        states: the states of the runs; empty: all states.
+        limit: the largest number of runs; None: all runs.
+        over_ssh: the statuses of runs on other machines. They belong to no sweep of this machine.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such sweep, or there are several.
+        RunNotFoundError: the name matches no sweep, or several.
     """
     chosen = None if sweep is None else find_sweep(sweep)
     paths = paths_of(chosen, name)
-    elsewhere = [run for run in over_ssh if chosen is None and run.name.startswith(name)]
-    # Only the newest are read, unless their states decide.
+    remote_runs = [run for run in over_ssh if chosen is None and run.name.startswith(name)]
+
+    # A filter by state has to read all runs; otherwise only the newest are read.
     read = paths if states else paths[:limit]
-    runs = [*statuses([RunFolder(Path(path)) for path in read], slurm or SlurmClient()), *elsewhere]
+    runs = [*statuses([RunFolder(Path(path)) for path in read], slurm or SlurmClient()), *remote_runs]
     if states:
         runs = [run for run in runs if run.state in states]
-    if elsewhere:
+    if remote_runs:
         runs.sort(key=lambda run: run.seen or run.created or 0.0, reverse=True)
 
     listing = Listing(runs=tuple(runs[:limit]), more=len(runs) - len(runs[:limit]) + len(paths) - len(read))
     if chosen is None:
         return listing
+
     points = len(chosen.runs)
     return replace(listing, sweep=chosen.name, points=points, missing=points - len(chosen.started))
 
 
 def find_sweep(name: str) -> sweeps.Sweep:
-    """Return the sweep with this name, or whose runs have this name.
+    """Return the sweep with a name, or whose runs have this `name=`.
 
     Raises:
-        RunNotFoundError: there is no such sweep, or there are several.
+        RunNotFoundError: the name matches no sweep, or several.
     """
     sweep = sweeps.find_to_show(name)
     if sweep is None:
@@ -82,6 +84,7 @@ def find_sweep(name: str) -> sweeps.Sweep:
             hint=near_matches(name, sweeps.names())
             or f"`slurmddp train -m seed=1,2` starts one. `slurmddp list --name {name}` lists runs.",
         )
+
     return sweep
 
 

@@ -26,17 +26,17 @@ class TrainingBegins:
 
     job: Job
     allocation: Allocation | None
-    """The nodes of this shell's allocation; None: this machine."""
+    """The allocation of this shell, on whose nodes the run trains; None: the run trains on this machine."""
 
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """A run trains. Reported ten times a second, so that a view can read its records."""
+    """A run is training. Reported ten times a second, so that a view can read new records."""
 
 
 @dataclass(frozen=True)
 class TrainingLeft:
-    """The ranks of a run have ended, or were not started: a view of them is over."""
+    """The ranks of a run have ended, or could not be started. A view of the run can close."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,22 @@ def train_here(run: ClaimedRun, report: Report) -> int:
     """Train a run to its end, and return its exit code: 0, 75, or 130 after a kill.
 
     Args:
-        run: the run. Its lock is held until the agents have ended.
+        run: the run. Its lock is held until its agents have ended.
         report: called with each event.
 
     Raises:
-        SlurmddpError: the failure that ended the run, or why it can't start.
+        SlurmddpError: the run has failed, or it can't start.
     """
     job = run.job
     folder = RunFolder(job.run_dir)
     if not run.is_new:
         prepare(job, checked_script(job, report), lambda text: report(Info(text)))
+
     remember(folder)
 
     allocation = current(os.environ)
     report(TrainingBegins(job, allocation))
+
     try:
         training = local.LocalRun(
             job, folder, run.lock, lambda text: report(Info(text)), allocation=allocation
@@ -75,7 +77,7 @@ def train_here(run: ClaimedRun, report: Report) -> int:
     finally:
         report(TrainingLeft())
 
-    # The figures of a report are imported on use.
+    # matplotlib, which draws the report, takes long to import.
     from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 

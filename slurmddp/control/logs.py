@@ -1,4 +1,4 @@
-"""The last lines of the logs of a run, merged and labelled."""
+"""Read the last lines of the logs of a run, merged and labelled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from slurmddp.slurm.client import SlurmClient
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """The last lines of the chosen logs of a run."""
+    """The last lines of some logs of a run."""
 
     name: str
     """Full name of the run."""
     attempt: int | None
     """Number of the attempt; None: no attempt has begun."""
     lines: tuple[str, ...]
-    """The lines, each behind the label of its log: `[rank 3] ...`. Lines of slurmddp begin with `--`."""
+    """The lines, each with the label of its log: `[rank 3] ...`. Lines of slurmddp itself begin with `--`."""
     missing: str = ""
-    """Why there are no lines, as the state of the run, if no attempt has begun."""
+    """If there are no lines because no attempt has begun: the state of the run and its reason."""
 
 
 def selection(
     ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False
 ) -> ChosenLogs:
-    """Return which logs are chosen: rank 0 if neither ranks nor nodes are named."""
+    """Return a selection of logs; without ranks and nodes, the log of rank 0."""
     if not ranks and not nodes:
         ranks = (0,)
+
     return ChosenLogs(frozenset(ranks), frozenset(nodes), everything=everything)
 
 
@@ -46,20 +47,20 @@ def logs(
     lines: int | None = 40,
     slurm: SlurmClient | None = None,
 ) -> Logs:
-    """Return the last lines of logs of a run, and the failures of the attempt.
+    """Return the last lines of logs of an attempt, and its failures.
 
     Args:
-        name: name of a run, its beginning, or a run's folder; None: the newest run.
-        ranks: the ranks whose logs are chosen; without ranks and nodes rank 0.
-        nodes: the nodes whose agents' logs are chosen.
-        everything: whether to choose the logs of all ranks and nodes, and of the batch script.
+        name: name of a run, the beginning of a name, or a run folder; None: the newest run.
+        ranks: the ranks whose logs are read; without ranks and nodes, rank 0.
+        nodes: the nodes whose agents' logs are read.
+        everything: whether to read the logs of all ranks, of all agents and of the batch script.
         attempt: number of the attempt; None: the newest.
-        lines: number of last lines of each log; None: all.
-        slurm: the SLURM of the run; None: this machine's.
+        lines: number of last lines of each log; None: all lines.
+        slurm: the client of the SLURM to which the run belongs; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
-        ConfigError: there is no such attempt, or it has no log of a rank or node.
+        RunNotFoundError: the name matches no run, or several.
+        ConfigError: there is no such attempt, or it has no log of a given rank or node.
     """
     folder = index.find(name)
     attempts = folder.attempts()
@@ -73,9 +74,11 @@ def logs(
         attempt = attempts[-1]
     if attempt not in attempts:
         known = ", ".join(map(str, attempts))
-        raise ConfigError(f"There is no attempt {attempt}.", hint=f"The attempts of this run: {known}.")
+        raise ConfigError(f"{folder.name} has no attempt {attempt}.", hint=f"Its attempts: {known}.")
+
     _require([*(f"rank {rank}" for rank in ranks), *(f"node {node}" for node in nodes)], folder, attempt)
     chosen = selection(ranks, nodes, everything=everything)
+
     return Logs(name=folder.name, attempt=attempt, lines=tuple(snapshot(folder, attempt, chosen, lines)))
 
 
@@ -86,7 +89,7 @@ def _require(labels: Sequence[str], folder: RunFolder, attempt: int) -> None:
         if wanted not in known:
             listed = ", ".join(known)
             if len(known) > 12:
-                listed = f"{', '.join(known[:8])} ... {len(known)} in all"
+                listed = f"{', '.join(known[:8])} and {len(known) - 8} more"
             raise ConfigError(
                 f"Attempt {attempt} has no log of {wanted}.", hint=f"It has: {listed or 'no logs'}."
             )

@@ -1,4 +1,4 @@
-"""Refuse to start or change a run in a state that does not allow it."""
+"""Refuse to start or change a run whose state does not allow it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ if TYPE_CHECKING:
     from slurmddp.runs.status.run_status import RunStatus
     from slurmddp.settings.spec import Job
 
-_MOST_SHOWN = 5
-"""Keys that a refusal lists."""
+_LISTED_KEYS = 5
+"""Number of keys that a refusal lists."""
 
 
 def refuse_other_run(job: Job) -> None:
     """Raise ConfigError if the folder of a job holds a run with another configuration.
 
-    A folder whose configuration can't be read is left to the checks of the run's state.
+    An unreadable configuration is not refused here: the state of the run reports it.
     """
     from slurmddp.config.same_run import differences_of_runs
 
     folder = RunFolder(job.run_dir)
     if not folder.config_file.is_file():
         return
+
     try:
         stored = folder.config()
     except (SlurmddpError, OSError):
         return
+
     different = differences_of_runs(stored, job.program.config)
     if different:
         raise ConfigError(
-            f"{folder.path} is another run whose name has the same digits: "
-            f"{_listed(different, 'there', 'in this command')}. Nothing was started.",
+            f"{folder.path} is another run whose name ends with the same digits: "
+            f"{_listed(different, 'in that run', 'in this command')}. Nothing was started.",
             hint="Give this run another name=.",
         )
 
 
 def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs without those of the same run; raise ConfigError if two runs have one name."""
+    """Return one job for each run; raise ConfigError if two different runs have the same name."""
     from slurmddp.config.same_run import differences_of_runs
 
     by_name: dict[str, Job] = {}
@@ -49,40 +51,58 @@ def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
         other = by_name.setdefault(job.run_name, job)
         if other is job or other.program.config == job.program.config:
             continue
+
         different = differences_of_runs(other.program.config, job.program.config)
         if different:
             raise ConfigError(
                 f"Two runs have the same name {job.run_name}, because the digits at its end collide: "
-                f"{_listed(different, 'in one', 'in the other')}. Nothing was started.",
-                hint="Give one of them another name=.",
+                f"{_listed(different, 'in the first', 'in the second')}. Nothing was started.",
+                hint="Give the second run another name=.",
             )
+
     return list(by_name.values())
 
 
-def _listed(different: list[tuple[str, str, str]], there: str, here: str) -> str:
-    texts = [f"{key} is {before} {there}, and {now} {here}" for key, before, now in different]
-    return first_items(texts, _MOST_SHOWN, separator="; ", rest="; and {} more keys differ")
+def _listed(different: list[tuple[str, str, str]], first: str, second: str) -> str:
+    """Return keys with their values in two runs, as a phrase.
+
+    Args:
+        different: each key with its value in both runs.
+        first: phrase for the first run, such as "in that run".
+        second: phrase for the second run.
+    """
+    texts = [f"{key} is {value} {first}, and {other} {second}" for key, value, other in different]
+    return first_items(texts, _LISTED_KEYS, separator="; ", rest="; and {} more keys differ")
 
 
 def refuse_unclear(status: RunStatus) -> None:
-    """Raise if the state of a run is not known, or if the run is still ending."""
+    """Raise an error if the state of a run is unknown, or if the run is still ending.
+
+    Raises:
+        ConfigError: a record of the run can't be read.
+        SlurmError: SLURM does not answer.
+        RunStateError: the run was asked to stop or was cancelled, and has not ended yet.
+    """
     if status.state == "unknown" and status.job_id is None:
         raise ConfigError(
             f"The state of {status.name} is not known: {status.detail.rstrip('.')}.",
-            hint="Mend that file, or start the run from step 0 with `slurmddp train ... --again`.",
+            hint="Repair that file, or start the run from step 0 with `slurmddp train ... --again`.",
         )
     if status.state == "unknown":
         raise SlurmError(
             f"The state of job {status.job_id} of {status.name} is not known: {status.detail}.",
             hint="Try again when SLURM answers; nothing was submitted.",
         )
+
     if status.active and RunFolder(status.path).is_stopped:
         reason = "was asked to stop and has not ended yet"
-        hint = f"Try again when `slurmddp status {status.name}` says stopped; nothing was started."
+        hint = f"Try again when `slurmddp status {status.name}` shows stopped; nothing was started."
     elif status.state == "cancelled":
-        reason, hint = "is cancelled", "Try again in a moment; nothing was submitted."
+        reason = "is cancelled"
+        hint = "Try again in a moment; nothing was submitted."
     else:
         return
+
     raise RunStateError(f"{status.name} {reason}: {status.detail}.", hint=hint)
 
 
@@ -91,8 +111,8 @@ def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
 
     Args:
         status: the state of the run.
-        unchanged: a sentence that says what was not done.
-        hint: a sentence that says what to do first.
+        unchanged: a sentence about what was not done.
+        hint: a sentence about what to do first.
     """
     if status.active:
         refuse_unclear(status)
@@ -100,14 +120,16 @@ def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
 
 
 def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
-    """Raise RunStateError if a run has done all its work, and the changes give it no more to do."""
+    """Raise RunStateError if a run has finished and the changed settings do not extend it."""
     from slurmddp.config.extension import keys_that_extend
     from slurmddp.settings.arguments import key_of
 
     if status.state != "finished":
         return
+
     program = RunFolder(status.path).config().get("program")
-    step, total = status.step, status.total_steps
+    step = status.step
+    total = status.total_steps
     is_out_of_time = step is not None and total is not None and step < total
     extending = keys_that_extend(program, is_out_of_time=is_out_of_time)
     if not any(key_of(change) in extending for change in changes):
@@ -119,27 +141,28 @@ def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
 
 
 def _how_to_extend(name: str, keys: Collection[str]) -> str:
-    """Return the command that lets a finished run go on, as a sentence before others."""
+    """Return a sentence about the command that extends a finished run; empty if no key does."""
     if not keys:
         return ""
+
     key = next(iter(keys))
     if key.startswith("train."):
-        return f"`slurmddp resume {name} {key}=...` trains it further, to a greater value. "
+        return f"`slurmddp resume {name} {key}=...` with a greater value trains it further. "
     return (
-        f"If an argument of its program says how long it trains, `slurmddp resume {name} {key}='...'` starts "
-        "the program again in the same folder with that argument after the others. "
+        f"If an argument of its program sets how long it trains, `slurmddp resume {name} {key}='...'` starts "
+        "the program again in the same folder, with that argument after the others. "
     )
 
 
 def refuse_extended(job: Job) -> None:
-    """Raise RunStateError if a run was extended beyond the length of a job, which would cut it off."""
+    """Raise RunStateError if a run was extended beyond the length of a job, which would shorten it again."""
     from slurmddp.config.extension import lengths_beyond
 
     folder = RunFolder(job.run_dir)
     longer = lengths_beyond(folder.config(), job.program.config)
     if longer:
-        lengths = _listed(longer, "there", "in this command")
+        lengths = _listed(longer, "in the run", "in this command")
         raise RunStateError(
             f"{folder.name} was extended: {lengths}. Nothing was started.",
-            hint=f"`slurmddp resume {folder.name}` continues it to its new length.",
+            hint=f"`slurmddp resume {folder.name}` continues it up to its new length.",
         )

@@ -1,4 +1,4 @@
-"""Remove runs that have no job and no process, for good."""
+"""Remove the folders of runs that have no job and no process, for good."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.slurm import client
 
 _AT_ONCE = 100
-"""The most runs whose locks are held together: each lock is an open file."""
+"""Number of runs whose locks are held at the same time: each lock is an open file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedRun:
-    """A run that was removed, and what its folder held."""
+    """A run that was removed, and the content of its folder."""
 
     name: str
     path: Path
@@ -34,7 +34,7 @@ class RemovedRun:
     checkpoints: int
     """Number of checkpoints."""
     written: tuple[Path, ...] = ()
-    """Files that the run has written into its copy of the code, relative to that."""
+    """Files that the run wrote into its copy of the code, relative to the copy."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class KeptRun:
     name: str
     path: Path
     reason: str
-    """Why, as a sentence."""
+    """A sentence about why it was not removed."""
 
 
 @dataclass(frozen=True)
 class Removed:
-    """The outcome for one run, or for each run of a sweep, that was to be removed."""
+    """The outcome of a removal of a run, or of the runs of a sweep."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -62,19 +62,19 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
     """Remove a run, or a sweep and its runs, for good.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder.
-        dry_run: whether to change nothing, and only return what would be removed.
-        report: called with each `RemovedRun` and `KeptRun` as it happens, and with a `Waiting` if another
-            command holds a run.
+        name: name of a run or a sweep, the beginning of a name, or a run folder.
+        dry_run: whether to remove nothing, and only return what would be removed.
+        report: called with each `RemovedRun` and `KeptRun`, and with `Waiting` if another command holds the
+            lock of a run.
 
     Returns:
-        What was removed. The file of a sweep stays while one of its runs does.
+        What was removed. The file of a sweep is kept as long as one of its runs is.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns a run.
-        RunStateError: the run has, or may have, a job or a process. Such runs of a sweep are `kept`.
-        SlurmddpError: the removal was interrupted; files are left.
+        RunStateError: the run has, or may have, a job or a process. Of a sweep, such runs are `kept`.
+        SlurmddpError: the removal was interrupted, and files are left.
     """
     selection = select_own(name)
     removed: list[RemovedRun] = []
@@ -87,6 +87,7 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
                     run = _described(folder)
                     if not dry_run:
                         _remove_folder(folder)
+
                     removed.append(run)
                     report(run)
                 elif selection.sweep is None:
@@ -94,12 +95,14 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
                 else:
                     kept.append(KeptRun(folder.name, folder.path, refusal.message))
                     report(kept[-1])
+
         for runs_dir in {folder.path.parent for folder in batch}:
             array.remove_left_over(runs_dir)
 
     if selection.sweep is not None and not selection.sweep.started:
         for file in (selection.sweep.file, selection.sweep.report_file):
             file.unlink(missing_ok=True)
+
     return Removed(selection.name, selection.sweep is not None, tuple(removed), tuple(kept))
 
 
@@ -107,10 +110,14 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
 def _held(
     folders: Sequence[RunFolder], report: Report
 ) -> Iterator[list[tuple[RunFolder, RunStateError | None]]]:
-    """Hold the locks of runs; return each run, and why it can't be removed. SLURM is asked once for all."""
+    """Hold the locks of runs, and yield each run with the error if it can't be removed.
+
+    SLURM is queried once for all runs.
+    """
     with ExitStack() as stack:
         held_elsewhere = set()
-        for folder in sorted(folders, key=lambda folder: folder.name):  # As a sweep takes its locks.
+        # In the order in which a sweep acquires its locks, so that two commands never wait for each other.
+        for folder in sorted(folders, key=lambda folder: folder.name):
             lock = stack.enter_context(hold(folder, report))
             if lock.fileno < 0:
                 held_elsewhere.add(folder.path)
@@ -122,12 +129,13 @@ def _held(
 
 
 def _states(folders: Sequence[RunFolder]) -> list[tuple[RunFolder, RunStatus, list[str]]]:
-    """Return each run, its status, and its jobs that SLURM may still start though the run is over."""
+    """Return each run, its status, and the ids of jobs that SLURM may start though the run has ended."""
     slurm = client.SlurmClient() if client.on_path() else None
     all_statuses = statuses(folders, slurm)
     readable = [RunFolder(status.path) for status in all_statuses if not _is_unreadable(status)]
     leftovers = leftovers_of_each(readable, slurm) if slurm else [[] for _ in readable]
     jobs = {folder.path: ids for folder, ids in zip(readable, leftovers, strict=True)}
+
     return [
         (folder, status, jobs.get(status.path, []))
         for folder, status in zip(folders, all_statuses, strict=True)
@@ -139,49 +147,53 @@ def _is_unreadable(status: RunStatus) -> bool:
 
 
 def _refusal(status: RunStatus, jobs: Sequence[str], *, is_held_elsewhere: bool) -> RunStateError | None:
-    """Return the error about a run that has, or may have, a job or a process; None about another run."""
+    """Return the error if a run has, or may have, a job or a process; else None."""
     try:
         if is_held_elsewhere or not _is_unreadable(status):
             refuse_active(
                 status,
                 unchanged="An active run can't be removed; nothing was changed.",
-                hint=f"First `slurmddp cancel {status.name}`.",
+                hint=f"Run `slurmddp cancel {status.name}` first.",
             )
     except RunStateError as refusal:
         return refusal
+
     if jobs:
         return RunStateError(
             f"SLURM may still start job {', '.join(jobs)} of {status.name}; nothing was removed.",
-            hint=f"First `slurmddp cancel {status.name}`.",
+            hint=f"Run `slurmddp cancel {status.name}` first.",
         )
+
     return None
 
 
 def _described(folder: RunFolder) -> RemovedRun:
-    """Return what the folder of a run holds."""
+    """Return the size and content of a run folder."""
     return RemovedRun(
         name=folder.name,
         path=folder.path,
         size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*") if not path.is_dir()),
         checkpoints=len([*folder.checkpoints_dir.glob("step-*")]),
-        # A relative path beside the script's own file leads into the snapshot.
+        # A script that writes beside its own file writes into the copy of the code.
         written=tuple(sorted(code_snapshot.written_by_jobs(folder.code_dir))),
     )
 
 
 def _remove_folder(folder: RunFolder) -> None:
-    # A name with a dot is no run: no command finds a folder that is being removed.
-    doomed = folder.path.with_name(f".removed-{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.path.rename(doomed)
+    """Remove a run folder; raise SlurmddpError if files are left."""
+    # Names of runs begin with no dot, so no command finds a folder that is being removed.
+    removed_path = folder.path.with_name(f".removed-{folder.name}")
+    shutil.rmtree(removed_path, ignore_errors=True)
+    folder.path.rename(removed_path)
 
     try:
-        shutil.rmtree(doomed)
+        shutil.rmtree(removed_path)
     except (OSError, KeyboardInterrupt) as error:
         reason = plain(error) if isinstance(error, OSError) else "the removal was interrupted"
         failure = SlurmddpError(
-            f"{folder.name} is removed, but files are left: {reason}.", hint=f"They lie in {doomed}."
+            f"{folder.name} is removed, but files are left: {reason}.", hint=f"They are in {removed_path}."
         )
         if isinstance(error, KeyboardInterrupt):
             failure.exit_code = EXIT_INTERRUPTED
+
         raise failure from error

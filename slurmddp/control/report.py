@@ -23,21 +23,21 @@ class Reported:
     """Full name of the run or the sweep."""
     is_sweep: bool
     path: Path
-    """The page."""
+    """Path of the HTML page."""
     runs: tuple[Path, ...] = ()
-    """The pages of a sweep's runs."""
+    """Paths of the pages of a sweep's runs."""
 
 
 def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient | None = None) -> Reported:
-    """Write the report of a run; or the reports of a sweep's runs, and the page that compares them.
+    """Write the report of a run, or the reports of a sweep's runs and the page that compares them.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder; None: the newest run.
-        reuse: whether the present report will do if another account owns the run.
-        slurm: the SLURM of the runs; None: this machine's.
+        name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.
+        reuse: whether to return the existing report if another account owns the run.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns a run.
         SlurmddpError: matplotlib is missing, or a report can't be written.
     """
@@ -49,6 +49,7 @@ def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient |
     path = folder.report_file
     if not (reuse and path.exists() and foreign_owner(folder.path) is not None):
         path = _of_run(folder, *statuses([folder], slurm or SlurmClient()))
+
     return Reported(name=folder.name, is_sweep=False, path=path)
 
 
@@ -61,24 +62,28 @@ def _of_run(folder: RunFolder, run: RunStatus) -> Path:
 
 
 def _of_sweep(sweep: sweeps.Sweep, slurm: SlurmClient) -> Reported:
+    """Write the reports of a sweep's runs, and the page that compares them."""
     from slurmddp.runs.report.sweep import write_sweep_report
 
     folders = sweep.started
     runs = statuses(folders, slurm)
     pages = [_of_run(folder, run) for folder, run in zip(folders, runs, strict=True)]
+
     with _explained(sweep.name):
         page = write_sweep_report(
             sweep.report_file, sweep.name, runs, missing=len(sweep.runs) - len(folders), best=sweep.best
         )
+
     return Reported(name=sweep.name, is_sweep=True, path=page, runs=tuple(pages))
 
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
+    """Raise SlurmddpError for an OSError of the block."""
     try:
         yield
     except OSError as error:
         raise SlurmddpError(
             f"The report of {name} can't be written: {plain(error)}.",
-            hint="The run folder must be yours, and have free space.",
+            hint="The run folder must be writable, on a disk with free space.",
         ) from error

@@ -1,4 +1,4 @@
-"""The command of a run once more, as a new run beside it."""
+"""Read the command of a run, to start it again as a new run."""
 
 from __future__ import annotations
 
@@ -16,52 +16,56 @@ from slurmddp.settings.arguments import key_of
 
 @dataclass(frozen=True)
 class Command:
-    """The settings of a run that is to start in another run's place."""
+    """The command that starts a new run with the settings of an existing run."""
 
     project_dir: Path
-    """The folder in which the command has to start."""
+    """The folder in which the command must run."""
     settings: tuple[str, ...]
-    """The settings as typed, with a name that is free."""
+    """The typed settings, with a free name for the new run."""
 
 
 def command_again(name: str | None) -> Command:
-    """Return the command of a run, with the name `NAME-rerun`.
+    """Return the command of a run, with `name=NAME-rerun`.
 
     Args:
-        name: name of the run, its beginning, or its folder; None: the newest run.
+        name: name of a run, the beginning of a name, or a run folder; None: the newest run.
 
     Raises:
-        RunNotFoundError: there is no such run, or there are several.
-        ConfigError: the run's project is gone, its command can't be read, or belongs to another account.
+        RunNotFoundError: the name matches no run, or several.
+        ConfigError: the run's project folder is gone, or its command can't be read or belongs to another
+            account.
     """
     folder = index.find(name)
     if folder.overrides_file.exists():
         refuse_file_of_others(folder.overrides_file)
+
     config = folder.config()
     project_dir = Path(str(config.get("project_dir", folder.path.parent.parent)))
     if not project_dir.is_dir():
         raise ConfigError(
-            f"The project of {folder.name} was {project_dir}, which is not there any more.",
+            f"The project of {folder.name} was {project_dir}, which does not exist any more.",
             hint="Start it in another folder with `slurmddp train`; "
-            f"{folder.overrides_file} holds its settings.",
+            f"{folder.overrides_file} lists its settings.",
         )
+
     new_name = _free_name(str(config["name"]), folder)
     return Command(project_dir, (*_settings(folder), f"name={new_name}"))
 
 
 def _settings(folder: RunFolder) -> list[str]:
-    """Return the settings of a run as typed, without its name."""
+    """Return the typed settings of a run, without its name."""
     try:
         overrides = folder.typed()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."
         ) from error
+
     return [override for override in overrides if key_of(override) != "name"]
 
 
 def _free_name(name: str, folder: RunFolder) -> str:
-    """Return `NAME-rerun`, or `NAME-rerun-2` and so on if runs of that name exist."""
+    """Return `NAME-rerun`; or `NAME-rerun-2` and so on, if runs with that name exist."""
     beside = [path.name for path in folder.path.parent.iterdir()]
     taken = {run.rpartition("-")[0] for run in [*beside, *(run.name for run in index.all_runs())]}
     base = re.sub(r"-rerun(-\d+)?$", "", name) + "-rerun"

@@ -1,4 +1,4 @@
-"""Resume runs that have ended, from their last checkpoints, or train finished runs further."""
+"""Resume ended runs from their last checkpoints, or train finished runs further."""
 
 from __future__ import annotations
 
@@ -35,32 +35,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeChanges:
-    """A run resumes on another number of ranks, and each optimizer step keeps its samples."""
+    """A run resumes on another number of ranks. Each optimizer step keeps its samples."""
 
     run: str
     ranks: int
     samples: int
-    """Samples of an optimizer step, on all ranks together."""
+    """Number of samples of an optimizer step, summed over all ranks."""
 
 
 def resume(name: str, changes: Sequence[str] = (), *, report: Report = ignore) -> Started:
-    """Start a run, or the runs of a sweep, again from their last checkpoints.
+    """Resume a run, or the runs of a sweep, from their last checkpoints.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder.
-        changes: settings with other values, as typed. They may change where, how long and on how many nodes
-            a run trains.
+        name: name of a run or a sweep, the beginning of a name, or a run folder.
+        changes: typed settings with new values. They may change where, for how long and on how many nodes a
+            run trains, and the length of its training.
         report: called with each event.
 
     Returns:
-        The outcome for each run. Runs of a sweep that are active, finished or still ending are left alone.
+        The outcome for each run. Of a sweep, runs that are active, finished or still ending do not start.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
-        ConfigError: a change is wrong, another account owns a run, or its files can't be read.
-        RunStateError: the run has finished and is not extended, or it is active and can't be changed.
+        RunNotFoundError: the name matches no run or sweep, or several.
+        ConfigError: a change is wrong, another account owns a run, or files of a run can't be read.
+        RunStateError: the run has finished and the changes don't extend it, or it is active and can't change.
         SlurmError: SLURM is missing, does not answer, or refused.
         RankFailure: the training on this machine has failed.
+
+    Example:
+        resume("gpt", ["time_limit=24:00:00"])
     """
     selection = select_own(name)
     if selection.sweep is None:
@@ -71,10 +74,11 @@ def resume(name: str, changes: Sequence[str] = (), *, report: Report = ignore) -
 def jobs_to_resume(
     name: str, changes: Sequence[str] = (), *, report: Report = ignore
 ) -> tuple[Selection, list[Job]]:
-    """Return the runs that a name means, and the jobs of those that `resume` would start."""
+    """Return the runs that a name selects, and the jobs of the runs that `resume` would start."""
     selection = select_own(name)
     if selection.sweep is None:
         return selection, [job_of_run(selection.runs[0], changes)]
+
     jobs, _ = _resumable(selection.runs, changes, report)
     return selection, jobs
 
@@ -82,16 +86,17 @@ def jobs_to_resume(
 def _resumable(
     runs: Sequence[RunFolder], changes: Sequence[str], report: Report
 ) -> tuple[list[Job], list[StartedRun]]:
-    """Return the jobs of the runs of a sweep that can be resumed, and the outcomes of the others."""
+    """Return the jobs of runs that can be resumed, and the outcomes for the other runs."""
     jobs: list[Job] = []
-    left: list[StartedRun] = []
+    outcomes: list[StartedRun] = []
     for status in statuses(runs, SlurmClient()):
-        outcome = _left_alone(status, changes, report)
+        outcome = _outcome_without_start(status, changes, report)
         if outcome is not None:
-            left.append(outcome)
+            outcomes.append(outcome)
         else:
             jobs.append(job_of_run(RunFolder(status.path), changes))
-    return jobs, left
+
+    return jobs, outcomes
 
 
 def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> StartedRun:
@@ -100,38 +105,43 @@ def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> St
         status = run_status.status(folder, SlurmClient())
         if _is_active(status, changes):
             return leave_active(status, report)
-        # Under the lock no other command changes the settings of the run.
+
+        # While this command holds the lock, no other command changes the settings of the run.
         job = job_of_run(folder, changes)
         _report_effects([job], changes, report)
         claimed = ClaimedRun(job, keep(lock, job.run_name), is_new=False)
+
     (outcome,) = start_claimed([job], lambda *_: claimed, report=report)
     return outcome
 
 
 def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Started:
-    """Resume the runs of a sweep that are neither active nor finished, as its command starts them."""
-    jobs, left = _resumable(sweep.started, changes, report)
+    """Resume the runs of a sweep that are neither active nor finished."""
+    jobs, other_outcomes = _resumable(sweep.started, changes, report)
     refuse_misfits(jobs, report)
     report(SweepBegins(sweep=sweep.name, runs=len(sweep.runs), to_resume=len(jobs)))
     missing = len(sweep.runs) - len(sweep.started)
     if missing:
-        report(Note(f"{counted(missing, 'point')} without a run folder; the sweep's command starts them."))
+        points = counted(missing, "point")
+        report(Note(f"The sweep has {points} without a run folder; the sweep's command starts them."))
+
     _report_effects(jobs, changes, report)
 
     def claim(job: Job, _: object) -> ClaimedRun | StartedRun:
         folder = RunFolder(job.run_dir)
         with hold(folder, report) as lock:
             status = run_status.status(folder, SlurmClient())
-            outcome = _left_alone(status, changes, report)
+            outcome = _outcome_without_start(status, changes, report)
             return outcome or ClaimedRun(job, keep(lock, job.run_name), is_new=False)
 
     outcomes = start_claimed(jobs, claim, sweep=sweep.name, points=points_of(jobs), report=report)
     order = [folder.name for folder in sweep.runs]
-    return reported_sweep(sweep.name, [*left, *outcomes], order, report)
+
+    return reported_sweep(sweep.name, [*other_outcomes, *outcomes], order, report)
 
 
-def _left_alone(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:
-    """Return the outcome of a run of a sweep that is left alone, and report why; None if it resumes."""
+def _outcome_without_start(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:
+    """Return the outcome for a run of a sweep that can't be resumed, and report why; None if it can."""
     try:
         if not _is_active(status, changes):
             return None
@@ -146,29 +156,33 @@ def _is_active(status: RunStatus, changes: Sequence[str]) -> bool:
     """Return whether a run has a job or process.
 
     Raises:
-        SlurmddpError: the run has finished and is not extended, its state is not known, or it is active and
-            can't be changed.
+        SlurmddpError: the run has finished and the changes don't extend it, its state is unknown, or it is
+            active and can't change.
     """
-    if is_unanswered(RunFolder(status.path)):  # The submission finds the job of an unanswered one.
+    # If sbatch gave no answer, the next submission looks for the job first.
+    if is_unanswered(RunFolder(status.path)):
         return False
     if status.active and not changes:
         refuse_unclear(status)
         return True
+
     refuse_active(
         status,
         unchanged="The changes were not applied.",
-        hint=f"First `slurmddp stop {status.name}`, then resume it with the changes.",
+        hint=f"Run `slurmddp stop {status.name}` first, then resume it with the changes.",
     )
     refuse_finished(status, changes)
+
     return False
 
 
 def _report_effects(jobs: Sequence[Job], changes: Sequence[str], report: Report) -> None:
-    """Report settings without effect, and the size of each job if the changes concern it."""
+    """Report settings without effect, and the new size of each job if the changes concern its size."""
     notes: dict[str, None] = {}
     for job in jobs:
         config = job.program.config
         notes.update(dict.fromkeys([*unused(config, os.environ), *misspelled(config, os.environ)]))
+
     for note in notes:
         report(Note(note))
 

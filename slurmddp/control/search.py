@@ -1,7 +1,7 @@
-"""Search with Optuna: start some trials, wait for their results, and choose the next ones by them.
+"""Search with Optuna: start trials, wait for their results, and choose the next trials by the results.
 
 A trial is a run. The file of the sweep lists the trials, and their run folders hold the results. The same
-command takes the listed trials first, starts those that are not finished, and then chooses new ones.
+command repeats the listed trials first, starts those that have not finished, and then chooses new trials.
 Source of the sampler: Bergstra et al., Algorithms for Hyper-Parameter Optimization (2011), as in Optuna.
 """
 
@@ -48,16 +48,17 @@ if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
 
 _POLL_S = 0.5
-"""Seconds between two looks at a run folder; SLURM is asked at most twice a minute."""
-_MOST_FAILED = 3
-"""After so many trials a search ends if none of them has a result."""
+"""Seconds between two checks of a run folder. SLURM is queried at most twice a minute."""
+_MAX_FAILED = 3
+"""Number of trials without a result after which a search ends, if no trial has one."""
 _KEPT = "Finished trials are not run again."
+
 JobsOf = Callable[[Sequence[Sequence[str]]], Sequence["Job"]]
-"""Makes the job of each command line."""
+"""Makes the job of each list of settings."""
 
 
 class Sampler:
-    """Suggests command lines, and learns from their results."""
+    """Suggests the settings of trials, and learns from their results."""
 
     def __init__(self, search: Search) -> None:
         try:
@@ -65,61 +66,70 @@ class Sampler:
         except ImportError as error:
             hint = "Install it: pip install 'slurmddp[optuna]'."
             raise ConfigError("hydra/sweeper=optuna needs the package optuna.", hint=hint) from error
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search = search
         self._study = optuna.create_study()
         self._sampler = optuna.samplers.TPESampler
-        self._asked: list[Any] = []
+        self._trials: list[Any] = []
+        """The trials of the last `suggest`."""
 
     def suggest(self, count: int, known: Sequence[Sequence[str]] = ()) -> list[list[str]]:
-        """Return the command lines of the next trials.
+        """Return the settings of the next trials.
 
         Args:
-            count: how many.
-            known: the command lines of the first of them, if an earlier search has chosen them.
+            count: number of trials.
+            known: the settings of the first of these trials, if an earlier search has chosen them.
         """
         for point in known:
             chosen = self._search.chosen(point)
             self._study.enqueue_trial(
                 {word: _value(chosen[word], values) for word, values in self._search.parameters.items()}
             )
+
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `constant_liar` is experimental.
-            # Each batch has a seed of its own, so that known trials don't change the choice of later ones.
+            # Optuna warns that `constant_liar` is experimental.
+            warnings.simplefilter("ignore")
+            # Each batch has its own seed, so that known trials don't change the choice of later trials.
             seed = random.Random(f"{self._search.seed} {len(self._study.trials)}").getrandbits(32)
-            # Trials that are not told yet count as bad ones, so that those of one batch differ.
+            # With `constant_liar`, running trials count as bad trials, so that the trials of a batch differ.
             self._study.sampler = self._sampler(seed=seed, constant_liar=True)
-        self._asked = [self._study.ask() for _ in range(count)]
+
+        self._trials = [self._study.ask() for _ in range(count)]
         return [
             self._search.point({
                 word: _choose(trial, word, values) for word, values in self._search.parameters.items()
             })
-            for trial in self._asked
+            for trial in self._trials
         ]  # fmt: skip
 
-    def tell(self, losses: Sequence[float | None]) -> None:
-        """Give the results of the trials of the last `suggest`: less is better; None: it has failed."""
+    def learn(self, losses: Sequence[float | None]) -> None:
+        """Take the results of the trials of the last `suggest`: less is better; None: the trial failed."""
         from optuna.trial import TrialState
 
-        for trial, loss in zip(self._asked, losses, strict=True):
+        for trial, loss in zip(self._trials, losses, strict=True):
             self._study.tell(trial, loss, TrialState.FAIL if loss is None else TrialState.COMPLETE)
 
 
 def _choose(trial: Any, word: str, values: Choices | Interval) -> str:
+    """Return the setting that Optuna chooses for a trial."""
     if isinstance(values, Interval):
         suggest = trial.suggest_int if isinstance(values.low, int) else trial.suggest_float
         return values.setting(suggest(word, values.low, values.high, log=values.is_log))
     if values.is_ordered:
         return values.settings[int(trial.suggest_int(word, 0, len(values.settings) - 1))]
+
     chosen: str = trial.suggest_categorical(word, values.settings)
     return chosen
 
 
 def _value(setting: str, values: Choices | Interval) -> Any:
-    """Return the value that `_choose` has made a setting of."""
+    """Return Optuna's value for a setting; the inverse of `_choose`."""
     if isinstance(values, Interval):
         return type(values.low)(setting.partition("=")[2])
-    return values.settings.index(setting) if values.is_ordered else setting
+    if values.is_ordered:
+        return values.settings.index(setting)
+    return setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +138,7 @@ class TrialEnded:
 
     run: str
     state: str
-    """Its state, as `RunStatus.state`."""
+    """The state of the run, as `RunStatus.state`."""
     metric: str | None = None
     """Name of the compared metric; None if the trial has no result."""
     value: float | None = None
@@ -137,12 +147,12 @@ class TrialEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitsForTrials:
-    """The search waits for runs that are queued."""
+    """The search waits for the ends of runs on SLURM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLeft:
-    """The search ends before its last trial: a person has ended its runs, or SLURM has refused one."""
+    """The search ends before its last trial: a person ended its runs, or SLURM refused a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ class BestTrial:
 
     run: str
     settings: str
-    """The settings that the search has chosen, as typed on one line."""
+    """The settings that the search chose, on one line."""
     metric: str
     value: float
 
@@ -163,12 +173,12 @@ class Searched:
     sweep: str
     """Name of the sweep that lists the trials."""
     best: BestTrial | None = None
-    """None if the search was left, or no trial has a result."""
+    """None if the search ended before its last trial, or no trial has a result."""
     exit_code: int = EXIT_FINISHED
 
 
 def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
-    """Return the jobs of the first trials, which start together, and the name of their sweep."""
+    """Return the jobs of the first trials, which start at the same time, and the name of their sweep."""
     edges = jobs_of(search.edges())
     jobs = jobs_of(Sampler(search).suggest(min(search.at_once, search.trials)))
     return refuse_collisions(jobs), _name(search, edges)
@@ -182,13 +192,13 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
     """Run all trials, and return the best one.
 
     Args:
-        search: what is searched.
-        jobs_of: makes the job of each command line.
-        again: whether finished runs are started once more.
+        search: the parameters, the metric and the number of trials.
+        jobs_of: makes the job of each list of settings.
+        again: whether to start finished runs once more.
         report: called with each event.
 
     Raises:
-        ConfigError: Optuna is missing, a trial can't be started, or nothing says which value is best.
+        ConfigError: Optuna is missing, a trial can't be started, or it is unknown which value is best.
         SlurmddpError: the first trials have failed, or have not logged the metric.
     """
     sampler = Sampler(search)
@@ -199,6 +209,7 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
 
     claim = claim_for_start(again=again, report=report)
     tried = 0
+
     while tried < search.trials:
         count = min(search.trials - tried, search.at_once)
         jobs = jobs_of(sampler.suggest(count, results.known(tried)[:count]))
@@ -212,44 +223,52 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
         if refused:
             report(SearchLeft())
             return Searched(sweep=results.sweep, exit_code=refused[0].exit_code)
+
         if ENDED_BY_PERSON.isdisjoint(codes):
             if any(job.launcher == "slurm" for job in to_start):
                 report(WaitsForTrials())
             losses = [results.loss(job) for job in jobs]
             if to_start and all(_state(job) in ("stopped", "cancelled") for job in to_start):
-                codes = [EXIT_STOPPED]  # A person has ended all of them, and with them the search.
+                # A person has ended all runs of this batch, and so the search.
+                codes = [EXIT_STOPPED]
+
         if not ENDED_BY_PERSON.isdisjoint(codes):
             report(SearchLeft())
             return Searched(sweep=results.sweep, exit_code=combine_exit_codes(codes))
 
-        sampler.tell(losses)
+        sampler.learn(losses)
         tried += len(jobs)
         results.refuse_failures(tried)
+
     searched = Searched(sweep=results.sweep, best=results.best())
     report(searched)
+
     return searched
 
 
 def _is_finished(job: Job, report: Report) -> bool:
-    """Return whether a trial has finished; report if it has computed with other code."""
+    """Return whether a trial has finished; report a `Note` if its code has changed since."""
     if _state(job) != "finished":
         return False
+
     changed = changed_since(RunFolder(job.run_dir), job)
     if changed:
         report(Note(f"{job.run_name}: {changed} --again runs all trials with the new code."))
+
     return True
 
 
 def _state(job: Job) -> str:
+    """Return the state of a job's run; "removed" if it has no folder."""
     folder = RunFolder(job.run_dir)
     return status_of(folder).state if folder.path.exists() else "removed"
 
 
 class Results:
-    """The trials of a search and their values of the compared metric."""
+    """The trials of a search, and the value of the compared metric for each."""
 
     def __init__(self, search: Search, edges: Sequence[Job], report: Report) -> None:
-        """Find the trials of a search; `edges` are jobs that hold each of its choices."""
+        """Open the sweep of a search; `edges` are jobs that together contain each choice of the search."""
         self._report = report
         self.sweep = _name(search, edges)
         self._runs_dir = edges[0].run_dir.parent
@@ -261,16 +280,17 @@ class Results:
         self._metric: ComparedMetric | None = None
 
     def known(self, tried: int) -> list[Sequence[str]]:
-        """Return the command lines of the trials after the first `tried` that the file of the sweep lists."""
+        """Return the settings of the trials in the file of the sweep, without the first `tried` trials."""
         return [settings for _, settings in sweeps.read(self._runs_dir, self.sweep).points[tried:]]
 
     def add(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add trials to the sweep; return the new runs: two trials may be the same run."""
+        """Add trials to the sweep; return the jobs of new runs, because two trials may be the same run."""
         runs = refuse_collisions([*self._jobs.values(), *jobs])
         fresh = runs[len(self._jobs) :]
         self._jobs |= {job.run_name: job for job in fresh}
         self._trials += [(job.run_name, job.overrides) for job in jobs]
         self._write()
+
         return fresh
 
     def _write(self) -> None:
@@ -280,7 +300,7 @@ class Results:
         sweeps.write(self._runs_dir, self.sweep, points, best)
 
     def point(self, job: Job, number: int) -> PointBegins:
-        """Return the point of a trial."""
+        """Return the event that a trial begins."""
         return PointBegins(
             run=job.run_name,
             number=number,
@@ -290,32 +310,42 @@ class Results:
         )
 
     def _chosen(self, job: Job) -> str:
-        """Return the settings that the search has chosen, as typed on one line."""
+        """Return the settings that the search chose for a job, on one line."""
         return on_one_line([word for word in job.overrides if word not in self._search.overrides])
 
     def loss(self, job: Job) -> float | None:
-        """Wait for the end of a run, and return its value so that less is better; None without a value."""
+        """Wait for the end of a run, and return its loss: less is better; None if the run has no value."""
         if job.run_name not in self._values:
             folder = RunFolder(job.run_dir)
             has_ended = end_of(folder, client.SlurmClient())
             while folder.path.exists() and not has_ended():
                 time.sleep(_POLL_S)
+
             state = _state(job)
             value = self._value(folder, read(folder)) if state == "finished" else None
             self._values[job.run_name] = value
             metric = self._metric.name if self._metric is not None and state == "finished" else None
             self._report(TrialEnded(run=job.run_name, state=state, metric=metric, value=value))
+
         value = self._values[job.run_name]
-        return -value if value is not None and self._metric and self._metric.mode == "max" else value
+        if value is not None and self._metric is not None and self._metric.mode == "max":
+            return -value
+        return value
 
     def _value(self, folder: RunFolder, metrics: Metrics) -> float | None:
+        """Return the value of the compared metric, which the first finished run determines."""
         if self._metric is None:
             self._metric = self._choose_metric(folder, metrics)
             self._write()
         return self._metric.value(metrics)
 
     def _choose_metric(self, folder: RunFolder, metrics: Metrics) -> ComparedMetric:
-        """Return the metric of the search, by the first run that has finished."""
+        """Return the compared metric of the search, by the first run that has finished.
+
+        Raises:
+            ConfigError: the run logged several metrics, or it is unknown whether more or less is better.
+            SlurmddpError: the run logged no metric, or another one than the search names.
+        """
         named = self._search.metric
         metric = compared_metric([folder], [metrics])
         if named and (metric is None or metric.name != named):
@@ -334,28 +364,33 @@ class Results:
         if not named and not metric.mode and len(metrics.own) > 1:
             raise ConfigError(
                 f"{folder.name} has logged several metrics: {', '.join(metrics.own)}.",
-                hint=f"Say which one counts: hydra.sweeper.metric={metric.name}. {_KEPT}",
+                hint=f"Choose the one to compare: hydra.sweeper.metric={metric.name}. {_KEPT}",
             )
+
         mode = self._search.mode or metric.mode
         if not mode:
             raise ConfigError(
-                f"Nothing says whether more or less of {metric.name} is better.",
-                hint=f"Add hydra.sweeper.direction=maximize or minimize. {_KEPT}",
+                f"It is unknown whether more or less {metric.name} is better.",
+                hint=f"Add hydra.sweeper.direction=maximize or hydra.sweeper.direction=minimize. {_KEPT}",
             )
+
         return replace(metric, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
-        """Raise SlurmddpError if no trial has a value, because the others would have none as well."""
-        if tried >= min(_MOST_FAILED, self._search.trials) and set(self._values.values()) == {None}:
-            hint = f"`slurmddp list {self.sweep}` shows them. The same command starts failed ones again."
+        """Raise SlurmddpError if no trial has a value so far; later trials would have none either."""
+        if tried >= min(_MAX_FAILED, self._search.trials) and set(self._values.values()) == {None}:
+            hint = f"`slurmddp list {self.sweep}` lists them. The same command starts failed trials again."
             raise SlurmddpError(f"None of the first {counted(tried, 'trial')} has a result.", hint=hint)
 
     def best(self) -> BestTrial | None:
-        """Return the trial with the best value; None if none has a value."""
+        """Return the trial with the best value; None if no trial has a value."""
         if self._metric is None:
             return None
+
         values = {run: value for run, value in self._values.items() if value is not None}
-        best = (max if self._metric.mode == "max" else min)(values, key=lambda run: values[run])
+        choose = max if self._metric.mode == "max" else min
+        best = choose(values, key=lambda run: values[run])
+
         return BestTrial(
             run=best,
             settings=self._chosen(self._jobs[best]),

@@ -1,4 +1,4 @@
-"""The runs that an action takes: one run, or the runs of a sweep."""
+"""Find the runs that a name selects: one run, or the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ class Selection:
     """Full name of the run or the sweep."""
     runs: tuple[RunFolder, ...]
     sweep: sweeps.Sweep | None = None
-    """The sweep; None if a single run was named."""
+    """The sweep; None if the name is the name of a run."""
 
 
 def select(name: str) -> Selection:
-    """Return the runs that a name means.
+    """Return the runs that a name selects.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder.
+        name: name of a run or a sweep, the beginning of a name, or a run folder.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
     """
     sweep = sweeps.find(name)
     if sweep is not None:
         return Selection(sweep.name, tuple(sweep.started), sweep)
+
     folder = index.find(name)
     return Selection(folder.name, (folder,))
 
 
 def select_own(name: str) -> Selection:
-    """Return the runs that a name means, which this account may change.
+    """Return the runs that a name selects, if this account owns them all.
 
     Raises:
         RunNotFoundError: as for `select`.
@@ -46,4 +47,5 @@ def select_own(name: str) -> Selection:
     selection = select(name)
     for folder in selection.runs:
         refuse_foreign(folder.path, READ_ONLY)
+
     return selection

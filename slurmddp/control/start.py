@@ -1,4 +1,4 @@
-"""Start jobs: on SLURM those that ask for the same as one array, on this machine one after another."""
+"""Start jobs: on SLURM, jobs with equal requests as one array; on this machine, one after another."""
 
 from __future__ import annotations
 
@@ -46,45 +46,47 @@ if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
 
 ENDED_BY_PERSON = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
-"""Exit codes of a training on this machine that a person has ended, and with it the runs after it."""
+"""Exit codes of a training on this machine that a person ended; the runs after it are not started."""
 _OTHER_FILES = 256
-"""Files that a process has open beside the locks of runs."""
+"""Number of open files that a process needs beside the locks of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartedRun:
-    """The outcome for one run that was to start."""
+    """The outcome of a start for one run."""
 
     name: str
     path: Path
     outcome: Literal["submitted", "training", "trained", "active", "finished", "failed", "refused"]
-    """submitted: SLURM has its job. training: it trains on this machine, in a process of its own. trained: it
-    has trained on this machine, and ended with `exit_code`. active: it had a job or a process already.
-    finished: it has nothing to do. failed: its training on this machine failed. refused: its state allows no
-    start, or SLURM refused its job after it had taken others of the sweep."""
+    """submitted: SLURM has queued its job. training: it trains on this machine, in a separate process.
+    trained: it has trained on this machine, and ended with `exit_code`. active: it already had a job or a
+    process. finished: it had already finished. failed: its training on this machine failed. refused: its
+    state allows no start, or SLURM refused its job after it had queued other jobs of the sweep."""
     job_id: str | None = None
     exit_code: int = EXIT_FINISHED
     reason: str = ""
-    """Why it failed or was refused."""
+    """Why the run failed or was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The outcome for one run, or for each run of a sweep, that was to start."""
+    """The outcome of a start of a run, or of the runs of a sweep."""
 
     runs: tuple[StartedRun, ...]
-    """The runs in the order of the points. Points after one that a person has ended are missing."""
+    """The runs, in the order of the points. If a person ends a run, the points after it are missing."""
     sweep: str | None = None
     """Name of the sweep; None for a single run."""
 
     @property
     def exit_code(self) -> int:
-        """The exit code that stands for all runs."""
+        """The exit code for all runs together."""
         codes = [run.exit_code for run in self.runs]
         refused = [run.exit_code for run in self.runs if run.outcome == "refused"]
         if any(refused):
             return max(refused)
-        return codes[0] if self.sweep is None and codes else combine_exit_codes(codes)
+        if self.sweep is None and codes:
+            return codes[0]
+        return combine_exit_codes(codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +95,20 @@ class PointBegins:
 
     run: str
     number: int
-    """Its place, from 1."""
+    """Number of the point, from 1."""
     total: int
+    """Number of all points."""
     settings: str
-    """The settings that the other points do not share, as typed on one line."""
+    """The settings that not all points share, on one line."""
     is_trial: bool = False
-    """Whether a search has chosen the settings."""
+    """Whether a search chose the settings."""
     in_array: bool = False
-    """Whether it becomes an element of an array."""
+    """Whether the point becomes an element of an array."""
 
 
 @dataclass(frozen=True)
 class PointFailed:
-    """The training of a point on this machine has failed; the points after it start all the same."""
+    """The training of a point on this machine has failed. The points after it still start."""
 
     run: str
     error: SlurmddpError
@@ -117,21 +120,21 @@ class PointsLeft:
 
     count: int
     error: SlurmddpError | None = None
-    """Why, if the points before them have started; otherwise the start raises it."""
+    """Why SLURM refused, if it has queued earlier points; None if the start raises this error instead."""
 
 
 @dataclass(frozen=True)
 class AlreadyActive:
-    """A run has a job or a process already, so it is left alone."""
+    """A run already has a job or a process, so nothing was started."""
 
     status: RunStatus
     code_changes: str = ""
-    """How the code has changed since the run was submitted, as a sentence."""
+    """A sentence about changes of the code since the run was submitted; empty if there are none."""
 
 
 @dataclass(frozen=True)
 class AlreadyFinished:
-    """A run has finished, so it is left alone."""
+    """A run has already finished, so nothing was started."""
 
     status: RunStatus
     job: Job
@@ -140,13 +143,13 @@ class AlreadyFinished:
 
 @dataclass(frozen=True)
 class RunContinues:
-    """A run that exists starts again, from its last checkpoint if it has one."""
+    """An existing run starts again, from its last checkpoint if it has one."""
 
     status: RunStatus
 
 
 def warnings_of(event: object) -> list[str]:
-    """Return what an event warns of, as sentences for callers without a view of a start."""
+    """Return the warnings in an event, as sentences, for callers that print no events."""
     match event:
         case Waiting(_, text) | Note(text):
             return [text]
@@ -156,30 +159,39 @@ def warnings_of(event: object) -> list[str]:
             return [f"{status.name}: {code_changes} again=True runs the new code."]
         case SubmittedJob(job, _, notes):
             return [f"{job.run_name}: {note}" for note in notes]
+
     return []
 
 
 Claim = Callable[["Job", Callable[["Job"], bool]], "ClaimedRun | StartedRun"]
-"""Claims a run for a start, or returns why it does not start. The second argument creates a new folder."""
+"""Claims a run for a start, or returns the outcome if it does not start.
+
+The second argument creates the folder of a new run, and returns False if the folder exists.
+"""
 StartHere = Callable[["Job"], StartedRun]
-"""Starts a job of this machine."""
+"""Starts a job on this machine."""
 
 
 def start(job: Job, *, again: bool = False, report: Report = ignore) -> Started:
     """Start a run, unless it is active or finished.
 
-    On SLURM the call returns when the job is queued, on this machine when the training has ended.
+    On SLURM, the call returns when the job is queued; on this machine, when the training has ended.
 
     Args:
         job: the job.
-        again: whether the folder of an earlier run is put aside first.
+        again: whether to put the folder of an earlier run aside first.
         report: called with each event.
 
     Raises:
-        ConfigError: the job can't start, or the folder holds another run.
-        RunStateError: the run is active, so it can't be put aside; or it was trained further than `job`.
+        ConfigError: the job can't start, or its folder holds another run.
+        RunStateError: the run is active, so it can't be put aside; or it was extended beyond the length of
+            `job`.
         SlurmError: SLURM is missing, does not answer, or refused.
         RankFailure: the training on this machine has failed.
+
+    Example:
+        (job,) = jobs_of([["+cluster=a100x8", "nodes=3"]])
+        print(start(job).runs[0].job_id)
     """
     claim = claim_for_start(again=again, report=report)
     return Started(runs=tuple(start_claimed([job], claim, report=report)))
@@ -199,17 +211,17 @@ def start_claimed(
     Args:
         jobs: the jobs.
         claim: claims the run of a job.
-        sweep: name of the sweep.
-        points: what is reported before each start, by the run's name; None for a single run.
-        start_here: starts a job of this machine; None: claim it and train it to its end.
+        sweep: name of the sweep; empty for a single run.
+        points: the event to report before each start, by the name of the run; None for a single run.
+        start_here: starts a job on this machine; None: the run is claimed and trained to its end.
         report: called with each event.
 
     Returns:
-        The outcomes in the order in which the runs were started. If SLURM has taken jobs of a sweep before it
-        refuses one, the rest of the runs are refused.
+        The outcomes, in the order of the starts. If SLURM refuses a job after it has queued other jobs of the
+        sweep, the remaining runs have the outcome "refused".
 
     Raises:
-        SlurmddpError: a job can't start, and no job of SLURM has started. In a sweep, the failure of a
+        SlurmddpError: a job can't start, and SLURM has queued none of the jobs. In a sweep, the failure of a
             training on this machine is only reported.
     """
     points = points or {}
@@ -221,6 +233,7 @@ def start_claimed(
         for job in group:
             if job.run_name in points:
                 report(replace(points[job.run_name], in_array=is_array))
+
         try:
             if group[0].launcher == "slurm":
                 outcomes += _submit(group, claim, sweep, report)
@@ -229,14 +242,18 @@ def start_claimed(
         except SlurmddpError as error:
             if not points:
                 raise
-            left = _jobs_without(outcomes, jobs)
+
+            remaining = _jobs_without(outcomes, jobs)
             if not any(run.outcome == "submitted" for run in outcomes):
-                report(PointsLeft(len(left)))
+                report(PointsLeft(len(remaining)))
                 raise
-            report(PointsLeft(len(left), error))
-            return [*outcomes, *(_refused(job, error) for job in left)]
+
+            report(PointsLeft(len(remaining), error))
+            return [*outcomes, *(_refused(job, error) for job in remaining)]
+
         if any(run.exit_code in ENDED_BY_PERSON for run in outcomes):
             break
+
     return outcomes
 
 
@@ -251,25 +268,30 @@ def _refused(job: Job, error: SlurmddpError) -> StartedRun:
 
 
 def groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs of each submission: those of an array together, all others alone."""
+    """Return the jobs of each submission: the jobs of an array, or a single job."""
     if len(jobs) == 1 or all(job.launcher != "slurm" for job in jobs):
         return [[job] for job in jobs]
-    return array.groups(jobs, _longest_array(client.SlurmClient()) if client.on_path() else len(jobs))
+
+    longest = _longest_array(client.SlurmClient()) if client.on_path() else len(jobs)
+    return array.groups(jobs, longest)
 
 
 def _longest_array(slurm: client.SlurmClient) -> int:
-    """Return how many elements one array may have: SLURM bounds the index, and each lock is an open file."""
-    most_files = OpenFiles.allow_most()
+    """Return how many elements an array may have, by SLURM's limit and by the limit of open files.
+
+    While an array is submitted, the lock of each element is an open file.
+    """
+    open_files = OpenFiles.allow_most()
     longest = max_array_size(slurm)
-    if most_files == resource.RLIM_INFINITY:
+    if open_files == resource.RLIM_INFINITY:
         return longest
-    return min(longest, most_files - _OTHER_FILES)
+    return min(longest, open_files - _OTHER_FILES)
 
 
 def _start_point_here(
     job: Job, start_here: StartHere, points: Mapping[str, PointBegins], report: Report
 ) -> StartedRun:
-    """Start a job of this machine; the failure of a point is only reported."""
+    """Start a job on this machine; only report a failure if the job is a point of a sweep."""
     try:
         return start_here(job)
     except SlurmddpError as error:
@@ -280,19 +302,23 @@ def _start_point_here(
 
 
 def _submit(group: Sequence[Job], claim: Claim, sweep: str, report: Report) -> list[StartedRun]:
+    """Submit a job, or several jobs as an array; return the outcomes in the order of `group`."""
     outcomes: dict[str, StartedRun] = {}
     with Submission(sweep, is_array=len(group) > 1, report=report) as submission:
-        # Two sweeps never wait for each other's locks.
+        # All commands lock runs in the order of their names, so that two sweeps never wait for each other.
         for job in sorted(group, key=lambda job: job.run_name):
             claimed = claim(job, submission.create)
             if isinstance(claimed, StartedRun):
                 outcomes[job.run_name] = claimed
             else:
                 submission.add(claimed)
+
         job_ids = submission.submit([job.run_name for job in group])
+
     for job in group:
         if job.run_name in job_ids:
             outcomes[job.run_name] = _outcome(job, "submitted", job_id=job_ids[job.run_name])
+
     return [outcomes[job.run_name] for job in group]
 
 
@@ -301,6 +327,7 @@ def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
     claimed = claim(job, lambda job: create(job, checked_script(job, report)))
     if isinstance(claimed, StartedRun):
         return claimed
+
     with claimed.lock:
         report_put_aside([claimed], report)
         return _outcome(job, "trained", exit_code=train_here(claimed, report))
@@ -325,10 +352,10 @@ def _outcome(
 
 
 def claim_for_start(*, again: bool, report: Report) -> Claim:
-    """Return the claim of new runs, and of runs that have ended before their last step.
+    """Return the function that claims new runs, and existing runs that have not finished.
 
     Args:
-        again: whether the folder of an earlier run is put aside first.
+        again: whether to put the folder of an earlier run aside first.
         report: called with each event.
     """
     return partial(_claim, again=again, report=report)
@@ -337,7 +364,7 @@ def claim_for_start(*, again: bool, report: Report) -> Claim:
 def _claim(
     job: Job, create_folder: Callable[[Job], bool], *, again: bool, report: Report
 ) -> ClaimedRun | StartedRun:
-    """Create the folder of a run, or take the one that is there, and decide whether the run starts."""
+    """Create the folder of a run or use the existing one, and decide whether the run starts."""
     folder = RunFolder(job.run_dir)
     is_new = not folder.path.exists() and create_folder(job)
     with hold(folder, report) as lock:
@@ -355,10 +382,12 @@ def _claim(
             report_started([status.name])
             report(AlreadyFinished(status, job, changed_since(folder, job)))
             return StartedRun(name=status.name, path=folder.path, outcome="finished", job_id=status.job_id)
+
         refuse_extended(job)
 
         if status.attempts:
             report(RunContinues(status))
+
         return ClaimedRun(job, lock.hand_over(), is_new=is_new)
 
 
@@ -370,14 +399,17 @@ def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) 
     except BaseException:
         put_back(aside, job.run_dir)
         raise
+
     if isinstance(claimed, ClaimedRun):
         return replace(claimed, put_aside=aside)
-    report(RunPutAside(aside))  # Another command has started the run meanwhile.
+
+    # Another command has started the run meanwhile, so the earlier folder stays aside.
+    report(RunPutAside(aside))
     return claimed
 
 
 def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> StartedRun:
-    """Return the outcome of an active run; raise SlurmddpError if its state is unclear, or it is ending."""
+    """Return the outcome for an active run; raise SlurmddpError if its state is unknown, or it is ending."""
     refuse_unclear(status)
     report_started([status.name])
     report(AlreadyActive(status, code_changes))
@@ -387,22 +419,23 @@ def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> S
 def _refuse_put_aside(
     folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool
 ) -> None:
-    """Raise an error if a run that is to be put aside has, or may have, a job or process."""
+    """Raise an error if a run that is to be put aside has, or may have, a job or a process."""
     if is_unanswered(folder):
         adopted = queued_jobs.settle(folder, client.SlurmClient(), lambda text: report(Info(text)))
         if adopted is not None:
             status = status_of(folder)
+
     is_unreadable = status.state == "unknown" and status.job_id is None
     if is_held_elsewhere or not (is_unreadable or is_unanswered(folder)):
         refuse_active(
             status,
             unchanged="An active run can't be put aside; nothing was changed.",
-            hint=f"First `slurmddp cancel {status.name}`, then start it with --again.",
+            hint=f"Run `slurmddp cancel {status.name}` first, then start it with --again.",
         )
 
 
 def put_aside(folder: RunFolder) -> Path:
-    """Move a run folder to the first free `NAME.old-N` beside it, and return its new place."""
+    """Rename a run folder to the first free `NAME.old-N`, and return the new path."""
     refuse_foreign(folder.path)
     aside = free_name(folder.path)
     folder.path.rename(aside)

@@ -1,4 +1,4 @@
-"""The state of a run, and what its records hold beside it."""
+"""Read the state of a run, and further facts from its records."""
 
 from __future__ import annotations
 
@@ -25,75 +25,77 @@ from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm.client import SlurmClient
 
 _LAST_LINES = 6
-"""Lines of each log that tell of an end without a failing rank."""
+"""Number of last lines of each log that are shown for an end without a failed rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFacts:
-    """One attempt of a run."""
+    """An attempt of a run."""
 
     number: int
     started: float | None
-    """In seconds since the epoch."""
+    """Time of the start, in seconds since the epoch."""
     nodes: str | None
     ended: str
-    """How it ended, in words; empty if it has not."""
+    """How the attempt ended, as a phrase; empty if it has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails(RunStatus):
-    """The state of a run, and what its records hold beside it."""
+    """The state of a run, and further facts from its records."""
 
     time: float
-    """When the state was read, in seconds since the epoch."""
+    """Time at which the state was read, in seconds since the epoch."""
     goodput: Goodput = field(default_factory=Goodput)
     phases: Phases | None = None
-    """The newest start; None before its first step."""
+    """The durations of the newest start; None before its first step."""
     best: BestStep | None = None
     """The best checkpoint, by `train.best`."""
     memory: PeakMemory | None = None
     """The peak memory of the ranks of the newest attempt."""
     notices: tuple[Notice, ...] = ()
-    """Hangs, slow ranks, other nodes and warnings of the newest attempt."""
+    """Hangs, slow ranks, changed nodes and warnings of the newest attempt."""
     history: tuple[AttemptFacts, ...] = ()
-    """All attempts."""
+    """All attempts, the oldest first."""
     awaited: str = ""
-    """The nodes for which the others wait before the ranks start."""
+    """The nodes for which the other nodes wait before the ranks start; empty if they wait for none."""
     avoided_nodes: tuple[str, ...] = ()
-    """Nodes that failed recently."""
+    """Nodes that the next attempt avoids because they failed recently."""
     last_lines: tuple[str, ...] = ()
-    """The last lines of agents and batch script, if the run ended without a failing rank."""
+    """The last lines of agents and batch script, if the run failed or was lost without a failed rank."""
     curves: tuple[str, ...] = ()
-    """Commands that show the curves which loggers have written."""
+    """Commands that show the curves that loggers have written."""
 
 
 def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDetails | Listing:
-    """Return the state of a run, or of the runs of a sweep. The report of a run that has ended is written.
+    """Return the state of a run, or of the runs of a sweep; write the report of a run that has ended.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder; None: the newest run.
-        slurm: the SLURM of the runs; None: this machine's.
+        name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
     """
     from slurmddp.runs.report.html import with_report
 
     slurm = slurm or SlurmClient()
     if sweeps.find_to_show(name) is not None:
         return list_runs(name, slurm=slurm)
+
     folder = index.find(name)
     return _details(folder, with_report(folder, run_status.status(folder, slurm)))
 
 
 def status_of(folder: RunFolder) -> RunStatus:
-    """Return the state of a run; SLURM is asked if this machine has one."""
+    """Return the state of a run; query SLURM if this machine has one."""
     from slurmddp.slurm import client
 
     return run_status.status(folder, client.SlurmClient() if client.on_path() else None)
 
 
 def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
+    """Return the status of a run with further facts from its records."""
     now = time.time()
     has_unexplained_end = run.failure is None and run.state in ("failed", "lost")
     return RunDetails(
@@ -108,7 +110,7 @@ def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
 
 
 def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
-    """Return what the events of a run say; nothing if they can't be read, which the state tells then."""
+    """Return the facts in the events of a run; none if the events are unreadable, which the state reports."""
     try:
         events = folder.events()
         return {
@@ -124,6 +126,7 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
 
 
 def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
+    """Return the attempts of a run, without an end for the newest attempt if it is open."""
     return tuple(
         AttemptFacts(
             number=attempt.number,
@@ -136,19 +139,24 @@ def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
 
 
 def _best(folder: RunFolder) -> BestStep | None:
-    with suppress(SlurmddpError, OSError):  # The state tells of an unreadable record.
+    # The state of the run already reports an unreadable record.
+    with suppress(SlurmddpError, OSError):
         return best_step(folder)
     return None
 
 
 def _awaited(events: Iterable[Any]) -> str:
-    """Return the nodes that have not joined, which node 0's agent records before the ranks start."""
+    """Return the nodes that have not joined, as the agent of node 0 recorded them before the start."""
     _, newest = of_newest_attempt(events)
     waits = [str(event.get("nodes", "")) for event in newest if event.get("event") == "awaits"]
     return waits[-1] if waits else ""
 
 
 def _last_lines(folder: RunFolder) -> tuple[str, ...]:
+    """Return the last lines of agents and batch script of the newest attempt."""
     attempts = folder.attempts()
-    paths = logs.selected_files(folder, attempts[-1], logs.ChosenLogs(frozenset())) if attempts else []
+    if not attempts:
+        return ()
+
+    paths = logs.selected_files(folder, attempts[-1], logs.ChosenLogs(frozenset()))
     return tuple(f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _LAST_LINES))

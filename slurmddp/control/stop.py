@@ -1,7 +1,7 @@
-"""Let runs save and stop; they stay stopped until somebody resumes them.
+"""Ask runs to save and stop; they stay stopped until a person resumes them.
 
-The action writes the file `stop` into the run folder. The ranks see it, save and leave with exit code 75. The
-job of a queued run leaves the queue.
+The action writes the file `stop` into the run folder. The ranks notice the file, save, and exit with code 75.
+The job of a queued run leaves the queue.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRun:
-    """The outcome for one run that was to stop."""
+    """The outcome of a stop for one run."""
 
     name: str
     path: Path
     state: str
-    """Its state before the action, as `RunStatus.state`."""
+    """The state before the action, as `RunStatus.state`."""
     detail: str
-    """Why, in words."""
+    """The reason of the state, as a clause."""
     outcome: Literal["inactive", "asked", "dequeued"]
-    """inactive: it had nothing to stop. asked: its ranks were asked to stop. dequeued: it held no nodes, and
-    stays stopped."""
+    """inactive: it had no job and no process. asked: its ranks were asked to stop. dequeued: its job held no
+    nodes and left the queue; the run stays stopped."""
     is_script: bool = False
-    """Whether the run's program is not slurmddp's trainer, so that the program decides what it saves."""
+    """Whether the program is a script instead of slurmddp's trainer, and decides itself what it saves."""
     has_saved: bool = False
     """Whether an attempt of the run has saved a checkpoint."""
     jobs: tuple[str, ...] = ()
-    """Jobs that were taken out of the queue, or may still be there if there is an `error`."""
+    """Ids of jobs that left the queue; if there is an `error`, they may still be in it."""
     error: str = ""
-    """Why SLURM did not take the jobs out of the queue. A job that starts all the same ends at once."""
+    """Why SLURM did not remove the jobs from the queue. Such a job ends as soon as it starts."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The outcome for one run, or for each run of a sweep, that was to stop."""
+    """The outcome of a stop of a run, or of the runs of a sweep."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -57,24 +57,24 @@ class Stopped:
 
 
 def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
-    """Ask a run, or the runs of a sweep, to save and stop. SLURM is asked once for all.
+    """Ask a run, or the runs of a sweep, to save and stop, with one query of SLURM for all.
 
     Args:
-        name: name of a run or a sweep, the beginning of one, or a run's folder.
-        slurm: the SLURM of the runs; None: this machine's.
+        name: name of a run or a sweep, the beginning of a name, or a run folder.
+        slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Returns:
-        The outcome for each run, in the order of the sweep.
+        The outcome for each run, in the order of the sweep's points.
 
     Raises:
-        RunNotFoundError: there is no such run or sweep, or there are several.
+        RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns a run, or a run's record can't be read.
     """
     selection = select_own(name)
     slurm = slurm or SlurmClient()
     statuses = with_leftovers(selection.runs, slurm)
     active = [status for status, has_job in statuses if has_job and status.state != "cancelled"]
-    # The mark comes first: an element of an array that starts in place of another one ends at once.
+    # The mark comes first: when SLURM starts the next element of the array instead, it ends at once.
     for status in active:
         write_atomic(RunFolder(status.path).stop_file, _MARK)
 
@@ -83,6 +83,7 @@ def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
     for status in active:
         if status.path not in outcomes:
             outcomes[status.path] = replace(_inactive(status), outcome="asked", is_script=_is_script(status))
+
     runs = [outcomes.get(status.path) or _inactive(status) for status, _ in statuses]
     return Stopped(selection.name, selection.sweep is not None, tuple(runs))
 
@@ -99,28 +100,33 @@ def _is_script(status: RunStatus) -> bool:
 
 
 def _holds_no_nodes(status: RunStatus) -> bool:
-    """Return whether the jobs of a run wait in the queue, or belong to a run that is over."""
+    """Return whether the jobs of a run wait in the queue, or the run has ended."""
     return not status.active or (status.state in ("queued", "stopped") and status.launcher != "local")
 
 
 def _dequeue(waiting: Sequence[RunStatus], slurm: SlurmClient) -> list[StoppedRun]:
-    """Cancel the queued jobs of runs, with one request for all; return the outcome for each."""
+    """Cancel the queued jobs of runs with one request; return the outcome for each run."""
     if not waiting:
         return []
+
     folders = [RunFolder(status.path) for status in waiting]
     histories = [read_history(folder) for folder in folders]
     open_jobs = [list(history.open_jobs) for history in histories]
-    error = ""
+
+    message = ""
     try:
         jobs = cancel_jobs(list(zip(folders, open_jobs, strict=True)), slurm)
-    except SlurmError as failure:
-        error = failure.message
+    except SlurmError as error:
+        message = error.message
         jobs = open_jobs
 
     runs = []
     for status, history, ids in zip(waiting, histories, jobs, strict=True):
         has_saved = any(attempt.saved_step is not None for attempt in history.attempts)
         runs.append(
-            replace(_inactive(status), outcome="dequeued", has_saved=has_saved, jobs=tuple(ids), error=error)
+            replace(
+                _inactive(status), outcome="dequeued", has_saved=has_saved, jobs=tuple(ids), error=message
+            )
         )
+
     return runs

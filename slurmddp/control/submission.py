@@ -1,4 +1,4 @@
-"""Submit claimed runs to SLURM: one as a job of its own, several as the elements of an array."""
+"""Submit claimed runs to SLURM: one run as a job, several runs as the elements of an array."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run that is to start, and its lock, which keeps other commands from starting it."""
+    """A run that is to start, with its lock, which keeps other commands from starting it."""
 
     job: Job
     lock: RunLock
     is_new: bool
-    """Whether its folder was created for this start; it is removed again if SLURM refuses the job."""
+    """Whether the run folder was created for this start, and is removed again if SLURM refuses the job."""
     put_aside: Path | None = None
-    """The new place of an earlier run's folder, which is moved back if SLURM refuses the job."""
+    """The new path of an earlier run's folder, which is moved back if SLURM refuses the job."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class RunPutAside:
     """The folder of an earlier run of the same name was renamed."""
 
     path: Path
-    """Its new place."""
+    """The new path."""
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """SLURM has the job of a run."""
+    """SLURM has queued the job of a run."""
 
     job: Job
     job_id: str
     notes: tuple[str, ...]
-    """Remarks about the job for the person who submits it."""
+    """Remarks about the job for the person who submits it, as sentences."""
 
 
 @dataclass(frozen=True)
 class SubmittedArray:
-    """SLURM has the jobs of several runs as one array."""
+    """SLURM has queued the jobs of several runs as one array."""
 
     jobs: tuple[Job, ...]
     job_ids: tuple[str, ...]
@@ -73,22 +73,22 @@ class SubmittedArray:
 
 @dataclass(frozen=True)
 class AdoptedJob:
-    """SLURM had a job of a run that the run's folder did not name. The job is recorded now."""
+    """SLURM had a job of a run that the run folder did not record. It is recorded now."""
 
     run: str
     job_id: str
     is_element: bool
-    """Whether the run would have become an element of an array."""
+    """Whether the submission would have made the run an element of an array."""
 
 
 class Submission:
-    """The runs of one submission; a context manager that releases their locks.
+    """The runs of one submission: a context manager that releases their locks at its end.
 
-    It removes the folders of new runs that were not submitted, and moves those of earlier runs back.
+    For each run that was not submitted, it removes a new folder and moves the folder of an earlier run back.
     """
 
     def __init__(self, sweep: str, *, is_array: bool, report: Report) -> None:
-        """Begin without a run.
+        """Create a submission without runs.
 
         Args:
             sweep: name of the sweep, after which an array is named.
@@ -100,7 +100,7 @@ class Submission:
         self._report = report
         self._runs: list[ClaimedRun] = []
         self._queued: set[Path] = set()
-        """The folders of runs whose job SLURM has or may have."""
+        """The folders of runs whose job SLURM has queued, or may have queued."""
 
     def __enter__(self) -> Submission:
         return self
@@ -111,6 +111,7 @@ class Submission:
                 _remove(RunFolder(run.job.run_dir))
                 if run.put_aside is not None:
                     put_back(run.put_aside, run.job.run_dir)
+
             run.lock.release()
 
     def create(self, job: Job) -> bool:
@@ -120,68 +121,75 @@ class Submission:
         return create(job, checked_script(job, self._report))
 
     def add(self, run: ClaimedRun) -> None:
-        """Add a run, and take over its lock."""
+        """Add a run; its lock belongs to the submission from then on."""
         self._runs.append(run)
 
     def submit(self, order: Sequence[str]) -> dict[str, str]:
         """Submit the runs that have no job in SLURM.
 
         Args:
-            order: the names of the runs in the order of the elements.
+            order: the names of the runs, in the order of the elements of an array.
 
         Returns:
-            The id of the job of each run, by the run's name.
+            The job id of each run, by the name of the run.
 
         Raises:
-            SlurmddpError: a run can't be submitted, or SLURM refused. Nothing is left of the submission,
+            SlurmddpError: a run can't be submitted, or SLURM refused. Nothing of the submission is left,
                 unless SLURM may have queued it (`may_be_queued`).
         """
         if not self._runs:
             return {}
+
         places = {name: place for place, name in enumerate(order)}
         self._runs.sort(key=lambda run: places[run.job.run_name])
         slurm = client.SlurmClient()
         folders = [RunFolder(run.job.run_dir) for run in self._runs]
 
-        # A lost answer of sbatch may have left a job, so the run needs no other one.
-        adopted = queued_jobs.settle_each(folders, slurm, self._say)
+        # An earlier sbatch whose answer was lost may have queued a job; such a run needs no other job.
+        adopted = queued_jobs.settle_each(folders, slurm, self._report_info)
         self._queued.update(adopted)
         if adopted:
             _remember([RunFolder(path) for path in adopted])
             report_put_aside([run for run in self._runs if run.job.run_dir in adopted], self._report)
+
         for path, job_id in adopted.items():
             self._report(AdoptedJob(path.name, job_id, self._is_array))
+
         runs = [run for run in self._runs if run.job.run_dir not in adopted]
 
         job_ids = {path.name: job_id for path, job_id in adopted.items()}
         if runs:
             job_ids |= self._submit(runs, slurm)
+
         return job_ids
 
     def _submit(self, runs: Sequence[ClaimedRun], slurm: SlurmClient) -> dict[str, str]:
-        """Submit runs, report it, and return the id of the job of each run."""
+        """Submit runs and report the jobs; return the job id of each run, by the name of the run."""
         jobs = tuple(run.job for run in runs)
         if self._is_array:
             folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
             new = {run.job.run_dir for run in runs if run.is_new}
             with self._recorded(runs):
-                ids = array.submit(jobs, folder, slurm, new=new, say=self._say)
+                ids = array.submit(jobs, folder, slurm, new=new, say=self._report_info)
+
             self._report(SubmittedArray(jobs, tuple(ids), folder))
             return {job.run_name: job_id for job, job_id in zip(jobs, ids, strict=True)}
 
         (run,) = runs
         if not run.is_new:
-            prepare(run.job, checked_script(run.job, self._report), self._say)
+            prepare(run.job, checked_script(run.job, self._report), self._report_info)
+
         with self._recorded(runs):
             job_id = submitter.build(run.job.submitter, slurm).submit(run.job)
+
         self._report(SubmittedJob(run.job, job_id, notes_on(run.job)))
         return {run.job.run_name: job_id}
 
     @contextmanager
     def _recorded(self, runs: Sequence[ClaimedRun]) -> Iterator[None]:
-        """Record runs as soon as SLURM has their jobs, or may have them.
+        """Record runs as soon as the block has queued their jobs, or may have queued them.
 
-        A later failure, for example of a closed terminal, must not remove the folder of a queued job.
+        A later failure, such as a closed terminal, must not remove the folder of a queued job.
         """
         folders = [RunFolder(run.job.run_dir) for run in runs]
         self._queued.update(folder.path for folder in folders)
@@ -191,72 +199,79 @@ class Submission:
             if isinstance(error, SlurmddpError) and not getattr(error, "may_be_queued", False):
                 self._queued.difference_update(folder.path for folder in folders)
                 raise
+
             for folder, run in zip(folders, runs, strict=True):
                 with suppress(OSError):
                     folder.add_event(UNANSWERED, submitter=run.job.submitter)
+
             remember(*folders)
             report_put_aside(runs, self._report)
             raise
+
         _remember(folders)
         report_put_aside(runs, self._report)
 
-    def _say(self, text: str) -> None:
+    def _report_info(self, text: str) -> None:
         self._report(Info(text))
 
 
 def report_put_aside(runs: Sequence[ClaimedRun], report: Report) -> None:
-    """Report the folders of earlier runs that stay where they were moved to."""
+    """Report the folders of earlier runs that were renamed for good."""
     for run in runs:
         if run.put_aside is not None:
             report(RunPutAside(run.put_aside))
 
 
 def put_back(aside: Path, place: Path) -> None:
-    """Move the folder of an earlier run back to its place, unless another command has taken that."""
+    """Rename the folder of an earlier run back, unless another command has created a new one."""
     with suppress(OSError):
         aside.rename(place)
 
 
 def _remember(folders: Sequence[RunFolder]) -> None:
-    """Let later commands, also those of a laptop that has submitted over ssh, find runs with a job."""
+    """Record runs with a job, so that later commands find them, also on a laptop that submits over ssh."""
     remember(*folders)
     report_started([folder.name for folder in folders])
 
 
 def notes_on(job: Job) -> tuple[str, ...]:
-    """Return what a person should know about a job that is queued now."""
+    """Return remarks about a queued job for the person who submits it."""
     return tuple(note for note in (_note_on_progress(job), note_on_cpus(job)) if note)
 
 
 def _note_on_progress(job: Job) -> str:
-    """Return a note about `program.checkpoints` for a script without a known save, if it may be requeued."""
+    """Return a note about `program.checkpoints` if a script may be requeued and has no known checkpoint."""
     program = job.program.config.get("program") or {}
     may_run_again = job.policy.requeue and job.resources.time_limit_min is not None
-    is_saved = job.saved_files or latest_name(RunFolder(job.run_dir))
-    if not program.get("script") or is_saved or not may_run_again:
+    has_checkpoint = job.saved_files or latest_name(RunFolder(job.run_dir))
+    if not program.get("script") or has_checkpoint or not may_run_again:
         return ""
     if _uses_distributon(job.project_dir / own_script(program)):
         return ""
 
-    is_function = program["script"] == FUNCTION_CALL
-    name = program["args"][1] if is_function else own_script(program)
+    if program["script"] == FUNCTION_CALL:
+        name = program["args"][1]
+    else:
+        name = own_script(program)
     limits = counted(job.policy.max_requeues_without_progress + 1, "time limit")
+
     return (
-        f"name the files that {name} saves with program.checkpoints=PATH, unless Distributon "
-        f"saves them: after {limits} without a newer checkpoint the run ends."
+        f"if {name} saves checkpoints without Distributon, name them with program.checkpoints=PATH: "
+        f"after {limits} without a newer checkpoint the run ends."
     )
 
 
 def _uses_distributon(script: Path) -> bool:
-    """Return whether a script names Distributon, which saves in the run folder."""
+    """Return whether the text of a script contains Distributon, which saves in the run folder."""
     try:
         return "Distributon" in script.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # A module or a command.
+    except OSError:
+        # The program is a module or a command, not a file of the project.
         return False
 
 
 def _remove(folder: RunFolder) -> None:
-    """Remove the folder of a refused run, and the folder of runs if it is empty."""
+    """Remove the folder of a refused run, and the folder of all runs if it is empty then."""
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()

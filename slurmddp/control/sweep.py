@@ -28,9 +28,9 @@ class SweepBegins:
     sweep: str
     """Name of the sweep."""
     runs: int
-    """Number of its runs, or of the trials of a search."""
+    """Number of the sweep's runs, or of a search's trials."""
     to_resume: int | None = None
-    """Number of the runs that are resumed; None if all are to start."""
+    """Number of runs to resume; None for a new start of the sweep."""
     is_search: bool = False
 
 
@@ -41,18 +41,18 @@ def start_sweep(
     start_here: StartHere | None = None,
     report: Report = ignore,
 ) -> Started:
-    """Start each run of a sweep that is not finished or active.
+    """Start each run of a sweep that is neither finished nor active.
 
     Args:
         jobs: the job of each point.
-        again: whether the folders of earlier runs are put aside first.
-        start_here: starts a job of this machine; None: train it to its end.
+        again: whether to put the folders of earlier runs aside first.
+        start_here: starts a job on this machine; None: the run is trained to its end.
         report: called with each event.
 
     Raises:
         ConfigError: two points are the same run, or a point can't be started. Nothing is started then.
-        SlurmError: SLURM is missing, does not answer, or refused the first array. If it refuses a later one,
-            the runs of that array and after it are returned as refused.
+        SlurmError: SLURM is missing, does not answer, or refused the first array. If SLURM refuses a later
+            array, the runs of this array and of later ones have the outcome "refused".
     """
     runs_dir = runs_dir_of(jobs)
     refuse_misfits(jobs, report)
@@ -71,13 +71,14 @@ def start_sweep(
         start_here=start_here,
         report=report,
     )
+
     return reported_sweep(name, outcomes, [*order], report)
 
 
 def reported_sweep(
     name: str, outcomes: Sequence[StartedRun], order: Sequence[str], report: Report
 ) -> Started:
-    """Return the outcome of a sweep, and report it.
+    """Combine the outcomes of a sweep's runs, report the result, and return it.
 
     Args:
         name: name of the sweep.
@@ -92,11 +93,11 @@ def reported_sweep(
 
 
 def raise_if_incomplete(started: Started) -> None:
-    """Raise an error if runs of a sweep have failed or were refused, for a caller who gets no outcomes.
+    """Raise an error if runs of a sweep failed or were refused, for callers that return no outcomes.
 
     Raises:
-        SlurmError: SLURM has refused a job.
-        SlurmddpError: a run on this machine has failed.
+        SlurmError: SLURM refused a job.
+        SlurmddpError: a run on this machine failed.
     """
     refused = [run for run in started.runs if run.outcome == "refused" and run.exit_code]
     failed = refused or [run for run in started.runs if run.outcome == "failed"]
@@ -104,39 +105,40 @@ def raise_if_incomplete(started: Started) -> None:
         kind = SlurmError if refused else SlurmddpError
         raise kind(
             f"{failed[0].name} was not started: {failed[0].reason}",
-            hint=f"{counted(len(failed), 'call')} of {len(started.runs)} failed so; the same call of "
-            "map_array starts them.",
+            hint=f"{len(failed)} of {counted(len(started.runs), 'call')} failed. To start them, call "
+            "map_array with the same arguments again.",
         )
 
 
 def name_of(jobs: Sequence[Job]) -> str:
-    """Return the name of the sweep of these jobs."""
+    """Return the name of the sweep that consists of these jobs."""
     return sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
 
 
 def common_name(jobs: Sequence[Job]) -> str:
-    """Return the `name=` that all jobs have; empty if they differ."""
+    """Return the `name=` of all jobs; empty if the names differ."""
     names = {job.name for job in jobs}
     return names.pop() if len(names) == 1 else ""
 
 
 def points_of(jobs: Sequence[Job]) -> Mapping[str, PointBegins]:
-    """Return the points of a sweep by their runs' names, with the settings that tell them apart."""
+    """Return the points of a sweep, by run name, with the settings that not all points share."""
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
 
-    # The program of a function says how to read its arguments.
     points = {}
     for number, job in enumerate(jobs, 1):
-        words = [word for word in job.overrides if word not in shared or FUNCTION_CALL in word]
-        words = [word for word in words if key_of(word) != FREE_ARGUMENTS]
+        # The arguments of a function are readable only beside the setting that names the function.
+        settings = [word for word in job.overrides if word not in shared or FUNCTION_CALL in word]
+        settings = [word for word in settings if key_of(word) != FREE_ARGUMENTS]
         points[job.run_name] = PointBegins(
-            run=job.run_name, number=number, total=len(jobs), settings=on_one_line(words)
+            run=job.run_name, number=number, total=len(jobs), settings=on_one_line(settings)
         )
+
     return points
 
 
 def runs_dir_of(jobs: Sequence[Job]) -> Path:
-    """Return the folder of all runs of a sweep; raise ConfigError if two points are the same run."""
+    """Return the folder that holds the runs of a sweep; raise ConfigError if two points are the same run."""
     refuse_collisions(jobs)
     jobs_by_name: dict[str, Job] = {}
     for job in jobs:
@@ -144,19 +146,21 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
         if other is not job:
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {_pair(other, job)}.",
-                hint="Sweep keys whose values mean another run; docs/configuration.md lists them.",
+                hint="Sweep keys whose values make another run; docs/configuration.md lists them.",
             )
+
     folders = {job.run_dir.parent for job in jobs}
     if len(folders) > 1:
-        raise ConfigError("The runs of a sweep lie in one folder.", hint="Give one runs_dir=.")
+        raise ConfigError("The runs of a sweep must be in one folder.", hint="Set one runs_dir= for all.")
     return folders.pop()
 
 
 def _pair(first: Job, second: Job) -> str:
-    """Return the typed settings of two jobs in which they differ; all of them where they don't."""
+    """Return the typed settings in which two jobs differ; if there are none, all their settings."""
     texts = []
     for job, other in ((first, second), (second, first)):
         typed = [word for word in job.overrides if key_of(word) != FREE_ARGUMENTS]
         different = [word for word in typed if word not in other.overrides]
         texts.append(on_one_line(different or typed))
+
     return ", and ".join(texts)
