@@ -42,11 +42,11 @@ class Recorder(RunView):
         self._events.offset = self._metrics.offset = 0  # The run began before the view.
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.lines.append(text)
 
     def wait_for(self, step: int, training: subprocess.Popen[str]) -> None:
-        self._wait(lambda: self.reading.step >= step and not self.reading.note, training)
+        self._wait(lambda: self.progress.step >= step and not self.progress.activity, training)
 
     def _wait(self, ready: Callable[[], bool], training: subprocess.Popen[str]) -> None:
         while not ready():

@@ -1,4 +1,4 @@
-"""Print whether this SLURM would start a job, for `--check`; nothing is queued."""
+"""Print whether SLURM would start a job, for `--check`; nothing is queued."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
-    """Print why this SLURM would not start jobs, or when it would; return the exit code.
+    """Print for each job when SLURM would start it, or why it would not; return the exit code.
 
     Args:
-        groups: single jobs, and the jobs of each array. An array is checked as a whole.
+        groups: the jobs of each submission: one job, or the jobs of an array, which are checked together.
         as_json: whether to print JSON.
 
     Raises:
@@ -31,18 +31,25 @@ def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
     else:
         for job in checked.jobs:
             _print(job)
+
     return EXIT_CONFIG if any(job.reasons for job in checked.jobs) else EXIT_FINISHED
 
 
 def _print(job: CheckedJob) -> None:
-    what = f"the array of {counted(job.runs, 'run')} from {job.name} on" if job.runs > 1 else job.name
+    """Print the result of a check for a job or an array."""
     for finding in job.reasons:
         print(finding)
-    for note in job.notes:  # Where the words of sbatch are the only reason, a note names the setting.
+
+    # If the message of sbatch is the only reason, a note names the setting that causes it.
+    for note in job.notes:
         print(f"note: {note}")
+
+    name = job.name
+    if job.runs > 1:
+        name = f"the array of {counted(job.runs, 'run')} from {job.name} on"
     if job.reasons:
-        print(f"This SLURM would not start {what}. Nothing was queued or written.")
+        print(f"This SLURM would not start {name}. Nothing was queued or written.")
         return
 
     expected = f", {job.start}" if job.start else ""
-    print(f"This SLURM would start {what}{expected}. Nothing was queued or written.")
+    print(f"This SLURM would start {name}{expected}. Nothing was queued or written.")

@@ -1,6 +1,7 @@
 """Complete a command line for the shell: commands, flags, runs, settings and choices of config groups.
 
-argcomplete speaks with bash, zsh and fish. The line that a shell completes arrives in `COMP_LINE`.
+argcomplete implements the protocols of bash, zsh and fish. The shell passes the typed line in the
+environment variable `COMP_LINE`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ SEARCH = (
     "hydra/sweeper=optuna",
     *(f"hydra.sweeper.{key}=" for key in ("n_trials", "n_jobs", "metric", "direction", "sampler.seed")),
 )
-"""The settings of a search with `train -m`."""
+"""Settings that only a search has: `train -m hydra/sweeper=optuna`."""
 
 
 def script(shell: str) -> str:
-    """Return the code with which a shell of `SHELLS` asks `slurmddp` for completions."""
+    """Return the shell code that makes a shell of `SHELLS` ask `slurmddp` for completions."""
     from argcomplete.shell_integration import shellcode
 
     return shellcode(["slurmddp"], shell=shell)
 
 
 def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **options: Any) -> None:
-    """Print the completions that a shell asks for, and exit.
+    """Print the completions of the line in `COMP_LINE`, and exit.
 
     Args:
-        commands: the descriptions of all commands by name.
+        commands: the description of each command, by name.
         module_of: returns the module of a command.
         options: further arguments of `argcomplete.autocomplete`.
     """
@@ -47,36 +48,44 @@ def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **optio
     line = os.environ.get("COMP_LINE", "")
     arguments = line.split()[1:]
     chosen = next((argument for argument in arguments if argument in commands), "")
+
     # The shell completes the last argument, unless a blank follows it.
     complete = arguments if line.endswith(" ") else arguments[:-1]
     if chosen in complete and _has_program(module_of(chosen), complete[complete.index(chosen) + 1 :]):
-        raise SystemExit(0)  # The shell completes its own way: the program takes any words.
+        # The program takes any arguments, so the shell falls back to its own completion.
+        raise SystemExit(0)
+
     argcomplete.autocomplete(parser(commands, module_of, chosen), always_complete_options=False, **options)
 
 
 def _has_program(module: Any, arguments: Sequence[str]) -> bool:
-    """Return whether the arguments of a command name a program that the command starts."""
+    """Return whether the arguments of a command already name the program that the command starts."""
     return hasattr(module, "split") and bool(module.split(arguments)[1])
 
 
 def parser(
     commands: Mapping[str, str], module_of: Callable[[str], Any], chosen: str
 ) -> argparse.ArgumentParser:
-    """Return a parser of all commands; only the chosen one has its arguments, because imports take time."""
+    """Return a parser of all commands, of which only the chosen command has arguments.
+
+    The arguments of a command need the import of its module, which takes time.
+    """
     whole = argparse.ArgumentParser(prog="slurmddp", allow_abbrev=False)
     for flag in ("--version", "--debug"):
         whole.add_argument(flag, action="store_true")
+
     actions = whole.add_subparsers()
     for name, purpose in commands.items():
         command = actions.add_parser(name, help=purpose)
         if name == chosen:
             module_of(name).add_arguments(command)
             _attach(command)
+
     return whole
 
 
 def _attach(command: argparse.ArgumentParser) -> None:
-    """Give the arguments of a command, and of its actions, the functions that complete them."""
+    """Set the completion function of each argument of a command and of its sub-commands."""
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
@@ -87,35 +96,36 @@ def _attach(command: argparse.ArgumentParser) -> None:
             action.completer = completer  # type: ignore[attr-defined]
 
 
-def runs(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of runs, the newest first, then of runs over ssh."""
+def runs(prefix: str, **_context: Any) -> list[str]:
+    """Return the names of local runs, the newest first, then the names of runs over ssh."""
     names = [*(run.name for run in index.all_runs()), *(run.name for run in reversed(ssh_runs()))]
     return [name for name in names if name.startswith(prefix)]
 
 
-def sweep_names(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of sweeps."""
+def sweep_names(prefix: str, **_context: Any) -> list[str]:
+    """Return the names of sweeps that begin with `prefix`."""
     return [name for name in sweeps.names() if name.startswith(prefix)]
 
 
-def runs_and_sweeps(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of runs and of sweeps."""
+def runs_and_sweeps(prefix: str, **_context: Any) -> list[str]:
+    """Return the names of runs and sweeps that begin with `prefix`."""
     return [*runs(prefix), *sweep_names(prefix)]
 
 
-def active_runs(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of runs, and of sweeps, that may have a job or process, by their records alone."""
-    named = [
+def active_runs(prefix: str, **_context: Any) -> list[str]:
+    """Return the names of runs and sweeps that may have a job or a process, judged by their records alone."""
+    local_names = [
         folder.name for folder in index.all_runs() if folder.name.startswith(prefix) and _may_live(folder)
     ]
-    far = [run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix)]
+    ssh_names = [run.name for run in reversed(ssh_runs()) if run.name.startswith(prefix)]
     sweeps_by_name = {name: sweeps.find(name) for name in sweep_names(prefix)}
-    groups = [
+    active_sweeps = [
         name
         for name, sweep in sweeps_by_name.items()
         if sweep is not None and any(map(_may_live, sweep.started))
     ]
-    return [*named, *far, *groups]
+
+    return [*local_names, *ssh_names, *active_sweeps]
 
 
 def _may_live(folder: RunFolder) -> bool:
@@ -123,38 +133,43 @@ def _may_live(folder: RunFolder) -> bool:
 
     try:
         return read_history(folder).may_live
-    except (SlurmddpError, OSError):  # A damaged record hides only its run.
+    except (SlurmddpError, OSError):
+        # A damaged record hides only its run.
         return False
 
 
 def scripts(prefix: str) -> list[str]:
-    """Return the Python files, and the folders, whose paths begin so; nothing for an empty word."""
+    """Return the Python files and the folders whose paths begin with `prefix`; nothing if it is empty."""
     if not prefix or "=" in prefix:
         return []
-    folder, _, name = prefix.rpartition("/")
-    start = f"{folder}/" if "/" in prefix else ""
+
+    folder, slash, name = prefix.rpartition("/")
+    start = folder + slash
+    paths: list[str] = []
     with suppress(OSError):
-        entries = sorted(Path(start or ".").iterdir())
-        return [
-            f"{start}{path.name}{'/' if path.is_dir() else ''}"
-            for path in entries
-            if path.name.startswith(name) and (path.suffix == ".py" or path.is_dir())
-        ]
-    return []
+        for path in sorted(Path(start or ".").iterdir()):
+            if not path.name.startswith(name):
+                continue
+            if path.is_dir():
+                paths.append(f"{start}{path.name}/")
+            elif path.suffix == ".py":
+                paths.append(f"{start}{path.name}")
+
+    return paths
 
 
-def settings_and_scripts(prefix: str, **_facts: Any) -> list[str]:
-    """Return the settings and the scripts that begin so."""
+def settings_and_scripts(prefix: str, **_context: Any) -> list[str]:
+    """Return the scripts and the settings that begin with `prefix`."""
     return [*scripts(prefix), *settings(prefix)]
 
 
-def benchmarks(prefix: str, **_facts: Any) -> list[str]:
-    """Return the benchmarks, and the words that show them."""
+def benchmarks(prefix: str, **_context: Any) -> list[str]:
+    """Return the benchmarks and the actions on results that begin with `prefix`."""
     return [word for word in (*BENCHES, "show", "compare") if word.startswith(prefix)]
 
 
-def clusters(prefix: str, **_facts: Any) -> list[str]:
-    """Return the names of cluster files."""
+def clusters(prefix: str, **_context: Any) -> list[str]:
+    """Return the names of cluster files that begin with `prefix`."""
     return [name for name in _choices("cluster") if name.startswith(prefix)]
 
 
@@ -165,22 +180,32 @@ def _choices(group: str) -> Iterable[str]:
     return options(conf_roots(Path.cwd()), group)
 
 
-def settings(prefix: str, **_facts: Any) -> list[str]:
-    """Return the settings that begin so: `train.st` gives `train.steps=`, `model=` gives all models."""
+def settings(prefix: str, **_context: Any) -> list[str]:
+    """Return the settings that begin with `prefix`: for `model=`, one setting for each model."""
     return [text for text in _settings(prefix) if text.startswith(prefix)]
 
 
 def _settings(prefix: str) -> Iterator[str]:
-    typed, given, _ = prefix.partition("=")
+    """Yield candidates for a word: keys before its `=` is typed, values after it."""
+    typed, equals_sign, _ = prefix.partition("=")
     name = typed.lstrip("+")
-    if not given:
-        signs = typed.removesuffix(name)
-        for key in every_key():
-            yield f"{signs}{key}="
-        if name.partition(".")[0] in OPEN_NODES and "." in name:
-            yield from (f"{signs}{key}=" for key in _arguments(name.partition(".")[0]))
-        yield from SEARCH
+    if equals_sign:
+        yield from _settings_with_value(typed, name)
         return
+
+    signs = typed.removesuffix(name)
+    for key in every_key():
+        yield f"{signs}{key}="
+
+    node = name.partition(".")[0]
+    if node in OPEN_NODES and "." in name:
+        yield from (f"{signs}{key}=" for key in _arguments(node))
+
+    yield from SEARCH
+
+
+def _settings_with_value(typed: str, name: str) -> Iterator[str]:
+    """Yield a setting for each value that the key `name` can have."""
     if name in GROUPS:
         for choice in _choices(name):
             yield f"{typed}={choice}"
@@ -188,13 +213,21 @@ def _settings(prefix: str) -> Iterator[str]:
         yield SEARCH[0]
     elif name in every_key():
         for kind in every_key()[name].types:
-            values = ("true", "false") if kind is bool else get_args(kind)
-            for value in values if kind is bool or get_origin(kind) is Literal else ():
+            for value in _values(kind):
                 yield f"{typed}={value}"
 
 
+def _values(kind: Any) -> Sequence[str]:
+    """Return all values of a type, if there are few."""
+    if kind is bool:
+        return ("true", "false")
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return ()
+
+
 def _arguments(node: str) -> list[str]:
-    """Return the keys of the class or function that the project chooses for a node."""
+    """Return the arguments of the class or function that the project chooses for a node, as setting keys."""
     from slurmddp.config.checks.signatures import signature_of
     from slurmddp.config.composition.compose import COMPOSITION_ERRORS, compose_plan, make_plan
 
@@ -204,8 +237,12 @@ def _arguments(node: str) -> list[str]:
         return []
     if not isinstance(value, Mapping):
         return []
+
+    names = list(value)
     signature = signature_of(str(value.get("_target_", "")), Path.cwd())
-    names = [*value, *(signature.names if signature else ())]
+    if signature is not None:
+        names += signature.names
+
     return [f"{node}.{name}" for name in dict.fromkeys(names)]
 
 
@@ -213,7 +250,7 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "run": runs, "first": runs, "second": runs, "names": clusters, "overrides": settings, "changes": settings,
     "words": settings, "action": benchmarks, "sweep": sweep_names,
 }  # fmt: skip
-"""The functions that complete an argument, by its name in the parser."""
+"""The function that completes an argument, by the name of the argument in the parser."""
 _OF_COMMAND = {
     ("run", "overrides"): settings_and_scripts,
     ("controller", "overrides"): settings_and_scripts,
@@ -221,4 +258,4 @@ _OF_COMMAND = {
     ("stop", "run"): active_runs,
     ("cancel", "run"): active_runs,
 }
-"""Other functions for the arguments of a command."""
+"""The functions that replace those of `_COMPLETERS` for an argument of one command."""

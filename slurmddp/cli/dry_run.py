@@ -16,26 +16,29 @@ if TYPE_CHECKING:
 
 
 def show(job: Job) -> int:
-    """Print the script or the commands of a job; submit nothing."""
+    """Print the batch script of a job, or the commands of a local run; submit nothing."""
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
+
     from slurmddp.launchers.submit.submitter import build
     from slurmddp.slurm.options import note_on_cpus
     from slurmddp.slurm.script import outline
 
     sys.stdout.write(build(job.submitter).script(job))
     sys.stdout.flush()
-    print("slurmddp: The lines of the script that follow from your settings:", file=sys.stderr)
+    print("slurmddp: These lines of the script come from your settings:", file=sys.stderr)
     for line in outline(job):
         print(f"  {line}", file=sys.stderr)
+
     for note in filter(None, [*_sent_by_submitit(job), *_left_idle(job), note_on_cpus(job), *_limits(job)]):
         print(f"slurmddp: note: {note}", file=sys.stderr)
+
     return EXIT_FINISHED
 
 
 def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
-    """Print the points of a sweep, its arrays, and the script of the first point; start nothing."""
+    """Print the points of a sweep, its job arrays, and the script of the first point; start nothing."""
     from slurmddp.control.sweep import points_of, runs_dir_of
     from slurmddp.launchers.submit import array
     from slurmddp.slurm.script import render_array
@@ -46,13 +49,15 @@ def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) ->
     for group in _groups(jobs):
         if len(group) > 1:
             print(f"\n{render_array(group, array.free_folder(runs_dir, name))}", end="")
+
     print()
     show_one(jobs[0])
+
     return EXIT_FINISHED
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs of each array; if SLURM does not say how long an array may be, arrays are whole."""
+    """Return the jobs of each array; without an answer of SLURM, arrays have no length limit."""
     from slurmddp.control.start import groups
     from slurmddp.launchers.submit import array
     from slurmddp.slurm import client
@@ -60,12 +65,14 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
 
     if client.on_path() and any(job.launcher == "slurm" for job in jobs):
         try:
-            cluster_name(client.SlurmClient())  # Where it has no answer, the size of an array would be 0.
+            # Raises without an answer; the length limit would read as 0 then.
+            cluster_name(client.SlurmClient())
             return groups(jobs)
         except SlurmError as error:
             print(
-                f"slurmddp: note: The arrays of this SLURM may be shorter: {error.message}", file=sys.stderr
+                f"slurmddp: note: SLURM may limit arrays to fewer elements: {error.message}", file=sys.stderr
             )
+
     return array.groups(jobs, len(jobs))
 
 
@@ -76,36 +83,41 @@ def _sent_by_submitit(job: Job) -> list[str]:
 
 
 def _left_idle(job: Job) -> list[str]:
-    """Return a note about an elastic job whose steps can't be shared by one node less."""
-    left, samples = job.resources.nodes - 1, job.program.config["train"]["global_batch"]
-    if not job.elastic or not left:
+    """Return a note if an elastic job that loses a node would leave further nodes idle."""
+    remaining = job.resources.nodes - 1
+    if not job.elastic or not remaining:
         return []
-    used = GlobalBatch(samples).most_nodes(left, job.resources.ranks_per_node)
-    if used == left:
+
+    samples = job.program.config["train"]["global_batch"]
+    used = GlobalBatch(samples).most_nodes(remaining, job.resources.ranks_per_node)
+    if used == remaining:
         return []
     return [
-        f"When this job loses a node, {used} of the other {left} continue: {left} nodes can't share the "
-        f"{samples} samples of a step evenly. Another train.global_batch may let them."
+        f"When this job loses a node, it continues on {used} of the other {remaining} nodes, because "
+        f"{remaining} nodes can't share the {samples} samples of a step evenly. Choose another "
+        "train.global_batch to use them all."
     ]
 
 
 def _limits(job: Job) -> list[str]:
-    """Return notes about limits of this machine's SLURM that the job exceeds; none without SLURM."""
+    """Return a note on each limit of this machine's SLURM that the job exceeds; none without SLURM."""
     from slurmddp.launchers.submit.fit import fit_of
     from slurmddp.slurm import client
     from slurmddp.slurm.script import render
 
     if not client.on_path():
         return []
+
     try:
         fit = fit_of(job, render(job), client.SlurmClient(timeout_s=10))
     except SlurmError as error:
-        return [f"The limits of this SLURM are not checked: {error.message} {error.hint}"]
+        return [f"The limits of this SLURM were not checked: {error.message} {error.hint}"]
+
     return [*(f"This SLURM would never start the job: {finding}" for finding in fit.reasons), *fit.notes]
 
 
 def _local_commands(job: Job) -> str:
-    """Return the shell lines of a local run: one agent per emulated node."""
+    """Return the shell commands of a local run: one agent for each emulated node."""
     from slurmddp.environments.emit import LOCAL_JOB_IDS, emulated_step
 
     nodes = job.resources.all_nodes
@@ -119,4 +131,5 @@ def _local_commands(job: Job) -> str:
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(step.items())]
         command = shlex.join([job.python, "-m", "slurmddp.launchers.agent", str(job.run_dir)])
         lines.append(" \\\n  ".join([*settings, f"{command} &" if node < nodes - 1 else command]))
+
     return "\n".join(lines)

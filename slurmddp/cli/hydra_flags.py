@@ -1,4 +1,4 @@
-"""The flags of Hydra that `slurmddp train` and `slurmddp run` have: they name files and print the result."""
+"""Hydra's flags of `slurmddp train` and `slurmddp run`: choose config files, print the composed result."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ WITH_VALUE: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("-p", "--package", "-cn", "--config-name", "-cp", "--config-path"), ()),
     **dict.fromkeys(("-cd", "--config-dir"), ()),
 }
-"""Flags whose value is the next word, with the values of a flag that may stand alone."""
+"""The values of each flag that takes the next word as its value.
+
+A flag with listed values may also stand alone; a flag without takes any word.
+"""
 REFUSED = {
     "-sc": "`slurmddp completion bash` (or zsh, fish) prints the completion for a shell.",
     "--shell-completion": "`slurmddp completion bash` (or zsh, fish) prints the completion for a shell.",
     "--hydra-help": "`slurmddp train --help` describes flags and settings.",
-    "-r": "Leave it out: one command is one run.",
-    "--run": "Leave it out: one command is one run.",
+    "-r": "Omit it: one command is one run.",
+    "--run": "Omit it: one command is one run.",
     "--experimental-rerun": "`slurmddp resume RUN` starts a run again.",
 }
-"""Flags of Hydra that slurmddp does not have, and the way to say the same."""
+"""Flags of Hydra that slurmddp does not have, with what to type instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,54 +43,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-c", "--cfg", nargs="?", const=_SHOWN[0], metavar="|".join(_SHOWN),
         help="print the resolved configuration; start nothing",
     )  # fmt: skip
-    add("--resolve", action="store_true", help="no effect: --cfg always resolves values")
-    add("-p", "--package", metavar="KEY", help="print only this part with --cfg, such as optimizer")
+    add("--resolve", action="store_true", help="no effect: --cfg always resolves interpolations")
+    add("-p", "--package", metavar="KEY", help="with --cfg, print only this part, such as optimizer")
     add(
         "--info", nargs="?", const=_INFO[0], metavar="|".join(_INFO),
         help="print how Hydra composes the configuration; start nothing",
     )  # fmt: skip
-    add("-cn", "--config-name", metavar="FILE", help="file of conf/ in place of slurmddp.yaml")
-    add("-cp", "--config-path", metavar="FOLDER", help="folder in place of conf/")
-    add("-cd", "--config-dir", metavar="FOLDER", help="further folder of groups, searched after conf/")
+    add("-cn", "--config-name", metavar="FILE", help="file in conf/ to use instead of slurmddp.yaml")
+    add("-cp", "--config-path", metavar="FOLDER", help="folder to use instead of conf/")
+    add(
+        "-cd",
+        "--config-dir",
+        metavar="FOLDER",
+        help="additional folder of config groups, searched after conf/",
+    )
 
 
 def add_multirun(parser: argparse.ArgumentParser, *short: str) -> None:
-    """Add the flag of a sweep, with its short forms."""
+    """Add the flag `--multirun`, with its short forms."""
     parser.add_argument(
         *short,
         "--multirun",
         action="store_true",
-        help="a sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4; "
-        "with hydra/sweeper=optuna a search: Optuna chooses the values by the results so far",
+        help="sweep: one run for each combination of values, as in seed=1,2 optimizer.lr=1e-3,1e-4; "
+        "with hydra/sweeper=optuna, search: Optuna chooses values from the results so far",
     )
 
 
 def sources(args: argparse.Namespace) -> Sources:
-    """Return the places of configuration files that the flags name, after taking overrides off `--cfg`.
+    """Return the config files and folders that the flags name.
+
+    argparse takes a setting after a bare `--cfg` or `--info` as the value of the flag. Such a setting is
+    moved back to `args.overrides`.
 
     Raises:
         ConfigError: the value of a flag is unknown.
-        UsageError: a flag has no meaning without another one, or beside it.
+        UsageError: a flag needs another flag that is missing, or contradicts another flag.
     """
     from slurmddp.config.composition.sources import DEFAULT, Sources
 
     if not args.cfg and (args.resolve or args.package):
         flag = "--resolve" if args.resolve else "--package"
-        raise UsageError(f"{flag} says how --cfg prints, and --cfg is not given.", hint="Add --cfg.")
+        raise UsageError(f"{flag} changes what --cfg prints, but --cfg is missing.", hint="Add --cfg.")
     if args.info and getattr(args, "multirun", False):
         raise UsageError(
-            "--info shows how one configuration is composed, and --multirun (-m) asks for several.",
-            hint="Leave out --multirun, and give each setting one value.",
+            "--info shows how one configuration is composed, but --multirun (-m) composes several.",
+            hint="Omit --multirun, and give each setting one value.",
         )
 
     for flag, choices in (("cfg", _SHOWN), ("info", _INFO)):
         value = getattr(args, flag)
-        if value and value not in choices:  # argparse takes the first setting for the flag's value.
+        if value and value not in choices:
             if "=" not in value:
                 near = near_matches(value, choices)
-                raise ConfigError(f"--{flag} {value} is not known.", hint=near)
+                raise ConfigError(f"--{flag} has no value {value!r}.", hint=near)
             args.overrides.insert(0, value)
             setattr(args, flag, choices[0])
+
     return Sources(
         path=args.config_path or DEFAULT.path,
         name=args.config_name or DEFAULT.name,
@@ -96,7 +108,17 @@ def sources(args: argparse.Namespace) -> Sources:
 
 
 def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: bool = False) -> int:
-    """Print the configuration of the job, Hydra's own, or both, as YAML; as one of `many` documents."""
+    """Print the configuration of a job, Hydra's own configuration, or both, as YAML.
+
+    Args:
+        args: the flags; `cfg` and `package` choose what is printed.
+        job: the job.
+        sources: the config files and folders.
+        many: whether this is one of several YAML documents, each of which begins with `---`.
+
+    Raises:
+        ConfigError: the configuration has no such `--package`.
+    """
     import yaml
 
     from slurmddp.settings.identity import relevant
@@ -104,16 +126,21 @@ def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: b
     shown = relevant(job.program.config)
     if many:
         print(f"---\n# {job.run_name}")
+
     if args.cfg != "job":
         from slurmddp.config.composition.inspect import hydra_node
 
         hydra = {"hydra": hydra_node(job.overrides, Path.cwd(), sources)}
         shown = hydra if args.cfg == "hydra" else {**hydra, **shown}
+
     if args.package:
         print(f"# @package {args.package}")
         shown = _part(shown, args.package)
+
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
-    print(text.removesuffix("...\n"), end="")  # YAML ends a plain value with three dots.
+    # YAML ends a plain value with three dots.
+    print(text.removesuffix("...\n"), end="")
+
     return EXIT_FINISHED
 
 
@@ -121,13 +148,14 @@ def _part(config: Any, package: str) -> Any:
     for name in package.split("."):
         if not isinstance(config, Mapping) or name not in config:
             near = near_matches(name, map(str, config)) if isinstance(config, Mapping) else ""
-            raise ConfigError(f"The configuration has no {package!r} (--package).", hint=near)
+            raise ConfigError(f"--package: the configuration has no {package!r}.", hint=near)
         config = config[name]
+
     return config
 
 
 def show_info(args: argparse.Namespace, project_dir: Path, sources: Sources) -> int:
-    """Print what Hydra knows of the composition: plugins, search path, defaults, configuration."""
+    """Print how Hydra composes the configuration: plugins, search path, defaults, result."""
     from slurmddp.config.composition import inspect
 
     inspect.show_info(args.info, args.overrides, project_dir, sources)

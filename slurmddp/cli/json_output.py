@@ -1,4 +1,4 @@
-"""The flag `--json`: print the result of an action as a document for programs."""
+"""The flag `--json`: print the result of an action as a JSON document."""
 
 from __future__ import annotations
 
@@ -31,30 +31,33 @@ def print_json(result: Any) -> None:
 
 
 def start_and_print(args: argparse.Namespace, start: Callable[[], ResultOfStart]) -> int:
-    """Run an action that starts runs, print its result with `--json`, and return its exit code."""
+    """Run an action that starts runs, print its result if `--json` is given, and return its exit code."""
     with lines_beside_json(args):
         result = start()
+
     if args.json:
         print_json(result)
+
     return result.exit_code
 
 
 @contextmanager
 def lines_beside_json(args: argparse.Namespace) -> Iterator[None]:
-    """With `--json`, send the lines that are printed meanwhile to stderr."""
+    """Redirect printed lines to stderr if `--json` is given, so that stdout holds only the document."""
     if not args.json:
         yield
         return
+
     with redirect_stdout(sys.stderr):
         yield
 
 
 def refuse_json_of_text(args: argparse.Namespace) -> None:
-    """Raise UsageError if `--json` stands beside a flag that prints a script or a configuration."""
+    """Raise UsageError if `--json` is combined with a flag that prints a script or a configuration."""
     for flag in ("dry_run", "cfg", "info"):
         if args.json and getattr(args, flag):
             name = flag.replace("_", "-")
             raise UsageError(
-                f"--json prints the result of a start, and --{name} prints text and starts nothing.",
-                hint=f"Leave out --json or --{name}.",
+                f"--json prints the result of a start, but --{name} starts nothing and prints text.",
+                hint=f"Omit --json or --{name}.",
             )

@@ -1,6 +1,6 @@
 """Show the table of runs until the reader quits: `slurmddp list --watch`.
 
-The view reads the run folders at every refresh. SLURM is asked at the pace of `PacedClient`.
+The view reads the run folders at every refresh. It queries SLURM at the pace of `PacedClient`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REFRESH_S = 5.0
-"""Seconds between two readings of the run folders: often enough for a person, and rare for a file server."""
+"""Seconds between two refreshes: often enough for a reader, and a small load for a file server."""
 _LINES_BESIDE_ROWS = 4
-"""Lines of the screen that hold no run: heading, rule, blank line, footer."""
+"""Number of screen lines that show no run: heading, rule, blank line, footer."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class ListView:
     """The table of the newest runs, as many as fit the screen.
 
     Args:
-        runs: returns the paths of the runs, the newest activity first, for each refresh.
-        limit: shows so many runs, at most; None: as many as fit.
+        paths: returns the paths of local runs, the most recently active first; called at each refresh.
+        limit: the largest number of runs to show; None: as many as fit.
         table: draws the statuses of runs.
-        slurm: asks SLURM.
-        there: returns the statuses of runs on other machines, without waiting for these machines.
-        states: shows only runs in these states; empty: in any.
+        slurm: the client that queries SLURM.
+        over_ssh: returns the statuses of runs on other machines, without waiting for these machines.
+        states: the states of the runs to show; empty: all states.
     """
 
-    runs: Callable[[], Sequence[str]]
+    paths: Callable[[], Sequence[str]]
     limit: int | None
     table: Callable[[Sequence[RunStatus]], Table]
     slurm: PacedClient
-    there: Callable[[], Sequence[RunStatus]] = list
+    over_ssh: Callable[[], Sequence[RunStatus]] = list
     states: frozenset[str] = frozenset()
 
     def watch(self) -> int:
-        """Show the table until the reader types q or Ctrl-C, and return exit code 0.
+        """Show the table until the reader types q or Ctrl-C; return exit code 0.
 
         Raises:
             ConfigError: the output is not a terminal.
@@ -59,12 +59,14 @@ class ListView:
         if not is_terminal(sys.stdout):
             raise ConfigError(
                 "--watch needs a terminal, but the output goes to a file or a pipe.",
-                hint="`slurmddp list` prints the table once, `slurmddp list --json` prints it for programs.",
+                hint="`slurmddp list` prints the table once, `slurmddp list --json` prints it as JSON.",
             )
+
         from rich.console import Console
         from rich.live import Live
 
         console = Console()
+
         try:
             with (
                 _single_keys() as quits,
@@ -79,51 +81,65 @@ class ListView:
             return EXIT_FINISHED
 
     def render(self, rows: int) -> RenderableType:
-        """Return the table of `rows` runs, at most, and the line below it."""
+        """Return the table of at most `rows` runs, and the line below it."""
         from rich.console import Group
         from rich.text import Text
 
-        runs, there = self.runs(), self.there()
-        most = min(rows, self.limit or rows)
-        # Ordered by age: by their last activity running runs would change places all the time.
-        shown = [*self.read([*map(RunFolder, runs if self.states else runs[:most])]), *there]
-        shown = [run for run in shown if not self.states or run.state in self.states]
-        count = len(shown) if self.states else len(runs) + len(there)
-        shown.sort(key=lambda run: (run.created or 0.0, run.name), reverse=True)
+        paths = self.paths()
+        statuses_over_ssh = self.over_ssh()
+        limit = min(rows, self.limit or rows)
 
-        silent = dict.fromkeys(run.detail for run in there if run.state == "unknown")
-        footer = "   ".join([self._footer(shown[:most], count), *silent])
-        return Group(self.table(shown[:most]), "", Text(footer, style="bright_black"))
+        # Without a filter by state, only the runs that are shown have to be read.
+        read_paths = paths if self.states else paths[:limit]
+        runs = [*self.read([RunFolder(path) for path in read_paths]), *statuses_over_ssh]
+        count = len(paths) + len(statuses_over_ssh)
+        if self.states:
+            runs = [run for run in runs if run.state in self.states]
+            count = len(runs)
+
+        # Ordered by age: in the order of their last activity, running runs would change places all the time.
+        runs.sort(key=lambda run: (run.created or 0.0, run.name), reverse=True)
+        shown = runs[:limit]
+
+        unreached = dict.fromkeys(run.detail for run in statuses_over_ssh if run.state == "unknown")
+        footer = "   ".join([self._footer(shown, count), *unreached])
+        return Group(self.table(shown), "", Text(footer, style="bright_black"))
 
     def read(self, folders: Sequence[RunFolder]) -> list[RunStatus]:
-        """Return the statuses of runs; the folder alone judges a run newer than SLURM's answer."""
+        """Return the statuses of runs; the folder alone judges a job newer than the last query of SLURM."""
         runs = statuses(folders, self.slurm)
-        if self.slurm.error is not None:  # Their states are unknown.
+        if self.slurm.error is not None:
+            # Without SLURM's answer, the states of jobs are unknown.
             return runs
+
         return [
             status(folder, None) if run.job_id in self.slurm.not_asked else run
             for folder, run in zip(folders, runs, strict=True)
         ]
 
     def _footer(self, runs: Sequence[RunStatus], count: int) -> str:
+        """Return the line below the table: keys, number of runs, time, and the next query of SLURM."""
         number = counted(count, "run")
         if count > len(runs):
             number = f"{len(runs)} of {number}"
-        parts = [number, time.strftime("%H:%M:%S")]
+
+        parts = ["q quits", number, time.strftime("%H:%M:%S")]
         pause = duration(self.slurm.due_in_s)
         if self.slurm.error is not None:
-            parts.append(f"next try in {pause}, since SLURM does not answer: {self.slurm.error.message}")
+            parts.append(f"SLURM does not answer, next try in {pause}: {self.slurm.error.message}")
         elif self.slurm.due_in_s is not None:
             parts.append(f"next query of SLURM in {pause}")
-        return "   ".join(["q quits", *parts])
+
+        return "   ".join(parts)
 
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits some seconds and returns whether q was typed, without Enter."""
+    """Yield a function that waits some seconds for a typed q, without Enter, and returns whether it came."""
     if not sys.stdin.isatty():
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])
         return
+
     import termios
     import tty
 
@@ -133,11 +149,13 @@ def _single_keys() -> Iterator[Callable[[float], bool]]:
 
     def quits(seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if select.select([terminal], [], [], left)[0]:
+        while (remaining := end - time.monotonic()) > 0:
+            if select.select([terminal], [], [], remaining)[0]:
                 typed = os.read(terminal, 64)
-                if not typed or b"q" in typed.lower():  # No byte: the terminal is gone.
+                # No byte: the terminal is gone.
+                if not typed or b"q" in typed.lower():
                     return True
+
         return False
 
     try:

@@ -1,4 +1,7 @@
-"""Print errors on the terminal, and describe the exit codes; light to import."""
+"""Print errors and the events of actions, and describe the exit codes.
+
+The module imports little, because every command waits for it.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from slurmddp.errors import EXIT_CODES, SlurmddpError, plain
 from slurmddp.short_text import first_items
 
 OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Error numbers of a full disk or missing permissions, which are no bugs of slurmddp."""
 EXIT_BROKEN_PIPE = 141
-_MOST_NAMED = 5
-"""Files that a note names."""
+"""Exit code of a program that SIGPIPE ends, as a shell reports it."""
+_NAMED_FILES = 5
+"""Number of files that a note names."""
 EXIT_CODES_HELP = "exit codes:\n" + "".join(f"  {code:<3} {row.text}\n" for code, row in EXIT_CODES.items())
 
 
 def print_event(event: object) -> None:
-    """Print what an action of `slurmddp.control` reports while it runs."""
+    """Print an event that an action of `slurmddp.control` reports while it runs."""
     from slurmddp.control import events
 
     match event:
@@ -36,45 +41,53 @@ def print_event(event: object) -> None:
 
 
 def _print_event_over_ssh(event: object) -> None:
-    """Print what happens on the way to a login node, or on it."""
+    """Print an event of a connection to a login node; ignore all other events."""
     from slurmddp.control import events
     from slurmddp.runs.text_format import counted
 
     match event:
         case events.HostSilent(host, seconds):
             line = (
-                f"slurmddp: note: {host} has not answered for {seconds:g} s. A profile there, such as "
-                "~/.bashrc, may wait or read the standard input. Ctrl-C ends this; nothing was started."
+                f"slurmddp: note: {host} has not answered for {seconds:g} s. A shell profile there, such as "
+                "~/.bashrc, may wait or read the standard input. Ctrl-C gives up; nothing was started."
             )
         case events.HostUnknown(host, reason):
             line = f"slurmddp: {host} does not answer: {reason}"
         case events.CodeSent(host, folder, files, left_out):
             line = f"code    {host}:{folder}  ({counted(files, 'file')})"
             if left_out:
-                names = first_items(left_out, _MOST_NAMED)
-                line += f"\nnote    not sent, may hold passwords or keys: {names}"
+                names = first_items(left_out, _NAMED_FILES)
+                line += f"\nnote    not sent, because they may hold passwords or keys: {names}"
         case _:
             return
+
     print(line, file=sys.stderr, flush=True)
 
 
 def report(error: SlurmddpError, *, debug: bool = False) -> int:
-    """Print an error of slurmddp, the problem and the remedy; return its exit code."""
+    """Print an error and its hint; return its exit code.
+
+    Args:
+        error: the error.
+        debug: whether to print the traceback first.
+    """
     if debug:
         traceback.print_exception(error)
+
     between = "" if error.message.endswith("\n") else " "
     print(f"slurmddp: error: {error.message}{between}{error.hint}".strip(), file=sys.stderr)
+
     return error.exit_code
 
 
 def report_machine(error: OSError) -> int:
-    """Print an error of the machine, such as a full disk; return the exit code."""
-    hint = "Free space or correct the permissions, then run it again."
+    """Print an error of the machine, such as a full disk; return the exit code 1."""
+    hint = "Free some space or correct the permissions, then run the command again."
     return report(SlurmddpError(f"{plain(error)}.", hint=hint))
 
 
 def report_bug(error: BaseException) -> int:
-    """Print an unexpected error with its traceback; return the exit code."""
+    """Print an unexpected error with its traceback; return the exit code 1."""
     traceback.print_exception(error)
-    hint = "This is a bug of slurmddp, not of your input; please report it with the lines above."
+    hint = "This is a bug in slurmddp, not in your input; please report it with the lines above."
     return report(SlurmddpError(f"{type(error).__name__}: {error}.", hint=hint))

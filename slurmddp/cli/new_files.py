@@ -1,4 +1,4 @@
-"""Write files of a project, and never change a file that exists."""
+"""Write the files of a project without changing a file that exists."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
     """Write files that do not exist yet.
 
     Args:
-        folder: the project.
-        files: texts by their paths in the project.
+        folder: the project folder.
+        files: the text of each file, by its path in the project.
 
     Yields:
-        A line about each file, after it is written or kept.
+        A line for each file, once it is written or kept.
 
     Raises:
         ConfigError: a file can't be written.
@@ -29,17 +29,19 @@ def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
         except OSError as error:
             raise ConfigError(
                 f"{path.absolute()} can't be written: {plain(error)}.",
-                hint="Give a folder in which you may write, or make room there.",
+                hint="Choose a folder in which you may write, or free some space.",
             ) from error
+
         yield f"wrote   {name}" if is_new else f"kept    {name} (exists; not changed)"
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a file that does not exist yet; return whether it is new."""
+    """Write a file if it does not exist yet; return whether it was written."""
     if os.path.lexists(path):
         return False
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
+
     return True

@@ -1,4 +1,4 @@
-"""Print what happens during a search: its trials, their results, and the best of them."""
+"""Print the progress of a search: its trials, their results, and the best trial."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from slurmddp.runs.text_format import number, shorter
 
 
 class SearchView(StartView):
-    """The terminal during a search: called with each event that the search reports."""
+    """A view that prints each event of a search: pass it as `report`."""
 
     def __call__(self, event: object) -> None:
         """Print an event."""
         match event:
             case WaitsForTrials():
-                print("The search waits for these runs. Ctrl-C ends the search, not the runs.", flush=True)
+                print("Waiting for these runs. Ctrl-C ends the search, not the runs.", flush=True)
             case TrialEnded(run=run, state=state, metric=metric, value=value):
                 shown = state if metric is None else f"{metric} {number(value)}"
                 print(f"result  {run}  {shown}", flush=True)
             case SearchLeft():
-                print("slurmddp: the search stops here; the same command continues it.", file=sys.stderr)
+                print("slurmddp: the search has stopped; the same command continues it.", file=sys.stderr)
             case Searched(sweep=sweep, best=best):
                 if best is not None:
                     print(f"\nbest    {_shown(best)}")

@@ -1,4 +1,4 @@
-"""Print what happens while runs start, and how trainings on this machine go on and end."""
+"""Print the start of runs, and the progress and end of trainings on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StartView:
-    """The terminal during a start: called with each event that the start reports."""
+    """A view that prints each event of a start: pass it as `report`."""
 
     def __init__(self) -> None:
         self._training: RunView | None = None
@@ -55,7 +55,7 @@ class StartView:
             case TrainingRuns() if self._training is not None:
                 self._training.tick()
             case Info(text) if self._training is not None:
-                self._training.say(text)
+                self._training.print(text)
             case TrainingBegins(job, allocation):
                 self._begin_training(job, allocation)
             case TrainingLeft() if self._training is not None:
@@ -68,7 +68,7 @@ class StartView:
             case SubmittedJob() | SubmittedArray() | AdoptedJob():
                 _print_submission(event)
             case RunPutAside(path):
-                print(f"The run so far is kept as {path}.")
+                print(f"The earlier run is kept as {path}.")
             case AlreadyActive(status, code_changes):
                 print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")
                 print(_how_to_follow(status.name))
@@ -82,33 +82,39 @@ class StartView:
                     f"each optimizer step keeps its {samples} samples."
                 )
             case RunContinues(status):
-                where = f"resumes from step {status.saved_step}" if status.saved_step else "starts again"
-                print(f"{status.name} exists already ({status.state}); it {where}.")
+                action = f"resumes from step {status.saved_step}" if status.saved_step else "starts again"
+                print(f"{status.name} exists already ({status.state}); it {action}.")
             case _:
                 messages.print_event(event)
 
     def _begin_training(self, job: Job, allocation: Allocation | None) -> None:
+        """Print where a run trains, and show its progress from now on."""
         folder = RunFolder(job.run_dir)
-        where = "this machine"
+        place = "this machine"
         if allocation:
-            where = f"{counted(job.resources.all_nodes, 'node')} of job {allocation.job_id}"
-        print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {where})")
+            place = f"{counted(job.resources.all_nodes, 'node')} of job {allocation.job_id}"
+
+        print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {place})")
         _print_places(folder)
         if allocation and allocation.nodes > job.resources.all_nodes:
             print(
-                f"note    job {allocation.job_id} holds {allocation.nodes} nodes; nodes=N uses more of them."
+                f"note    job {allocation.job_id} holds {allocation.nodes} nodes; to use more, set nodes=N."
             )
+
         if job.resources.gpus_per_node and not allocation and not jobs.visible_gpus(os.environ):
-            print("This machine shows no GPU: the training runs on its CPUs.")
+            print("This machine has no visible GPU: the training runs on its CPUs.")
+
         sys.stdout.flush()
 
-        # Another program than the trainer may only print. Its logs hold that, if nobody looks at this output.
+        # A program other than the trainer may report nothing but its output. A detached training has no
+        # terminal, and the output is in the run's logs.
         shows_output = not job.program.is_own_trainer and DETACHED_VARIABLE not in os.environ
         view = RunView(folder, total_steps(job.program.config), output=shows_output)
         self._training = self._screen.enter_context(view)
 
 
 def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft | Started) -> None:
+    """Print an event of a sweep or a search."""
     match event:
         case SweepBegins(sweep=sweep, runs=runs, to_resume=to_resume, is_search=is_search):
             count = counted(runs, "trial" if is_search else "run")
@@ -116,10 +122,12 @@ def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft 
                 count = f"{to_resume} of {count} to resume"
             print(f"sweep   {sweep}  ({count})")
         case PointBegins(run=run, number=number, total=total, in_array=in_array):
-            kind = "trial" if event.is_trial else "point"
-            shown = shorter(event.settings) if event.is_trial else event.settings
-            line = f"{kind}   {number} of {total}  {run}  {shown}"
-            print(line if in_array else f"\n{line}", flush=True)
+            if not in_array:
+                print()
+            if event.is_trial:
+                print(f"trial   {number} of {total}  {run}  {shorter(event.settings)}", flush=True)
+            else:
+                print(f"point   {number} of {total}  {run}  {event.settings}", flush=True)
         case PointFailed(_, error):
             messages.report(error)
         case PointsLeft(count, error):
@@ -132,11 +140,12 @@ def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft 
 
 
 def how_to_show(sweep: str) -> str:
-    """Return the last lines of a sweep or a search: the commands that show it."""
+    """Return the commands that show a sweep or a search, as the last lines of its start."""
     return f"report  slurmddp report {sweep}\nsweep   slurmddp list {sweep}"
 
 
 def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None:
+    """Print the ids of jobs that SLURM has queued."""
     match event:
         case SubmittedJob(job, job_id, notes):
             folder = RunFolder(job.run_dir)
@@ -145,78 +154,87 @@ def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None
             _print_places(folder)
             for note in notes:
                 print(f"note    {note}")
+
             print(_how_to_follow(folder.name))
         case SubmittedArray(elements, job_ids, array_folder):
-            number = job_ids[0].partition("_")[0]
-            parallelism = elements[0].array_parallelism
-            bound = f", {parallelism} at once" if parallelism else ""
-            print(
-                f"\narray   {number}  ({counted(len(elements), 'job')} on {_nodes(elements[0])} each{bound})"
-            )
+            array_id = job_ids[0].partition("_")[0]
+            size = f"{counted(len(elements), 'job')} on {_nodes(elements[0])} each"
+            if elements[0].array_parallelism:
+                size += f", {elements[0].array_parallelism} at once"
+            print(f"\narray   {array_id}  ({size})")
             print(f"script  {array_folder}/{RunFolder.script_file}")
         case AdoptedJob(run, job_id, is_element):
             print(
-                f"SLURM has job {job_id} of {run}, which its folder did not name; it is recorded, "
-                "and no other job was submitted for this run."
+                f"SLURM already has job {job_id} of {run}, which the run folder did not record. "
+                "It is recorded now, and no other job was submitted for this run."
             )
             if not is_element:
                 print(_how_to_follow(run))
 
 
 def _nodes(job: Job) -> str:
-    resources = job.resources
-    spares = f" and {counted(resources.spare_nodes, 'spare')}" if resources.spare_nodes else ""
-    return f"{counted(resources.nodes, 'node')}{spares} of {job.cluster.name}"
+    """Return the nodes of a job as a phrase: `3 nodes and 1 spare of a100x8`."""
+    nodes = counted(job.resources.nodes, "node")
+    if job.resources.spare_nodes:
+        nodes += f" and {counted(job.resources.spare_nodes, 'spare')}"
+
+    return f"{nodes} of {job.cluster.name}"
 
 
 def _print_places(folder: RunFolder) -> None:
-    """Print where a run is, and which code it runs."""
+    """Print the folder of a run, and the version of its code."""
     print(f"folder  {folder.path}")
-    with suppress(OSError):  # The file is missing with snapshot=false.
+    # With snapshot=false there is no such file.
+    with suppress(OSError):
         note = read_regular(folder.code_note_file).decode().strip()
         if NOT_IN_GIT not in note:
             print(f"code    {note}")
         elif not _has_other_runs(folder):
-            print("tip     `git init` in the project: then each run keeps a copy of its code.")
+            print("tip     run `git init` in the project: then each run keeps a copy of its code.")
 
 
 def _has_other_runs(folder: RunFolder) -> bool:
-    """Return whether a run is not the first one of its folder of runs."""
+    """Return whether the folder of runs holds another run."""
     others = [path for path in folder.path.parent.iterdir() if path != folder.path]
     return any(RunFolder(path).config_file.is_file() for path in others)
 
 
 def _how_to_follow(name: str) -> str:
+    """Return the commands that follow a run."""
     return f"follow  slurmddp status {name}\n        slurmddp logs -f {name}"
 
 
 def _print_finished(event: AlreadyFinished) -> None:
+    """Print that a run has finished, and the commands that train it again or further."""
     status = event.status
     print(f"{status.name} is finished: {status.detail}.")
     if status.report is not None:
         print(f"report  {status.report}")
 
-    # After the script, `--again` would be an argument of the script.
+    # After the name of the script, `--again` would be an argument of the script.
+    again = "--again"
     script = own_script(event.job.program.config["program"])
-    again = f"`slurmddp run --again {script} ...`" if script else "--again"
+    if script:
+        again = f"`slurmddp run --again {script} ...`"
+
     if event.code_changes:
         print(f"{event.code_changes} {again} runs the new code.")
     elif script:
-        print(f"{again} starts it once more; other arguments of the script are another run.")
+        print(f"{again} starts it once more; with other arguments, the script is another run.")
     else:
         print(f"{again} starts it once more from step 0; another seed, model or train.steps is another run.")
         print(f"`slurmddp resume {status.name} train.steps=...` trains this one further.")
 
 
 def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
-    """Return how a run on this machine ended, and the paths of its results."""
+    """Return the lines about the end of a run on this machine, with the paths of its results."""
     folder = RunFolder(job.run_dir)
     if exit_code == EXIT_FINISHED:
         return _results(folder, status)
 
+    outcome = "Stopped" if exit_code == EXIT_STOPPED else "Killed"
     if not latest_name(folder) and job.program.config["program"].get("script"):
-        verb = "Stopped" if exit_code == EXIT_STOPPED else "Killed"
-        return [f"{verb}. {_next_start(job, folder)}"]
+        return [f"{outcome}. {_next_start(job, folder)}"]
     if exit_code == EXIT_STOPPED:
         step = f" at step {status.saved_step}" if status.saved_step is not None else ""
         return [f"Stopped{step}; the same command resumes from there."]
@@ -224,33 +242,46 @@ def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
 
 
 def _next_start(job: Job, folder: RunFolder) -> str:
-    """Return what the same command does with a script that has no checkpoint in `checkpoints`."""
+    """Return what the same command does next, for a script without a checkpoint in the run folder."""
     again = "The same command starts the script again"
     pattern = job.program.config["program"].get("checkpoints")
     if not pattern:
-        return f"{again}; its own checkpoints are known only if program.checkpoints=PATH names them."
+        return f"{again}; slurmddp knows its checkpoints only if program.checkpoints=PATH names them."
     if saved(folder, job.project_dir, job.saved_files).files:
-        # Whether such a file is whole, only the script knows: it may have been stopped in its middle.
-        return (
-            f"{again}; files that fit program.checkpoints are there, but are not checked: {job.saved_files}"
-        )
-    return f"{again}; it has saved nothing that fits program.checkpoints={pattern}."
+        # Only the script can check such a file, which it may have been writing when it was stopped.
+        return f"{again}. Files match program.checkpoints, but slurmddp can't check them: {job.saved_files}"
+
+    return f"{again}; no saved file matches program.checkpoints={pattern}."
 
 
 def _results(folder: RunFolder, status: RunStatus) -> Sequence[str]:
+    """Return the lines about a finished run: steps, losses, a sample, and the paths of its results."""
     from slurmddp.runs.status.curves import curve_commands
     from slurmddp.runs.status.metrics import read
 
-    losses = read(folder).held_out.values
-    change = f", held-out loss {losses[0]:.3f} -> {losses[-1]:.3f}" if len(losses) > 1 else ""
-    lines = ["Finished." if status.step is None else f"Finished: {status.step} steps{change}."]
+    line = "Finished."
+    if status.step is not None:
+        line = f"Finished: {status.step} steps"
+        losses = read(folder).held_out.values
+        if len(losses) > 1:
+            line += f", held-out loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+        line += "."
+
+    lines = [line]
     sample = read_text(folder.sample_file)
     if sample:
-        lines += ["", "What the model writes:", *(f"    {line}" for line in sample.strip().splitlines()), ""]
+        lines += [
+            "",
+            "What the model writes:",
+            *(f"    {line}" for line in sample.strip().splitlines()),
+            "",
+        ]
     if status.report is not None:
         lines.append(f"report      {status.report}")
+
     lines += [f"curves      {command}" for command in curve_commands(folder)]
     latest = latest_name(folder)
     if latest:
         lines.append(f"checkpoint  {folder.checkpoints_dir / latest}")
+
     return lines

@@ -7,6 +7,7 @@ project on that host.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,11 @@ class SshRun:
 def records_file() -> Path:
     """Return the file with the records, beside the index of runs."""
     return index.index_file().with_name("ssh-runs.jsonl")
+
+
+def are_recorded() -> bool:
+    """Return whether there are records of runs over ssh, removed runs included; read none of them."""
+    return os.path.lexists(records_file())
 
 
 def remember(*runs: SshRun) -> None:

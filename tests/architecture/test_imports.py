@@ -74,6 +74,17 @@ def test_a_dry_run_needs_neither_torch_nor_rich(where: list[str], tmp_path: Path
     assert not [name for name in found if name.startswith(("slurmddp.training", "slurmddp.checkpoint"))]
 
 
+@pytest.mark.parametrize("words", [["list"], ["status"], ["list", "--name", "gpt"]])
+def test_without_runs_over_ssh_a_list_needs_no_ssh_code(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    names = loaded(f"from slurmddp.cli.main import main; main({words})", tmp_path)
+    assert "slurmddp.cli.commands.list" in names
+    needless = ("slurmddp.control.ssh", "slurmddp.cli.over_ssh", "slurmddp.slurm.paced_client")
+    assert [name for name in names if name.startswith(needless)] == []
+
+
 def test_submission_never_imports_torch(tmp_path: Path) -> None:
     assert "torch" not in tops(loaded("import slurmddp.launchers.submit.submitit, submitit", tmp_path))
 

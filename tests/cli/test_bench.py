@@ -17,9 +17,9 @@ from support.runs.train_runs import only_run
     ("words", "code", "told"),
     [
         (["collective"], EXIT_USAGE, "Did you mean"),
-        ([], EXIT_USAGE, "needs a word"),
-        (["show"], EXIT_USAGE, "needs 1 name(s) or file(s), and got 0"),
-        (["compare", "a"], EXIT_USAGE, "needs 2 name(s) or file(s), and got 1"),
+        ([], EXIT_USAGE, "needs an action"),
+        (["show"], EXIT_USAGE, "takes 1 name(s) or file(s), but got 0"),
+        (["compare", "a"], EXIT_USAGE, "takes 2 name(s) or file(s), but got 1"),
         (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7' is not a size"),
         (["collectives", "-n", "1"], EXIT_CONFIG, "compares ranks, and there is a single rank"),
         (["scaling", "-n", "2", "--batch", "7"], EXIT_CONFIG, "7 samples can't be shared by 2 ranks"),

@@ -33,7 +33,7 @@ def test_cancel_marks_the_run_before_it_ends_the_job(make_run, slurm, capsys):
     assert marked == [True]
     assert slurm.states["7"].state == "CANCELLED"
     assert [event["event"] for event in folder.events()] == ["submitted", "cancelled"]
-    assert "job 7 was told to end" in capsys.readouterr().out
+    assert "is cancelled (job 7)" in capsys.readouterr().out
 
 
 def test_cancel_ends_every_job_that_is_left_and_no_other(make_run, slurm):
@@ -77,7 +77,7 @@ def test_a_cancel_that_slurm_does_not_hear_keeps_the_mark_and_is_an_error(make_r
     assert main(["cancel", "gpt"]) == EXIT_SLURM
     assert folder.cancelled_file.exists()
     err = capsys.readouterr().err
-    assert "job 7 may still be there" in err
+    assert "job 7 may still be in SLURM" in err
     assert "Unable to contact" in err
     slurm.silence = ""
     slurm.set_state("7", "RUNNING")
@@ -90,7 +90,7 @@ def test_cancel_needs_no_accounting(make_run, slurm, capsys):
     submit(folder)
     slurm.states["7"] = JobState(job_id="7", state="UNKNOWN", error="sacct failed: no database.")
     assert main(["cancel", "gpt"]) == 0
-    assert capsys.readouterr().out == f"{folder.name} is cancelled; no job of it was left.\n"
+    assert capsys.readouterr().out == f"{folder.name} is cancelled; it had no job in SLURM.\n"
 
 
 def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
@@ -98,7 +98,7 @@ def test_cancel_of_a_local_run_tells_its_process(make_run, slurm, capsys):
     with local_process(folder) as process:
         assert main(["cancel", "gpt"]) == 0
         assert process.wait(120) == -signal.SIGTERM
-    assert f"process {process.pid} was told to save and stop" in capsys.readouterr().out
+    assert f"process {process.pid} saves a checkpoint and stops" in capsys.readouterr().out
 
 
 def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(make_run, slurm, capsys):
@@ -119,7 +119,7 @@ def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(
         assert f"process {process.pid} is to save and leave" in said and "once more kills it" in said
         assert main(["cancel", "gpt"]) == 0
         assert process.wait(120) == -signal.SIGINT
-        assert "told to end at once" in capsys.readouterr().out
+        assert "ends at once" in capsys.readouterr().out
         assert main(["status", "gpt"]) == 0
         assert "a person cancelled it" in capsys.readouterr().out
     finally:
@@ -156,7 +156,7 @@ def test_cancel_of_a_local_run_that_proc_hides_tells_a_stranger_nothing(
     start_here(make_run(), os.getpid())
     assert main(["cancel", "gpt"]) == 0
     assert set(sent) <= {0}
-    assert "can't be seen from here" in capsys.readouterr().out
+    assert "is not visible to this shell" in capsys.readouterr().out
 
 
 def test_cancel_of_another_account_s_local_run_says_who_can(make_run, slurm, capsys, monkeypatch):

@@ -94,7 +94,7 @@ def test_the_reason_is_said(run, capsys):
     assert main(["checkpoints", "gpt", "--verify"]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert "state.safetensors does not match its hash" in said
-    assert "A resume ignores" in said
+    assert "A resume skips" in said
 
 
 def test_one_of_another_version_is_neither_damaged_nor_passed_over(run, capsys):
@@ -107,7 +107,7 @@ def test_one_of_another_version_is_neither_damaged_nor_passed_over(run, capsys):
     assert main(["checkpoints", "gpt"]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert f"step-0000000002: it has format {FORMAT + 1}" in said
-    assert "A resume ignores" not in said
+    assert "A resume skips" not in said
     assert main(["export", "gpt"]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert f"it has format {FORMAT + 1}" in said and "slurmddp that wrote it" in said
@@ -160,7 +160,7 @@ def test_a_step_may_be_chosen_and_a_file_is_replaced_only_by_force(run, capsys):
     assert main([*command, "--force"]) == 0
     assert torch.equal(load_file("w.safetensors")["weight"], WEIGHT)
     assert main(["export", "gpt", "--step", "5"]) == EXIT_CONFIG
-    assert "There are: 2, 1." in capsys.readouterr().err
+    assert "The steps with a checkpoint: 2, 1." in capsys.readouterr().err
 
 
 def test_the_best_one_is_marked_and_exported(run, capsys):
@@ -197,7 +197,7 @@ def test_a_damaged_one_is_never_exported(run, capsys):
     assert "does not match its hash" in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
     assert main(["export", "gpt"]) == 0
-    assert "step-0000000002 is damaged; step-0000000001 is used" in capsys.readouterr().err
+    assert "step-0000000002 is damaged; step-0000000001 was exported" in capsys.readouterr().err
     flip_last_bit(run.checkpoints_dir / "step-0000000001" / TREE_FILE)
     assert main(["export", "gpt", "--force"]) == EXIT_FAILED
     assert "None of the 2 checkpoints" in capsys.readouterr().err

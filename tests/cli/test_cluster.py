@@ -59,13 +59,13 @@ def test_detect_writes_files_that_check_accepts_and_changes_none(site, project, 
 
 def test_detect_names_a_near_partition(site, capsys):
     assert main(["cluster", "detect", "gpuu", "--write"]) == EXIT_CONFIG
-    assert "no partition 'gpuu' here that takes your jobs. Did you mean gpu?" in capsys.readouterr().err
+    assert "no partition 'gpuu' that takes your jobs. Did you mean gpu?" in capsys.readouterr().err
 
 
 def test_detect_says_when_nothing_can_be_used(site, capsys):
     site.write("nodes-of-partitions", "")
     assert main(["cluster", "detect"]) == EXIT_SLURM
-    assert "no partition with nodes that takes your jobs" in capsys.readouterr().err
+    assert "no partition that has nodes and takes your jobs" in capsys.readouterr().err
 
 
 def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsys):
@@ -87,7 +87,7 @@ def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, pro
     share(first, "alpha", since=0)
     assert main(["cluster", "check", "small"]) == 0
     out = capsys.readouterr().out
-    assert f"delete a line of {shared_file()} to end that:\n  n7 until " in out
+    assert f"delete its line in {shared_file()}:\n  n7 until " in out
     assert f": SLURM gave it up (run {first.name})\n" in out
     shared_file().unlink()
     assert main(["cluster", "check", "small"]) == 0

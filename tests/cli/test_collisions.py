@@ -37,15 +37,15 @@ def a_call(number):
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (["seed=2"], "seed is 1 there, and 2 in this command"),
-        (["seed=2", "--again"], "seed is 1 there, and 2 in this command"),
-        (["seed=2", "nodes=2"], "nodes is 1 there, and 2 in this command; seed is 1 there"),
-        (["seed=1", "train.steps=9"], "train.steps is 400 there, and 9 in this command"),
-        (["seed=1", "+model.extra='${oc.env:SECRET}'"], "model.extra is not set there"),
-        (["-m", "seed=1,2"], "seed is 1 in one, and 2 in the other"),
+        (["seed=2"], "seed is 1 in that run, and 2 in this command"),
+        (["seed=2", "--again"], "seed is 1 in that run, and 2 in this command"),
+        (["seed=2", "nodes=2"], "nodes is 1 in that run, and 2 in this command; seed is 1 in that run"),
+        (["seed=1", "train.steps=9"], "train.steps is 400 in that run, and 9 in this command"),
+        (["seed=1", "+model.extra='${oc.env:SECRET}'"], "model.extra is not set in that run"),
+        (["-m", "seed=1,2"], "seed is 1 in the first, and 2 in the second"),
         (["-m", "seed=3,3.0"], "Two points of the sweep are the same run"),
         ([*SEARCH, "seed=1,2", "hydra.sweeper.n_jobs=2"], "seed is"),
-        ([*SEARCH, "seed=2", "+model.x=1,2"], "is another run whose name has the same digits"),
+        ([*SEARCH, "seed=2", "+model.x=1,2"], "is another run whose name ends with the same digits"),
     ],
 )
 def test_a_run_of_another_configuration_is_never_taken_for_this_one(
@@ -74,7 +74,7 @@ def test_an_unfinished_run_keeps_its_settings_and_its_job(project, cluster, coll
         cluster.set_state("1", "COMPLETED")
     before = folder.config_file.read_bytes()
     assert main(["train", *BIG, "seed=2"]) == EXIT_CONFIG
-    assert "seed is 1 there, and 2 in this command" in capsys.readouterr().err
+    assert "seed is 1 in that run, and 2 in this command" in capsys.readouterr().err
     assert folder.config_file.read_bytes() == before and len(cluster.submissions) == 1
 
 

@@ -36,7 +36,7 @@ def test_a_waiting_run_shows_reason_place_start_and_limits(waiting, capsys):
         "state      queued: job 1 waits: other jobs stand before it in the queue",
         "next       Nothing to do",
         "reason     Priority",
-        "queue      1 job waits before it in its partition",
+        "queue      1 job of its partition is ahead of it",
         "start      expected at 2026-11-25 09:00:00",
         "limit      nodes=3: partition 'gpu' gives a job at most 2 (MaxNodes).",
     ):

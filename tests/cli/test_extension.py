@@ -41,7 +41,7 @@ def test_a_finished_run_trains_longer_and_is_still_the_run_of_its_command(projec
     [
         ([], "train.steps=100", EXIT_CONFIG, "=100 does not extend {run}, whose train.steps is 100"),
         ([], "train.steps=9", EXIT_CONFIG, "Give more than 100. `slurmddp rerun {run} train.steps=9` is"),
-        ([], "train.max_time=2h", EXIT_RUN_STATE, "`slurmddp resume {run} train.steps=...` trains it"),
+        ([], "train.max_time=2h", EXIT_RUN_STATE, "`slurmddp resume {run} train.steps=...` with a greater"),
         ([], "time_limit=2h", EXIT_RUN_STATE, "has finished"),
         (["train.max_time=2h"], "train.steps=200 train.max_time=1h", EXIT_CONFIG, "train.max_time is 2h"),
         ([], "train.steps=long", EXIT_CONFIG, "train.steps"),
@@ -66,7 +66,9 @@ def test_a_run_that_its_time_has_ended_needs_more_time(project, here, capsys, mo
     main([*FIRST, "train.max_time=1h"])
     folder = only_run(project)
     assert main(["resume", folder.name, "train.steps=200"]) == EXIT_RUN_STATE
-    assert f"`slurmddp resume {folder.name} train.max_time=...` trains it further" in capsys.readouterr().err
+    assert (
+        f"`slurmddp resume {folder.name} train.max_time=...` with a greater value" in capsys.readouterr().err
+    )
     assert main(["resume", folder.name, "train.max_time=2h"]) == EXIT_FINISHED
     assert main(["resume", folder.name, "train.max_time=null", "train.steps=200"]) == EXIT_FINISHED
     assert here.started == 3
@@ -82,7 +84,9 @@ def test_an_extended_run_that_stops_is_cut_off_by_no_earlier_command(project, he
     capsys.readouterr()
     assert main([*FIRST]) == EXIT_RUN_STATE
     shown = capsys.readouterr().err
-    assert "was extended: train.steps is 200 there, and 100 in this command. Nothing was started" in shown
+    assert (
+        "was extended: train.steps is 200 in the run, and 100 in this command. Nothing was started" in shown
+    )
     assert f"`slurmddp resume {folder.name}` continues it" in shown and steps_of(folder) == 200
 
     here.ends = staticmethod(lambda: 0)

@@ -73,7 +73,7 @@ def test_a_silent_slurm_costs_only_the_cluster_files(programs: FakePrograms, lap
     assert main(["init", "new"]) == 0
     assert files(laptop / "new") == FILES
     said = capsys.readouterr().err
-    assert "no cluster file is drafted: scontrol failed: Unable to contact slurm controller." in said
+    assert "no cluster files were written: scontrol failed: Unable to contact slurm controller." in said
     assert "`scontrol ping` shows if it is back" in said
 
 

@@ -93,7 +93,7 @@ def test_list_shows_the_runs_of_a_name_or_state_however_old_they_are(make_run, s
     assert main(["list", "--state", "queued"]) == 0
     assert "No run is in this state" in capsys.readouterr().err
     assert main(["list", "--name", "resnet"]) == 0
-    assert "No run's name begins with resnet." in capsys.readouterr().err
+    assert "No run has a name that begins with resnet." in capsys.readouterr().err
     assert main(["list", "--state", "faild"]) == EXIT_USAGE
     assert "Did you mean failed?" in capsys.readouterr().err
 
@@ -111,5 +111,5 @@ def test_less_than_one_run_is_refused_and_not_taken_for_no_runs(make_run, slurm,
     assert main(["list", "-n", given]) == EXIT_CONFIG
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"--limit is {given}. Give at least 1, or --all." in err
+    assert f"--limit is {given}. Use at least 1, or --all." in err
     assert "no runs yet" not in err

@@ -75,7 +75,7 @@ def test_a_run_is_unknown_while_slurm_does_not_answer(make_run, shown, programs)
     submit(make_run("gpt-0000000f"), "8")
     lines = shown(40)
     assert set(states(lines).values()) == {"unknown"}
-    assert "SLURM does not answer: squeue failed: slurm_load_jobs error" in lines[-1]
+    assert "SLURM does not answer, next try in 50s: squeue failed: slurm_load_jobs error" in lines[-1]
 
 
 def test_no_more_runs_are_read_than_the_screen_holds(make_run, shown):

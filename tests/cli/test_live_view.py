@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from slurmddp.cli.live_view import Reading, RunView, countdown, new_records
+from slurmddp.cli.live_view import RunProgress, RunView, countdown, new_records
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.logs import LineReader
@@ -84,20 +84,20 @@ def test_events_tell_the_story_of_a_run(folder):
     with RunView(folder, 40, stream=stream, now=Clock()) as view:
         folder.add_event("submitted", job_id="7", submitter="sbatch")
         view.tick()
-        assert view.reading.note == "waiting in the queue"
+        assert view.progress.activity == "waiting in the queue"
         folder.add_event("started", attempt=0, job_id="7", nodes="n[1-2]", launcher="slurm")
         view.tick()
-        assert "importing torch" in view.reading.note
+        assert "importing torch" in view.progress.activity
         folder.add_event("warned", attempt=0, about="checkpoint", text="Checkpoint 30 can't be used.")
         view.tick()
-        assert "importing torch" in view.reading.note
+        assert "importing torch" in view.progress.activity
         folder.add_event("resumed", attempt=0, step=20)
         folder.add_event("first_step", attempt=0, step=21)
         view.tick()
-        assert (view.reading.note, view.reading.step) == ("", 20)
+        assert (view.progress.activity, view.progress.step) == ("", 20)
         folder.add_event("signalled", attempt=0, signal="SIGTERM", rank=1)
         view.tick()
-        assert view.reading.note == "saving"
+        assert view.progress.activity == "saving"
         folder.add_event("ended", attempt=0, exit_code=75, outcome="stopped", next="requeue")
     assert lines(stream) == [
         "submitted as job 7",
@@ -116,15 +116,15 @@ def test_a_program_that_may_report_no_step_is_running_from_its_start_on(folder, 
         for event in ("started", "resumed", "restarted"):
             folder.add_event("rank_failed", attempt=0, rank=1, host="n1", exit_code=1)
             view.tick()
-            assert view.reading.note == "ending the other ranks"
+            assert view.progress.activity == "ending the other ranks"
             folder.add_event(event, attempt=0, launcher="local", step=3)
             view.tick()
-            assert view.reading.note == "running, no step reported"
+            assert view.progress.activity == "running, no step reported"
         metric(folder, 4, loss=2.5)
         view.tick()
     assert "running, no step reported" in stream.getvalue()
     assert "importing" not in stream.getvalue()
-    assert (view.reading.note, view.reading.step) == ("", 4)
+    assert (view.progress.activity, view.progress.step) == ("", 4)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_program_that_may_report_no_step_is_running_from_its_start_on(folder, 
     ],
 )
 def test_an_event_is_told_in_one_line(event, facts, line):
-    assert Reading(40).add_event({"event": event, "host": "n1", "rank": None, **facts}) == line
+    assert RunProgress(40).add_event({"event": event, "host": "n1", "rank": None, **facts}) == line
 
 
 def test_what_was_there_before_is_not_shown(folder):
@@ -183,7 +183,7 @@ def test_on_a_terminal_there_is_a_bar(folder, monkeypatch):
         metric(folder, 30, loss=2.5, tokens_per_s=900.0)
         metric(folder, 30, eval_loss=2.25)
         view.tick()
-        view.say("a line with [bold]brackets[/bold]")
+        view.print("a line with [bold]brackets[/bold]")
     shown = stream.getvalue()
     for words in ("loss 2.500", "held-out 2.250", "900 tokens/s", "step 30/40  held-out loss 2.2500"):
         assert words in shown
@@ -195,18 +195,18 @@ def test_the_bar_is_taken_away_when_the_training_raises(folder):
     with pytest.raises(RuntimeError, match="rank"), RunView(folder, 40, stream=stream, live=True) as view:
         raise RuntimeError("rank")
     stream.truncate(0)
-    view.say("afterwards")
+    view.print("afterwards")
     assert stream.getvalue().strip("\0") == "afterwards\n"
 
 
 def test_the_time_to_go_follows_the_last_steps():
-    reading = Reading(100)
-    assert reading.remaining_s is None
+    progress = RunProgress(100)
+    assert progress.remaining_s is None
     for step, seconds in ((10, 100.0), (20, 105.0), (30, 110.0)):
-        reading.add_metric({"step": step, "time": seconds, "loss": 1.0})
-    assert reading.remaining_s == 35.0
-    reading.add_metric({"step": 20, "time": 500.0, "loss": 1.0})
-    assert reading.remaining_s is None, "after a restart the pause in between is no pace"
+        progress.add_metric({"step": step, "time": seconds, "loss": 1.0})
+    assert progress.remaining_s == 35.0
+    progress.add_metric({"step": 20, "time": 500.0, "loss": 1.0})
+    assert progress.remaining_s is None, "after a restart the pause in between is no pace"
     assert [countdown(value) for value in (0, 61.4, 3723, -4)] == ["0:00", "1:01", "1:02:03", "0:00"]
 
 
@@ -268,8 +268,8 @@ def test_a_run_goes_on_when_what_it_says_can_not_be_written(folder, place, live)
         for step in (10, 20):
             metric(folder, step, loss=2.0, eval_loss=2.0)
             view.tick()
-        view.say("the last word")
-    assert view.reading.step == 20
+        view.print("the last word")
+    assert view.progress.step == 20
 
 
 @pytest.mark.parametrize("facts", [{"loss": 2.0}, {"eval_loss": 2.0}])
@@ -281,7 +281,7 @@ def test_a_run_goes_on_when_its_terminal_is_closed_meanwhile(folder, live, facts
         metric(folder, 10, **facts)
         view.tick()
         view.tick()
-    assert view.reading.step == 10
+    assert view.progress.step == 10
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -134,7 +134,7 @@ def test_an_unforeseen_error_shows_its_place_and_asks_for_a_report(probe, capsys
     probe.error = ZeroDivisionError("by zero")  # type: ignore[attr-defined]
     assert run("probe") == errors.EXIT_FAILED
     shown = capsys.readouterr().err
-    assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a bug of slurmddp" in shown
+    assert "Traceback" in shown and "ZeroDivisionError: by zero. This is a bug in slurmddp" in shown
 
 
 def test_ctrl_c_ends_without_a_traceback(probe, capsys):
@@ -157,17 +157,23 @@ def test_ctrl_c_ends_without_a_traceback(probe, capsys):
         (["--hepl"], "Did you mean --help"),
         (
             ["train", "fit.py", "--lr"],
-            "flag '--lr'. A script runs as `slurmddp run [settings] fit.py --lr ...`",
+            "flag '--lr'. Run a script with its arguments after it: `slurmddp run [settings] fit.py",
         ),
-        (["train", "--nodes=3"], "Settings have no dashes: nodes=3"),
-        (["train", "--cluster=a100x8"], "Settings have no dashes: cluster=a100x8"),
-        (["train", "--steps", "3"], "no flag '--steps'. Settings have no dashes: train.steps=VALUE"),
-        (["train", "--batch-size=8"], "Settings have no dashes: train.batch_size=8"),
-        (["run", "--lr", "3", "fit.py"], "no flag '--lr'. The program's own flags stand behind the program."),
+        (["train", "--nodes=3"], "Type settings without dashes: nodes=3"),
+        (["train", "--cluster=a100x8"], "Type settings without dashes: cluster=a100x8"),
+        (["train", "--steps", "3"], "no flag '--steps'. Type settings without dashes: train.steps=VALUE"),
+        (["train", "--batch-size=8"], "Type settings without dashes: train.batch_size=8"),
+        (
+            ["run", "--lr", "3", "fit.py"],
+            "no flag '--lr'. Flags of the program follow the name of the program.",
+        ),
         (["run", "--agian", "fit.py"], "no flag '--agian'. Did you mean --again"),
         (["run", "--launcher", "slurm", "fit.py"], "no flag --launcher"),
         (["resume"], "arguments are required: RUN. See `slurmddp resume --help`"),
-        (["bench"], "slurmddp bench needs a word: cluster, collectives, strategies, scaling, show, compare."),
+        (
+            ["bench"],
+            "slurmddp bench needs an action: cluster, collectives, strategies, scaling, show, compare.",
+        ),
         (["sandbox"], "are required: ACTION (one of up, down, status, env). See"),
         (["completion"], "are required: shell (one of bash, zsh, fish). See"),
         (["+cluster=a100x8"], "slurmddp train +cluster=a100x8"),
@@ -224,7 +230,7 @@ def test_a_full_disk_is_not_called_a_fault_of_ours(probe, capsys):
     probe.error = OSError(errno.ENOSPC, "No space left on device", "/runs/x")  # type: ignore[attr-defined]
     assert run("probe") == 1
     output = capsys.readouterr().err
-    assert output.startswith("slurmddp: error: No space left on device (/runs/x). Free space")
+    assert output.startswith("slurmddp: error: No space left on device (/runs/x). Free some space")
     assert "Traceback" not in output
 
 
@@ -236,7 +242,7 @@ def test_a_shell_whose_folder_was_removed_is_named(tmp_path, monkeypatch, capsys
     for command in ("list", "train", "init"):
         assert cli.main([command]) == errors.EXIT_CONFIG
         assert capsys.readouterr().err == (
-            "slurmddp: error: The folder of this shell was removed. Change to another: cd ~\n"
+            "slurmddp: error: The current folder was removed. Change to another one: cd ~\n"
         )
     assert cli.main(["list", "--help"]) == 0
 
@@ -256,4 +262,4 @@ def test_another_system_than_linux_is_refused_in_one_sentence(probe, capsys, mon
     monkeypatch.setattr(sys, "platform", "darwin")
     assert run("train") == errors.EXIT_CONFIG
     told = capsys.readouterr().err
-    assert "slurmddp runs on Linux" in told and told.count("\n") == 1
+    assert "slurmddp runs only on Linux" in told and told.count("\n") == 1

@@ -104,7 +104,7 @@ def test_three_resumes_at_once_give_one_job(project, run, programs, forked_pytho
 def test_a_job_whose_submission_was_not_recorded_is_taken_over(project, run, programs):
     run.attempts_file.unlink()
     code, output = one(project, COMMAND)
-    assert code == 0 and "SLURM has job 1 of" in output and "follow  slurmddp status first" in output
+    assert code == 0 and "SLURM already has job 1 of" in output and "follow  slurmddp status first" in output
     assert programs.calls("sbatch") == 1 and submitted(run) == ["1"]
 
 

@@ -55,7 +55,7 @@ def test_a_run_is_submitted_and_handled_by_its_name_from_the_laptop(node: LoginN
     sent = {str(path.relative_to(there)) for path in there.rglob("*.*") if "runs" not in path.parts}
     assert {"train.py", "old.py", "conf/cluster/far.yaml"} <= sent
     assert not sent & {".env", "data/large.bin"}
-    assert "note    not sent, may hold passwords or keys: .env" in printed.err
+    assert "note    not sent, because they may hold passwords or keys: .env" in printed.err
     writable = {
         path for path in there.parent.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022
     }
@@ -69,7 +69,7 @@ def test_a_run_is_submitted_and_handled_by_its_name_from_the_laptop(node: LoginN
     assert main(["logs", "login1:exp"]) == 0
     capfd.readouterr()
     assert main(["cancel", "exp"]) == 0
-    assert "job 1 was told to end" in capfd.readouterr().out
+    assert "is cancelled (job 1)" in capfd.readouterr().out
     assert main(["status"]) == 0  # the newest run
     assert "cancelled" in capfd.readouterr().out
     assert main(["resume", "exp"]) == 0
@@ -188,7 +188,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     )
     (node.home / "other.py").write_text(other_version)
     node.slurmddp(node.working.replace("-m slurmddp", f"{node.home}/other.py"))
-    assert "login1 has slurmddp 0.0.1, this machine slurmddp" in trouble()
+    assert "login1 has slurmddp 0.0.1, but this machine has slurmddp" in trouble()
     assert not there.exists()
     (node.home / "bin" / "slurmddp").unlink()
     assert "can't run `slurmddp` (exit code 127" in trouble()
@@ -198,7 +198,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     there.mkdir(parents=True)
     (there / "thesis.py").write_text("mine")
     assert main(["run", "+cluster=far", "train.py"]) == EXIT_CONFIG
-    assert "holds files that slurmddp has not sent, such as thesis.py" in capfd.readouterr().err
+    assert "holds files that slurmddp did not send, such as thesis.py" in capfd.readouterr().err
     assert [path.name for path in there.iterdir()] == ["thesis.py"]
     (there / "thesis.py").unlink()
     # The connection breaks while the code travels: the host has asked for it, and half of it has come.
@@ -207,7 +207,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     cut = "dd bs=1 count=20000 2>/dev/null"
     ssh.write_text(reached.replace("#!/bin/sh\n", f"#!/bin/sh\n{cut} | ") + "\nexit 255\n")
     (Path("train.py")).write_text("#" * 100_000)
-    assert "train.py did not arrive whole. Nothing was changed or started" in trouble()
+    assert "train.py did not arrive complete. Nothing was changed or started" in trouble()
     assert not (there / "train.py").exists()
 
 
@@ -301,7 +301,7 @@ def test_a_profile_that_replaces_the_shell_is_no_success(node: LoginNode, capfd)
         ):
             capfd.readouterr()
             assert main(words) == EXIT_LOGIN_NODE
-            assert "the profile of login1 replaces or ends the shell" in capfd.readouterr().err
+            assert "a profile of the shell replaces or ends it" in capfd.readouterr().err
     assert {program: node.slurm.calls(program) for program in calls} == calls
 
 

@@ -45,4 +45,4 @@ def test_a_project_that_is_gone_is_told(project, cluster, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     project.rename(tmp_path / "moved")
     assert main(["rerun", "first"]) == EXIT_CONFIG
-    assert "is not there any more" in capsys.readouterr().err
+    assert "does not exist any more" in capsys.readouterr().err

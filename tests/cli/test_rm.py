@@ -78,7 +78,7 @@ def test_an_active_run_is_refused(project, cluster, state, capsys):
     folder = only_run(project)
     cluster.set_state("1", state)
     assert main(["rm", folder.name, "--yes"]) == EXIT_RUN_STATE
-    assert f"First `slurmddp cancel {folder.name}`" in capsys.readouterr().err
+    assert f"Run `slurmddp cancel {folder.name}` first" in capsys.readouterr().err
     assert folder.config_file.exists()
 
 

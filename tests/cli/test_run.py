@@ -205,7 +205,7 @@ def test_a_finished_script_is_started_again_only_with_again(project, capsys, mon
     capsys.readouterr()
     assert main(command) == 0
     again = "`slurmddp run --again show.py ...`"
-    other = "other arguments of the script are another run."
+    other = "with other arguments, the script is another run."
     assert f"{again} starts it once more; {other}" in capsys.readouterr().out
     (project / "show.py").write_text((project / "show.py").read_text() + "# edited\n")
     assert main(command) == 0
@@ -226,13 +226,13 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
 @pytest.mark.parametrize(
     ("typed", "code", "message"),
     [
-        ([], EXIT_USAGE, "needs a script, a command, or -m and a module: slurmddp run train.py"),
-        (["-m"], EXIT_USAGE, "needs a script, a command, or -m and a module"),
-        (["show.py", "???"], EXIT_CONFIG, r"argument \?\?\?, which a configuration reads as a missing value"),
-        (["program.script=a.py", "show.py"], EXIT_USAGE, "leave out 'program.script=a.py'"),
-        (["-n", "two", "show.py"], EXIT_CONFIG, "-n two was given, but -n needs a whole number"),
+        ([], EXIT_USAGE, "needs a script, a command, or -m with a module: slurmddp run train.py"),
+        (["-m"], EXIT_USAGE, "needs a script, a command, or -m with a module"),
+        (["show.py", "???"], EXIT_CONFIG, r"argument \?\?\?, which means a missing value"),
+        (["program.script=a.py", "show.py"], EXIT_USAGE, "omit 'program.script=a.py'"),
+        (["-n", "two", "show.py"], EXIT_CONFIG, "-n needs a whole number of at least 1, not two"),
         (["--dryrun", "show.py"], EXIT_USAGE, "no flag '--dryrun'. Did you mean --dry-run?"),
-        (["-n", "0", "show.py"], EXIT_CONFIG, "-n 0 was given, but -n needs"),
+        (["-n", "0", "show.py"], EXIT_CONFIG, "-n needs a whole number of at least 1, not 0"),
         (["-n", "9000", "show.py"], EXIT_CONFIG, r"nodes=2 and gpus_per_node=2 \(-n 2 without GPUs\)"),
         (["+cluster=a100x8", "-n", "9", "show.py"], EXIT_CONFIG, "-n 9 is more than .*use -n 8 or less"),
         (["+cluster=cpu", "-n", "9000", "show.py"], EXIT_CONFIG, "-n 9000 is too much .*Use -n 256 or less"),
@@ -288,5 +288,5 @@ def test_the_former_ways_to_torchrun_are_refused_with_the_command_to_type(
     project: Path, typed: list[str], instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *typed]) == EXIT_USAGE
-    assert capsys.readouterr().err.endswith(f" Say {instead}\n")
+    assert capsys.readouterr().err.endswith(f" Type {instead}\n")
     assert not (project / "runs").exists()

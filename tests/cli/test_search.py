@@ -74,7 +74,7 @@ def test_later_trials_are_better_ones(tmp_path, seed):
         for _ in range(30):
             ((setting,),) = sampler.suggest(1)
             distances.append(distance(float(setting.removeprefix("optimizer.lr="))))
-            sampler.tell([sign * distances[-1]])
+            sampler.learn([sign * distances[-1]])
         return sum(distances[-10:])
 
     assert last_of(1) < last_of(-1) / 2
@@ -88,7 +88,7 @@ def test_trials_of_a_batch_are_chosen_before_a_result_is_known(tmp_path):
     assert all(
         [word.partition("=")[0] for word in point] == ["optimizer.lr", "seed", "model"] for point in batch
     )
-    sampler.tell([1.0, None, 2.0, 3.0])
+    sampler.learn([1.0, None, 2.0, 3.0])
     assert Sampler(found).suggest(4) == batch, "the same results give the same trials"
 
 
@@ -123,7 +123,7 @@ def test_the_direction_and_the_metric_are_also_those_of_the_report(project, tria
     page = sweep_of(project).report_file.read_text()
     assert re.search(rf'<tr class="best">.{{0,200}}{best}', page, flags=re.DOTALL), page
     assert search("hydra.sweeper.metric=accuracy") == EXIT_CONFIG
-    assert "Nothing says whether more or less of accuracy is better" in capsys.readouterr().err
+    assert "It is unknown whether more or less accuracy is better" in capsys.readouterr().err
     assert search("hydra.sweeper.metric=acuracy", "hydra.sweeper.direction=maximize") == EXIT_FAILED
     assert "logged no acuracy. Did you mean hydra.sweeper.metric=accuracy" in capsys.readouterr().err
     assert trials.started == 5
@@ -191,7 +191,7 @@ def test_a_trial_without_a_finite_value_is_one_without_a_result(project, trials,
 def test_one_of_several_metrics_is_named_and_a_loss_has_a_direction(project, trials, capsys):
     trials.values = staticmethod(lambda lr: {"a": lr, "b": -lr})
     assert search("hydra.sweeper.direction=minimize", jobs=1) == EXIT_CONFIG
-    assert "has logged several metrics: a, b. Say which one counts" in capsys.readouterr().err
+    assert "has logged several metrics: a, b. Choose the one to compare" in capsys.readouterr().err
     trials.values = staticmethod(lambda lr: {"loss": 2.0, "eval_loss": 1.0})
     assert search("seed=1", "hydra.sweeper.metric=loss", jobs=1) == EXIT_FINISHED
     assert re.search(r"^best .*  loss 2.0000$", capsys.readouterr().out, flags=re.M)
@@ -233,7 +233,7 @@ def test_a_search_ends_when_a_person_cancels_all_runs_that_it_waits_for(
     is_one = False
     assert search(*words) == EXIT_STOPPED
     shown = capsys.readouterr()
-    assert "The search waits for these runs" in shown.out and shown.out.count("  cancelled\n") == 2
+    assert "Waiting for these runs." in shown.out and shown.out.count("  cancelled\n") == 2
     assert "the same command continues it" in shown.err
     assert len(cluster.submissions) == 1 and len(sweep_of(project).runs) == 2
     assert search(*words) == EXIT_STOPPED
@@ -280,7 +280,7 @@ REFUSED = {
     "seed=1,2 hydra.sweeper.n_trails=3": "Did you mean hydra.sweeper.n_trials",
     "seed=1,2 hydra.sweeper.storage=x": "not a setting of a search. Known: direction",
     "seed=1,2 hydra.sweeper.direction=max": "Use minimize or maximize",
-    "seed=1,2 +cluster=big ssh=login1": "A search waits for its results",
+    "seed=1,2 +cluster=big ssh=login1": "A search waits for the results of its trials",
 }
 
 

@@ -82,7 +82,7 @@ def test_a_training_here_has_its_exit_code(project, here, result_of):
 def test_a_script_or_a_configuration_is_no_json(project, capsys, command, flag):
     assert main([command[0], "--json", flag, *command[1:]]) == EXIT_USAGE
     output = capsys.readouterr()
-    assert output.out == "" and f"Leave out --json or {flag}" in output.err
+    assert output.out == "" and f"Omit --json or {flag}" in output.err
 
 
 def test_a_call_from_python_prints_nothing_and_warns_of_what_the_command_prints(
@@ -98,5 +98,5 @@ def test_a_call_from_python_prints_nothing_and_warns_of_what_the_command_prints(
     slurmddp.train(*BIG)
     assert caplog.messages[-1].endswith("again=True runs the new code.")
     run = slurmddp.submit("math.sqrt", 2, cluster="big")
-    assert f"{run.name}: name the files that math.sqrt saves" in caplog.messages[-1]
+    assert f"{run.name}: if math.sqrt saves checkpoints without Distributon, name them" in caplog.messages[-1]
     assert capsys.readouterr() == ("", "")

@@ -57,18 +57,16 @@ def test_the_end_of_a_script_tells_which_of_its_files_are_there(project, here, c
     (project / "mine.py").touch()
     here.ends = staticmethod(lambda: code)
     again = f"{word}. The same command starts the script again; "
-    unknown = "its own checkpoints are known only if program.checkpoints=PATH names them."
+    unknown = "slurmddp knows its checkpoints only if program.checkpoints=PATH names them."
     assert last_line("name=a") == again + unknown
     named = ("name=b", "program.checkpoints='{run_dir}/out/*.pt'")
-    nothing = "it has saved nothing that fits program.checkpoints={run_dir}/out/*.pt."
+    nothing = "no saved file matches program.checkpoints={run_dir}/out/*.pt."
     assert last_line(*named) == f"{again}{nothing}"
     run = next((project / "runs").glob("b-*"))
     (run / "out").mkdir()
     (run / "out" / "1.pt").touch()
-    assert (
-        last_line(*named)
-        == f"{again}files that fit program.checkpoints are there, but are not checked: {run}/out/*.pt"
-    )
+    matching = f". Files match program.checkpoints, but slurmddp can't check them: {run}/out/*.pt"
+    assert last_line(*named) == again.removesuffix("; ") + matching
 
 
 def test_a_failed_training_shows_the_failing_rank(project, here, capsys):
@@ -91,7 +89,7 @@ def test_a_run_in_a_shell_of_salloc_uses_its_nodes(project, here, capsys, monkey
     assert main(["train"]) == 0
     shown = capsys.readouterr().out
     assert "(2 ranks on 1 node of job 7)" in shown
-    assert "note    job 7 holds 2 nodes; nodes=N uses more of them." in shown
+    assert "note    job 7 holds 2 nodes; to use more, set nodes=N." in shown
     assert main(["train", "nodes=3"]) == EXIT_CONFIG
     assert "nodes=3 is more than the 2 node(s) of this allocation (job 7)" in capsys.readouterr().err
 
@@ -116,7 +114,7 @@ def test_gpus_are_counted_without_torch(tmp_path):
 
 def test_a_project_outside_of_git_gets_one_tip(project, here, capsys):
     assert main(["train"]) == 0
-    tip = "tip     `git init` in the project: then each run keeps a copy of its code."
+    tip = "tip     run `git init` in the project: then each run keeps a copy of its code."
     first = capsys.readouterr().out
     assert tip in first.splitlines() and "No snapshot" not in first
     assert main(["train", "seed=2"]) == 0

@@ -20,7 +20,7 @@ def test_a_submission_says_what_it_is_called_and_how_to_follow_it(project, clust
     folder, shown = only_run(project), capsys.readouterr().out
     assert folder.name.startswith("first-")
     assert f"run     {folder.name}  (24 ranks on 3 nodes of big)" in shown
-    assert "tip     `git init` in the project: then each run keeps a copy of its code" in shown
+    assert "tip     run `git init` in the project: then each run keeps a copy of its code" in shown
     assert "job     1\n" in shown and f"slurmddp logs -f {folder.name}" in shown
     assert f"slurmddp status {folder.name}" in shown
     assert [submission.script for submission in cluster.submissions] == [folder.script_file.read_text()]
@@ -123,7 +123,7 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert main(["train", *BIG]) == EXIT_SLURM
     cluster.silence = ""
     assert main(["train", *BIG]) == 0
-    assert ("SLURM has job 1 of" in capsys.readouterr().out) is queued
+    assert ("SLURM already has job 1 of" in capsys.readouterr().out) is queued
     assert len(cluster.submissions) == 1
     assert main(["train", *BIG]) == 0
     assert "is queued already: job 1" in capsys.readouterr().out

@@ -113,7 +113,7 @@ def test_status_explains_the_failure_and_every_restart_in_place(make_run, slurm,
     assert "rank 7" not in out, "nobody began again after it"
     assert "Ask for more with mem_gb=" in out
     assert [f"rank {rank} on" in out for rank in range(7)] == [False] * 2 + [True] * 5
-    assert "(2 more before)" in out
+    assert "(2 earlier ones)" in out
     assert f"{local_time(100.0)} after step 140: rank 6 on" in out
     assert f"{local_time(100.0)}: rank 5 on" in out
     assert main(["status", "--json", "gpt"]) == 0
@@ -221,7 +221,7 @@ def test_status_tells_what_the_time_went_into(make_run, slurm, capsys):
     assert ["0", "2m 41s", "2m 00s", "2.0s", "18s", "10s", "1.0s", "10s"] in table
     assert ["1", "1m 19s", "1m 00s", "10s", "9.0s"] in table
     assert ["all", "4m 00s", "3m 00s", "2.0s", "18s", "20s", "1.0s", "19s"] in table
-    assert ["Start of attempt 1, 10.00 s to its first step"] in table
+    assert ["Start of attempt 1: 10.00 s until its first step"] in table
     for row in (["launch", "4.00"], ["imports", "4.00"], ["rendezvous", "0.50"], ["first step", "1.50"]):
         assert row in table
     assert not [row for row in table if "odd" in row]
@@ -248,7 +248,7 @@ def test_the_goodput_of_a_program_that_tells_nothing_is_not_known(make_run, slur
     append_line(folder.attempts_file, {**END, "time": 1060.0})
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"time +1m 00s in the program; the program reports no first step, so its share", out)
+    assert re.search(r"time +1m 00s in the program; the program reports no first step, so its training", out)
     assert re.search(r"used +0\.00 rank-hours", out)
 
 
@@ -353,7 +353,7 @@ def test_status_shows_the_use_of_the_devices_and_the_memory_of_each_rank(make_ru
     append_line(folder.attempts_file, {**memory, "peak_bytes": [3 << 29, 9 << 30]})
     assert main(["status", "-v", "gpt"]) == 0
     out = capsys.readouterr().out
-    assert "Peak memory (GPU), at most 9.00 GiB on rank 1\n" in out
+    assert "Peak memory (GPU); largest: 9.00 GiB on rank 1\n" in out
     assert [line.split() for line in out.splitlines() if "GiB" in line][-2:] == [
         ["0", "1.50", "GiB"],
         ["1", "9.00", "GiB"],

@@ -150,7 +150,7 @@ def test_stop_while_slurm_is_silent_says_that_it_is_not_sure(make_run, slurm, ca
     assert main(["stop", "gpt"]) == 0
     assert folder.stop_file.exists()
     said = capsys.readouterr().out
-    assert "Unable to contact" in said and "If it waits, it ends as soon as it starts." in said
+    assert "Unable to contact" in said and "If it is queued, it ends as soon as it starts." in said
     slurm.silence = ""
     slurm.set_state("7", "PENDING", reason="Resources")
     assert main(["status", "gpt"]) == 0

@@ -132,7 +132,7 @@ def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, caps
         counting(name)
     assert main(["cancel", sweep.name]) == EXIT_FINISHED
     shown = capsys.readouterr().out
-    assert shown.count("was told to end") == 5 and "has nothing to cancel: it is finished" in shown
+    assert shown.count("is cancelled (job") == 5 and "has nothing to cancel: it is finished" in shown
     cancelled = [given for name, given in asked if name == "cancel"]
     assert cancelled == [("1_0", "1_2", "1_3", "1_4"), ("9",)] and len(asked) <= 8
     assert [run.cancelled_file.exists() for run in sweep.runs] == [True, False, True, True, True]
@@ -141,7 +141,7 @@ def test_a_cancel_asks_slurm_once_for_all_runs_of_a_sweep(project, cluster, caps
     assert main(["cancel", sweep.name]) == EXIT_SLURM
     told = capsys.readouterr().err
     assert "3 other runs are marked as cancelled and won't be requeued" in told
-    assert "but job 1_0, 2_0, 1_2, 2_1, 1_3 and 4 others may still be there" in told
+    assert "but job 1_0, 2_0, 1_2, 2_1, 1_3 and 4 others may still be in SLURM" in told
 
 
 def test_the_points_of_an_array_are_printed_in_the_order_of_the_sweep(project, cluster, capsys):
@@ -207,8 +207,8 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     runs[1].cancel()
     assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
     for wrong, reason in [
-        (((1, 2), (3,)), "different lengths: one ends after 1 value"),
-        (((1, {2}), (3, 4)), "can't be kept as text"),
+        (((1, 2), (3,)), "different lengths: the shortest one ends after 1 value"),
+        (((1, {2}), (3, 4)), "can't be stored as text"),
     ]:
         with pytest.raises(ConfigError, match=reason):
             slurmddp.map_array("math.pow", *wrong, **settings)
@@ -355,7 +355,7 @@ def test_runs_whose_state_forbids_a_command_are_passed_over(project, here, capsy
         (["time_limit=1h,2h"], "Two points of the sweep are the same run.*time_limit=1h, and time_limit=2h"),
         (["seed=1,1"], "Two points of the sweep are the same run.*big seed=1, and +cluster=big seed=1."),
         (["seed=1,x"], "`seed` is 'x'"),
-        (["seed=1,2", "runs_dir=r${seed}"], "lie in one folder"),
+        (["seed=1,2", "runs_dir=r${seed}"], "must be in one folder"),
         (["nodes=1,3"], "nodes=3.*partition 'gpu' gives a job at most 2"),
     ],
 )
@@ -446,7 +446,7 @@ def test_an_array_whose_answer_was_lost_is_found_and_not_submitted_again(project
     assert len(sweep.started) == 3 and "--array=0-2%2\n" in cluster.submissions[0].script
     cluster.submit = really
     assert main(words) == EXIT_FINISHED
-    assert capsys.readouterr().out.count("which its folder did not name") == 3
+    assert capsys.readouterr().out.count("which the run folder did not record") == 3
     assert [run.events()[-1]["job_id"] for run in sweep.runs] == ["1_0", "1_1", "1_2"]
     assert main(words) == EXIT_FINISHED
     assert len(cluster.submissions) == 1

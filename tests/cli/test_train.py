@@ -49,8 +49,8 @@ def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
 @pytest.mark.parametrize(
     ("state", "code", "words"),
     [
-        ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside.*First `slurmddp cancel first-"),
-        ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be put aside.*First `slurmddp cancel first-"),
+        ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
+        ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
         ("silent", EXIT_SLURM, "is not known.*nothing was submitted"),
         ("unanswered", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside"),
         ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),

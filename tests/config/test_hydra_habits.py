@@ -180,7 +180,7 @@ HABITS = {
         Case("--cfg hydra", {"hydra.job.name": "slurmddp", "hydra.runtime.choices.model": "gpt_small"}),
         Case("-c all seed=3", {"hydra.job.name": "slurmddp", "seed": 3}),
         Case("--cfg seed=3", {"seed": 3}),
-        Case("--cfg jbo", refused="--cfg jbo is not known.*job"),
+        Case("--cfg jbo", refused="--cfg has no value 'jbo'.*job"),
     ],
     "`--resolve`": [Case("--resolve", {"model.vocab_size": 99})],
     "`--package`, `-p`": [
@@ -309,9 +309,9 @@ def test_info_shows_how_hydra_composes(project: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "refused"),
     [
-        ("--resolve -m seed=1,2", "--resolve says how --cfg prints"),
-        ("-p optimizer", "--package says how --cfg prints"),
-        ("--info -m seed=1,2", "--info shows how one .*Leave out --multirun"),
+        ("--resolve -m seed=1,2", "--resolve changes what --cfg prints"),
+        ("-p optimizer", "--package changes what --cfg prints"),
+        ("--info -m seed=1,2", "--info shows how one .*Omit --multirun"),
     ],
 )
 def test_a_flag_that_has_no_meaning_here_starts_nothing(

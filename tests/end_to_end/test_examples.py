@@ -167,7 +167,7 @@ def test_the_own_model_and_data_are_trained(tmp_path: Path) -> None:
 def test_the_own_cluster_gives_the_lines_of_its_page(tmp_path: Path) -> None:
     folder = example("08_cluster", tmp_path)
     output = slurmddp(folder, "train", "+cluster=mine", "nodes=2", "name=first", "--dry-run")
-    script, _, summary = output.partition("slurmddp: The lines of the script")
+    script, _, summary = output.partition("slurmddp: These lines of the script")
     (shown,) = re.findall(
         r"^```text\n(.*?)^```", (folder / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
@@ -222,7 +222,7 @@ def test_a_stopped_trainer_of_lightning_resumes_from_its_last_checkpoint(tmp_pat
     before, _ = first.communicate(timeout=120)
     assert first.returncode == 75, before
     assert re.search(
-        "files that fit program.checkpoints are there, but are not checked: .*/lightning/last.ckpt", before
+        "Files match program.checkpoints, but slurmddp can't check them: .*/lightning/last.ckpt", before
     )
     after = slurmddp(folder, *command)
     (last, resumed) = (re.findall(r"^epoch (\d+): loss", text, re.MULTILINE) for text in (before, after))

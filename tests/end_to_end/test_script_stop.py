@@ -41,7 +41,7 @@ def test_a_stop_ends_a_program_that_never_asks(tmp_path: Path, program: str) -> 
         training.kill()
         training.wait()
     assert training.returncode == 75, output
-    assert "gets SIGTERM, or SIGUSR2 if it handles that" in said
+    assert "gets SIGTERM, or SIGUSR2 if it handles SIGUSR2" in said
     assert "saves a checkpoint" not in said
     assert "resumes from there" not in output
     assert "The same command starts the script again" in output

@@ -29,7 +29,7 @@ def limited() -> Iterator[FaultySandbox]:
 def bench(sandbox: FaultySandbox, folder: Path, action: str, *words: str) -> Run:
     command = Command(folder, sandbox.environment())
     said = command("bench", action, "+cluster=sandbox", "nodes=4", "-n", "1", *SHORT, *words)
-    assert "When it has finished:  slurmddp bench show bench-" in said
+    assert "result  slurmddp bench show bench-" in said
     run = Run(next((folder / "runs").glob(f"bench-{action}-*")), command)
     run.wait_finished()
     return run

@@ -86,7 +86,7 @@ def test_elements_that_are_preempted_or_stopped(command: Command, cut: str) -> N
     assert (waits["state"], waits["job_id"]) == ("queued", last.job_id)
     assert waits["wait"]["reason"] == "JobArrayTaskLimit" and waits["wait"]["ahead"] == 1
     assert "as many elements at once as it is allowed to" in command("status", last.folder.name)
-    assert "has no logs yet. It is queued" in command("logs", last.folder.name)
+    assert "has no logs yet. Its state: queued" in command("logs", last.folder.name)
     assert f"job {last.job_id} was taken out of the queue" in command("stop", last.folder.name)
 
     command.slurm("scontrol", "update", f"JobId={refused.job_id}", "Requeue=0")
@@ -100,7 +100,7 @@ def test_elements_that_are_preempted_or_stopped(command: Command, cut: str) -> N
     told = [command.slurm("scontrol", "-o", "show", "job", run.job_id) for run in (requeued, third)]
     assert [f"ExcNodeList={failed} " in one for one in told] == [True, False]
     third.wait("start", lambda: third.events("started"))
-    assert f"job {third.job_id} was told to end" in command("cancel", third.folder.name)
+    assert f"is cancelled (job {third.job_id})" in command("cancel", third.folder.name)
     for run in (requeued, refused, *others):
         run.wait_finished()
         assert sorted(run.losses()) == list(range(1, 61))
@@ -119,7 +119,7 @@ def test_one_array_trains_whoever_submits_it_and_however_its_answer_is_lost(
     held = "+cluster.sbatch.hold=true"
     calls = unanswered(command, tmp_path / "killed", KILLS)
     command(*sweep_words("killed", "seed=1,2", held), code=-9)
-    assert "SLURM has job" in command(*sweep_words("killed", "seed=1,2", held))
+    assert "SLURM already has job" in command(*sweep_words("killed", "seed=1,2", held))
     assert calls.read_text() == "\n"
     ids = [run.job_id for run in elements(command, "killed")]
     array = ids[0].partition("_")[0]
@@ -136,7 +136,7 @@ def test_one_array_trains_whoever_submits_it_and_however_its_answer_is_lost(
     assert len({run.job_id.partition("_")[0] for run in runs}) == 1
     for name in ("killed", "silent"):
         sweep = next((command.project / "runs").glob(f"{name}-*.sweep")).stem
-        assert command("cancel", sweep).count("was told to end") == len(elements(command, name))
+        assert command("cancel", sweep).count("is cancelled (job") == len(elements(command, name))
     assert command.slurm("squeue", "-h", "-t", "PENDING,RUNNING") == ""
 
 

@@ -65,7 +65,7 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         assert (node.home / "slurmddp" / "laptop" / "runs" / name).is_dir()
         wait("rank 0 of 2 in attempt 0", "logs", "far")
         assert json.loads(said("status", "far", "--json"))["state"] == "running"
-        assert "was told to end" in said("cancel", "far")
+        assert "is cancelled (job" in said("cancel", "far")
         wait('"state": "cancelled"', "status", "far", "--json")
         assert f"run     {name}" in said("resume", "far")
         wait('"state": "finished"', "status", "far", "--json")

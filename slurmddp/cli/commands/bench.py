@@ -3,10 +3,10 @@
     slurmddp bench cluster +cluster=mine nodes=4      first on a new site: nodes, links, all-reduce
     slurmddp bench collectives -n 4                   every all-reduce algorithm, on this machine
     slurmddp bench show RUN                           print a result and write its page
-    slurmddp bench compare FIRST SECOND               times of two results that were measured alike
+    slurmddp bench compare FIRST SECOND               compare two results with equal settings
 
-A benchmark is a run: settings, submission and logs are those of `slurmddp run`. Rank 0 writes bench.json into
-the run folder. RUN, FIRST and SECOND are names of runs, run folders, or such files.
+A benchmark is a run, with the settings, submission and logs of `slurmddp run`. Rank 0 writes bench.json into
+the run folder. RUN, FIRST and SECOND are names of runs, run folders, or paths of bench.json files.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from slurmddp.errors import EXIT_FINISHED, UsageError, near_matches
 
 _READERS = {
     "show": "print the result of a run and write its page",
-    "compare": "compare two results; unlike ones are refused",
+    "compare": "compare two results; results with different settings are refused",
 }
+"""Actions on results."""
 MODULE = "slurmddp.bench.ranks"
 _TIME_LIMIT = "00:30:00"
-"""Without another time limit, half an hour: a cluster starts short jobs sooner."""
+"""The default time limit is half an hour, because a cluster starts short jobs sooner."""
 _NUMBERS = {
     "repetitions": "measured repetitions or steps (20)",
-    "warmup": "repetitions before them, which are not counted (5)",
+    "warmup": "repetitions before the measured ones (5)",
     "seed": "seed of weights and data (0)",
     "width": "width of the trained model (512)",
     "layers": "layers of the trained model (4)",
-    "batch": "samples of a step on all ranks together (64)",
+    "batch": "samples of a step, summed over all ranks (64)",
 }
 
 
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default=SIZES, help=f"sizes of reduced tensors ({SIZES})")
     for name, purpose in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=purpose)
+
     train.add_flags(parser)
     parser.set_defaults(json=False)
     parser.epilog = f"{lines}\n\n{EXIT_CODES_HELP}"
@@ -64,50 +66,58 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "compare":
         return _compare(*_only(args.words, 2, "compare FIRST SECOND"))
     if args.action is None:
-        raise UsageError(f"slurmddp bench needs a word: {', '.join([*BENCHES, *_READERS])}.")
+        raise UsageError(f"slurmddp bench needs an action: {', '.join([*BENCHES, *_READERS])}.")
     if args.action not in BENCHES:
         near = near_matches(args.action, [*BENCHES, *_READERS])
         raise UsageError(f"slurmddp bench has no {args.action!r}. {near}")
+
     return _measure(args)
 
 
-def _only(words: list[str], count: int, usage: str) -> list[str]:
-    if len(words) != count:
-        raise UsageError(f"`slurmddp bench {usage}` needs {count} name(s) or file(s), and got {len(words)}.")
-    return words
+def _only(arguments: list[str], count: int, usage: str) -> list[str]:
+    """Return the arguments; raise UsageError if their number is not `count`."""
+    if len(arguments) != count:
+        raise UsageError(
+            f"`slurmddp bench {usage}` takes {count} name(s) or file(s), but got {len(arguments)}."
+        )
+    return arguments
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Run the benchmark as `slurmddp run` does; show the result if it is there already."""
+    """Run the benchmark as `slurmddp run` does; print the result of a run that has ended."""
     from slurmddp.bench.results import FILE_NAME
     from slurmddp.runs import index
 
     given = {name: value for name in _NUMBERS if (value := getattr(args, name)) is not None}
     settings = Settings(bench=args.action, sizes=parse_sizes(args.sizes), **given)
     named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
-    # Each benchmark is a run of its own: the same command measures again.
+    # The time in the name makes each benchmark a new run: the same command measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
-    # A benchmark saves nothing that a second attempt could continue from.
+    # A benchmark saves nothing from which a second attempt could resume.
     args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", "policy.requeue=false", *args.words]
-    args.launcher, args.program = None, ["-m", MODULE, settings.to_json()]
+    args.launcher = None
+    args.program = ["-m", MODULE, settings.to_json()]
     code = run_command.run(args, lambda job: settings.check_ranks(job.resources.world_size))
     if code != EXIT_FINISHED or args.dry_run or args.cfg:
         return code
+
     folder = next(run for run in index.all_runs() if run.name.startswith(name))
     if (folder.path / FILE_NAME).is_file():
         return _show(str(folder.path))
-    print(f"When it has finished:  slurmddp bench show {folder.name}")
+
+    print(f"result  slurmddp bench show {folder.name}  (once the run has finished)")
     return EXIT_FINISHED
 
 
 def _path(word: str) -> Path:
-    """Return the path of a result that was named by its file, its run folder or its run."""
+    """Return the path of a result, which is named by its file, its run folder or its run."""
     from slurmddp.runs import index
 
     return Path(word) if Path(word).exists() else index.find(word).path
 
 
 def _show(word: str) -> int:
+    """Print a result and write its page; return the exit code."""
     from slurmddp.bench.page import show, write_bench_page
     from slurmddp.bench.results import read
 
@@ -118,10 +128,12 @@ def _show(word: str) -> int:
     show(result, sys.stdout)
     write_bench_page(result, page)
     print(f"\npage  {page}")
+
     return EXIT_FINISHED
 
 
 def _compare(first: str, second: str) -> int:
+    """Print the comparison of two results; return the exit code."""
     from slurmddp.bench.page import headline, show_rows
     from slurmddp.bench.results import compare, read
 
@@ -133,4 +145,5 @@ def _compare(first: str, second: str) -> int:
     for rows in tables.values():
         print()
         show_rows(rows, sys.stdout)
+
     return EXIT_FINISHED

@@ -19,26 +19,31 @@ _STYLES |= dict.fromkeys(RENAMED, "grey")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp checkpoints`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder")
-    parser.add_argument("--verify", action="store_true", help="compare every byte with what was written")
+    parser.add_argument("run", metavar="RUN", help="name of the run, its beginning, or the run folder")
+    parser.add_argument(
+        "--verify", action="store_true", help="read every byte and compare it with its checksum"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per checkpoint; return 1 if a checkpoint can't be loaded and is not quarantined."""
+    """Print a line for each checkpoint; return 1 if a checkpoint can't be loaded and is not quarantined."""
     result = checkpoints(args.run, verify=args.verify)
     if args.json:
         print_json(result)
     else:
         _print(result)
+
     unusable = [row for row in result.checkpoints if row.state in ("damaged", OTHER_VERSION)]
     return EXIT_FAILED if unusable else EXIT_FINISHED
 
 
 def _print(result: Checkpoints) -> None:
+    """Print the table of checkpoints, and the problems of those that can't be loaded."""
     if not result.checkpoints:
         print(f"There are no checkpoints yet in {result.folder}.", file=sys.stderr)
         return
+
     rows = [_cells(row) for row in result.checkpoints]
     styles = [_STYLES[row.state] for row in result.checkpoints]
     print_table(HEADERS, rows, sys.stdout, right=frozenset({"STEP", "SIZE"}), styles=styles)
@@ -47,12 +52,21 @@ def _print(result: Checkpoints) -> None:
     other = [row for row in result.checkpoints if row.state == OTHER_VERSION]
     for row in damaged:
         print(f"{row.path.name} is damaged: {row.problem}", file=sys.stderr)
+
     for row in other:
         print(f"{row.path.name}: {row.problem}", file=sys.stderr)
+
     if damaged:
-        print("A resume ignores damaged checkpoints and loads the newest good one.", file=sys.stderr)
+        print("A resume skips damaged checkpoints and loads the newest undamaged one.", file=sys.stderr)
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    marks = ", ".join(word for word, is_so in (("latest", row.latest), ("best", row.best)) if is_so)
-    return str(row.step), row.state, size_text(row.bytes), local_time(row.saved), marks, str(row.path)
+    """Return a checkpoint as a row of the table."""
+    marks: list[str] = []
+    if row.latest:
+        marks.append("latest")
+    if row.best:
+        marks.append("best")
+
+    size = size_text(row.bytes)
+    return str(row.step), row.state, size, local_time(row.saved), ", ".join(marks), str(row.path)

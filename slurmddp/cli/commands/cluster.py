@@ -1,7 +1,7 @@
 """Draft cluster files from this site's SLURM, or compare cluster files with it.
 
 slurmddp cluster detect                print a draft for each partition that you may use
-slurmddp cluster detect gpu --write    write conf/cluster/gpu.yaml; a file that exists is never changed
+slurmddp cluster detect gpu --write    write conf/cluster/gpu.yaml; an existing file is never changed
 slurmddp cluster check mine            compare conf/cluster/mine.yaml with this site
 """
 
@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     detect.add_argument(
         "--write",
         action="store_true",
-        help="write conf/cluster/PARTITION.yaml; a file that exists is never changed",
+        help="write conf/cluster/PARTITION.yaml; an existing file is never changed",
     )
     check = actions.add_parser("check", help="compare cluster files with this site; queue nothing")
     check.add_argument(
-        "names", nargs="*", metavar="NAME", help="cluster files (default: all of the project's conf/cluster)"
+        "names", nargs="*", metavar="NAME", help="names of cluster files (default: all in conf/cluster)"
     )
     add_json(check)
 
@@ -49,45 +49,55 @@ def run(args: argparse.Namespace) -> int:
 
 
 def drafts(site: Site, names: Sequence[str] = ()) -> dict[Path, str]:
-    """Return drafts of cluster files by their paths in a project; raises ConfigError or SlurmError.
+    """Return drafts of cluster files, by their paths in a project.
 
     Args:
-        site: the site.
-        names: partitions; all usable ones if empty.
+        site: the limits, partitions and nodes of this SLURM.
+        names: partitions to draft; empty: all partitions that take jobs of this account.
+
+    Raises:
+        ConfigError: there is no such partition.
+        SlurmError: no partition takes jobs of this account.
     """
     from slurmddp.slurm.limits.cluster_draft import draft, file_name, usable
 
     partitions = {partition.name: partition for partition in usable(site)}
     if not partitions:
         raise SlurmError(
-            "This SLURM has no partition with nodes that takes your jobs.",
-            hint="`scontrol show partition` and `sinfo` show what there is.",
+            "This SLURM has no partition that has nodes and takes your jobs.",
+            hint="`scontrol show partition` and `sinfo` show all partitions.",
         )
+
     for name in names:
         if name not in partitions:
             raise ConfigError(
-                f"There is no partition {name!r} here that takes your jobs.",
+                f"This SLURM has no partition {name!r} that takes your jobs.",
                 hint=near_matches(name, partitions),
             )
+
     chosen = [partitions[name] for name in names] or [*partitions.values()]
     return {Path("conf/cluster") / f"{file_name(each)}.yaml": draft(each, site) for each in chosen}
 
 
 def _detect(names: Sequence[str], *, write: bool) -> int:
+    """Print drafts of cluster files, or write them; return the exit code."""
     from slurmddp.slurm import client
     from slurmddp.slurm.limits.queries import describe
 
     drafted = drafts(describe(client.SlurmClient()), names)
     if not write:
         print("\n".join(f"# {path}\n{text}" for path, text in drafted.items()), end="")
-        print("slurmddp: nothing was written; --write writes these files.", file=sys.stderr)
+        print("slurmddp: nothing was written; add --write to write these files.", file=sys.stderr)
         return EXIT_FINISHED
+
     for line in write_new(Path(), drafted):
         print(line)
+
     return EXIT_FINISHED
 
 
 def _check(args: argparse.Namespace) -> int:
+    """Print the findings about cluster files; return the exit code."""
     from slurmddp.control.check import check_clusters
 
     result = check_clusters(Path.cwd(), args.names)
@@ -98,16 +108,19 @@ def _check(args: argparse.Namespace) -> int:
             print(f"{name}: {counted(len(findings), 'finding') if findings else 'fits this site'}")
             for finding in findings:
                 print(f"  {finding}")
+
         _print_avoided(result.avoided_nodes)
+
     return EXIT_CONFIG if any(result.clusters.values()) else EXIT_FINISHED
 
 
 def _print_avoided(nodes: Sequence[AvoidedNode]) -> None:
-    """Print the nodes of this SLURM that new runs avoid, each with its reason, and how to end that."""
+    """Print the nodes of this SLURM that new runs avoid, with the reasons, and how to use them again."""
     from slurmddp.runs.folder.excluded_nodes import shared_file
 
     if nodes:
-        print(f"failed nodes, which new runs avoid; delete a line of {shared_file()} to end that:")
+        print(f"New runs avoid these failed nodes. To use one again, delete its line in {shared_file()}:")
+
     for node in nodes:
         until = time.strftime("%d %b %H:%M", time.localtime(node.expires))
         print(f"  {node.node} until {until}: {node.reason} (run {node.run})")

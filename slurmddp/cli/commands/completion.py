@@ -1,4 +1,4 @@
-"""Print the lines with which bash, zsh or fish completes commands, flags, runs, settings and choices.
+"""Print the code with which bash, zsh or fish completes commands, flags, runs, settings and choices.
 
 eval "$(slurmddp completion bash)"        in ~/.bashrc
 eval "$(slurmddp completion zsh)"         in ~/.zshrc, after compinit
@@ -15,10 +15,10 @@ from slurmddp.errors import EXIT_FINISHED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the argument of `slurmddp completion`."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.add_argument("shell", choices=SHELLS, help="your shell")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the lines for one shell."""
+    """Print the code for a shell."""
     print(script(args.shell), end="")
     return EXIT_FINISHED

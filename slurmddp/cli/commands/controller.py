@@ -3,10 +3,10 @@
     slurmddp controller -n 4 script.py --lr 1e-3
     slurmddp controller +cluster=a100x8 nodes=2 script.py --lr 1e-3
 
-The workers are ranks. The script runs once, on the first node, and reaches them by `remote.workers()`.
-Without settings the ranks start now and in this terminal, as by `slurmddp exec`. With settings they are a run
-with a run folder, as by `slurmddp run`. Settings and flags stand before the script; the script gets every
-word after it.
+The workers are ranks. The script runs once, on the first node, and reaches them with `remote.workers()`.
+Without settings the ranks start now and in this terminal, as with `slurmddp exec`. With settings they are a
+run with a run folder, as with `slurmddp run`. Type settings and flags before the script, and arguments of the
+script after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp controller`."""
     parser.usage = "slurmddp controller [key=value ...] [flags] [--] (SCRIPT.py | -m MODULE) [argument ...]"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
-    add_count(parser, "-n", "--ranks", purpose="workers in all; with settings: workers on each node")
+    add_count(parser, "-n", "--ranks", purpose="number of workers; with settings, number on each node")
     train.add_flags(parser)
     parser.set_defaults(launcher=None, json=False)
     parser.epilog = EXIT_CODES_HELP
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the workers and the script, or submit them; return the exit code."""
-    # Torch-free, but not needed for --help.
+    # --help needs none of these modules.
     from slurmddp.config.checks.paths import check_script
     from slurmddp.launchers.local import exec as ranks
     from slurmddp.settings.spec import CONTROLLER, first_script
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         args.program = [*worker, *args.program]
         return run_command.run(args)
     if args.ranks is None:
-        raise UsageError("slurmddp controller needs the number of workers: slurmddp controller -n 4 ...")
+        raise UsageError("slurmddp controller needs a number of workers: slurmddp controller -n 4 ...")
+
     check_script(first_script(args.program), Path.cwd(), same_python=True)
     os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
+
     return ranks.run([sys.executable, *worker, *args.program], args.ranks, None)

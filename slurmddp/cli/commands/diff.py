@@ -17,36 +17,42 @@ _MISSING = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp diff`."""
-    parser.add_argument("first", metavar="RUN", help="name, its beginning, or folder")
+    parser.add_argument("first", metavar="RUN", help="name of the run, its beginning, or the run folder")
     parser.add_argument(
         "second",
         nargs="?",
         metavar="RUN",
-        help="name, its beginning, or folder (default: the newest run beside the first)",
+        help="the other run, named likewise (default: the newest run but the first)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the differences of two runs."""
+    """Print the settings in which two runs differ, and their results."""
     result = diff(args.first, args.second)
     if args.json:
         print_json(result)
         return EXIT_FINISHED
+
     if result.settings:
         rows = [(key, *map(as_text, values)) for key, values in result.settings.items()]
         print_table(("SETTING", *result.runs), rows, sys.stdout, whole=True)
     else:
         print("All settings are equal.")
+
     print()
     rows = [(key, *(_result(key, value) for value in values)) for key, values in result.results.items()]
     print_table(("RESULT", *result.runs), rows, sys.stdout, whole=True)
+
     return EXIT_FINISHED
 
 
 def _result(key: str, value: Any) -> str:
+    """Return a result as a cell of the table."""
     if value is None:
         return _MISSING
     if key in ("goodput", "mfu"):
         return percent(value)
-    return number(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return number(value)
+    return str(value)

@@ -6,8 +6,9 @@
 Each rank finds its number in the variables of torchrun (RANK, WORLD_SIZE, ...) and of MPI
 (OMPI_COMM_WORLD_RANK, PMI_RANK, ...). Each line of output begins with the rank. Rank 0 reads the standard
 input, unless it is a terminal. Signals reach all ranks. If a rank fails, all ranks end, and the exit code is
-that of the first failed rank, or 128 plus the number of its signal. In an allocation (salloc, sbatch) the
-ranks run on its nodes. The command has no run folder and restarts nothing: `slurmddp run` does both.
+the code of the first failed rank, or 128 plus the number of its signal. In an allocation (salloc, sbatch) the
+ranks run on the nodes of the allocation. This command creates no run folder and restarts nothing;
+`slurmddp run` does both.
 """
 
 from __future__ import annotations
@@ -27,38 +28,44 @@ def split(
     begins: Callable[[str], bool] = lambda word: not word.startswith("-"),
     with_value: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[list[str], list[str]]:
-    """Return the words for slurmddp, and the words from the program on.
+    """Split a command line into the words for slurmddp, and the words of the program.
 
     Args:
-        arguments: all words.
-        begins: whether a word is the first one of the program.
-        with_value: further flags whose value is the next word; a flag that may stand alone has its values.
+        arguments: all words after the name of the command.
+        begins: decides whether a word begins the program.
+        with_value: further flags whose value is the next word. A flag that may stand alone lists its values;
+            a flag that needs a value lists none.
     """
     at = 0
     while at < len(arguments):
-        word, following = arguments[at], arguments[at + 1 : at + 2]
+        word = arguments[at]
+        following = arguments[at + 1 : at + 2]
         if word == "--":
             return list(arguments[:at]), list(arguments[at + 1 :])
+
         if word in _WITH_VALUE or (word in with_value and not with_value[word]):
             at += 1
         elif word in with_value:
             at += any(value in with_value[word] for value in following)
         elif begins(word):
             return list(arguments[:at]), list(arguments[at:])
+
         at += 1
+
     return list(arguments), []
 
 
 def add_count(parser: argparse.ArgumentParser, *flags: str, purpose: str) -> None:
-    """Add a flag whose value counts ranks or nodes."""
+    """Add a flag whose value is a number of ranks or nodes."""
 
     def read(text: str) -> int:
         if re.fullmatch(r"0*[1-9]\d{0,8}", text) is None:
-            # argparse would print its own words for an ArgumentTypeError.
+            # argparse would put its own text before the message of an ArgumentTypeError.
             raise ConfigError(
-                f"{flags[0]} {text} was given, but {flags[0]} needs a whole number from 1 on.",
-                hint=f"Say {flags[0]} 2, for example.",
+                f"{flags[0]} needs a whole number of at least 1, not {text}.",
+                hint=f"An example: {flags[0]} 2.",
             )
+
         return int(text)
 
     parser.add_argument(*flags, type=read, metavar=flags[-1].lstrip("-").upper(), help=purpose)
@@ -67,16 +74,23 @@ def add_count(parser: argparse.ArgumentParser, *flags: str, purpose: str) -> Non
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `slurmddp exec`."""
     parser.usage = "slurmddp exec -n RANKS [--nodes NODES] [--] PROGRAM [argument ...]"
-    add_count(parser, "-n", "-np", "--ranks", purpose="ranks on all nodes together, at most 16 per CPU or 64")
-    add_count(parser, "--nodes", purpose="nodes; outside an allocation they are emulated here (1)")
+    add_count(
+        parser,
+        "-n",
+        "-np",
+        "--ranks",
+        purpose="number of ranks on all nodes together; at most 16 per CPU, or 64",
+    )
+    add_count(parser, "--nodes", purpose="number of nodes; emulated outside an allocation (1)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program as every rank; return the exit code of the first rank that fails."""
-    from slurmddp.launchers.local import exec as ranks  # torch-free, but not needed for --help
+    # --help does not need this module.
+    from slurmddp.launchers.local import exec as ranks
 
     if not args.program:
         raise UsageError("slurmddp exec needs a program: slurmddp exec -n 4 python train.py")
     if args.ranks is None:
-        raise UsageError("slurmddp exec needs the number of ranks: slurmddp exec -n 4 ...")
+        raise UsageError("slurmddp exec needs a number of ranks: slurmddp exec -n 4 ...")
     return ranks.run(args.program, args.ranks, args.nodes)

@@ -15,40 +15,51 @@ from slurmddp.runs.text_format import paint
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp explain`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run, its beginning, or the run folder (default: the newest run)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of one run, and why it waits or the remedy of its end."""
+    """Print the state of a run, and why it waits or what to do about its end."""
     result = explain(args.run)
     if args.json:
         print_json(result)
         return EXIT_FINISHED
+
     print(paint(result.name, "bold", sys.stdout))
     for name, text in _lines(result):
         print(f"  {paint(f'{name:<10}', 'grey', sys.stdout)} {text}")
+
     return EXIT_FINISHED
 
 
 def _lines(run: Explanation) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a run as (name, text)."""
     yield "state", f"{run.state}: {run.detail}"
     if run.advice:
         yield "next", run.advice
+
     if run.failure is not None:
         yield "failure", run.failure.sentence
         if run.failure.advice:
             yield "", run.failure.advice
+
     if run.wait is not None:
         yield from _of_wait(run.wait)
 
 
 def _of_wait(wait: Wait) -> Iterator[tuple[str, str]]:
-    yield "reason", wait.reason or "none yet"
-    if wait.ahead is not None:
-        waiting = "1 job waits" if wait.ahead == 1 else f"{wait.ahead or 'no'} jobs wait"
-        yield "queue", f"{waiting} before it in its partition"
-    yield "start", f"expected at {wait.start}" if wait.start else "SLURM gives no expected start"
+    """Yield SLURM's facts about a waiting job as (name, text)."""
+    yield "reason", wait.reason or "SLURM gives none yet"
+    if wait.ahead == 1:
+        yield "queue", "1 job of its partition is ahead of it"
+    elif wait.ahead is not None:
+        yield "queue", f"{wait.ahead or 'no'} jobs of its partition are ahead of it"
+
+    yield "start", f"expected at {wait.start}" if wait.start else "SLURM has no estimate yet"
     for limit in wait.limits:
         yield "limit", str(limit)

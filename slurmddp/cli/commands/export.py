@@ -1,8 +1,8 @@
 """Write the weights of a run to a plain safetensors file.
 
-slurmddp export first                          the newest undamaged checkpoint
-slurmddp export first --step 200 --output w.safetensors
-slurmddp export first --best                   the best one by train.best of the run
+slurmddp export first                                     from the newest undamaged checkpoint
+slurmddp export first --step 200 --output w.safetensors   from the checkpoint of step 200
+slurmddp export first --best                              from the best checkpoint, by train.best of the run
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from slurmddp.errors import EXIT_FINISHED
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp export`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run, its beginning, or the run folder (default: the newest run)",
     )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
@@ -32,26 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="METRIC",
-        help='the best undamaged checkpoint, by train.best of the run or as given: "max accuracy"',
+        help='use the best undamaged checkpoint, by METRIC ("max accuracy") or by train.best of the run',
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="the file to write (default: RUN-step-N.safetensors in this folder)",
+        help="file to write (default: RUN-step-N.safetensors in this folder)",
     )
     parser.add_argument(
         "--object",
         metavar="NAME",
-        help="the model to write, if several were saved (default: ema, the averaged weights of train.ema, "
-        "else model)",
+        help="model to write, if the checkpoint holds several (default: ema, the averaged weights of "
+        "train.ema, or else model)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the tensors of the model to a file, and print the path."""
+    """Write the weights of a model to a file, and print its path."""
     result = export(
         args.run, step=args.step, best=args.best, output=args.output, model=args.object, force=args.force
     )
@@ -59,9 +62,14 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
         return EXIT_FINISHED
     if result.damaged is not None:
-        print(f"{result.damaged.name} is damaged; {result.checkpoint.name} is used instead.", file=sys.stderr)
+        print(
+            f"{result.damaged.name} is damaged; {result.checkpoint.name} was exported instead.",
+            file=sys.stderr,
+        )
+
     print(result.path)
-    averaged = " (averaged weights; --object model writes the others)" if result.model == AVERAGED else ""
+    averaged = " (averaged weights; `--object model` exports the others)" if result.model == AVERAGED else ""
     size = size_text(result.size_bytes)
-    print(f"{result.tensors} tensors, {size}, of step {result.step}{averaged}", file=sys.stderr)
+    print(f"{result.tensors} tensors, {size}, from step {result.step}{averaged}", file=sys.stderr)
+
     return EXIT_FINISHED

@@ -1,6 +1,6 @@
-"""Write a project folder: configuration, an example model and, where SLURM is, cluster files.
+"""Write a project folder: configuration, an example model and, if SLURM answers, cluster files.
 
-slurmddp init my-project     writes conf/, my_model.py and .gitignore; a file that exists is never changed
+slurmddp init my-project     writes conf/, my_model.py and .gitignore; an existing file is never changed
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the argument of `slurmddp init`."""
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="the project (default: here)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="the project (default: this folder)",
     )
 
 
@@ -26,19 +31,22 @@ def run(args: argparse.Namespace) -> int:
     """Write the files of a project and print the next command."""
     folder: Path = args.folder
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file, not a folder.", hint="Give another name.")
+        raise ConfigError(f"{folder} is a file, not a folder.", hint="Choose another name.")
+
     clusters = _cluster_files()
     for line in write_new(folder, {**_files(), **clusters}):
         print(line)
+
     place = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     print(f"next    {place}slurmddp train name=first")
     if clusters:
         print(f"        slurmddp train +cluster={next(iter(clusters)).stem} name=first --check")
+
     return EXIT_FINISHED
 
 
 def _files() -> dict[Path, str]:
-    """Return the texts of the example project by their paths."""
+    """Return the text of each file of the example project, by its path."""
     root = Path(templates.__file__).with_name("project")
     texts = {
         path.relative_to(root): path.read_text(encoding="utf-8")
@@ -49,16 +57,17 @@ def _files() -> dict[Path, str]:
 
 
 def _cluster_files() -> dict[Path, str]:
-    """Return drafts of cluster files; none without a SLURM that answers."""
+    """Return drafts of cluster files by their paths; none if no SLURM answers."""
     from slurmddp.cli.commands.cluster import drafts
     from slurmddp.slurm import client
     from slurmddp.slurm.limits.queries import describe
 
     if not client.on_path():
         return {}
+
     try:
         return drafts(describe(client.SlurmClient()))
     except SlurmError as error:
-        words = " ".join(f"{error.message} {error.hint}".split())
-        print(f"slurmddp: note: no cluster file is drafted: {words}", file=sys.stderr)
+        reason = " ".join(f"{error.message} {error.hint}".split())
+        print(f"slurmddp: note: no cluster files were written: {reason}", file=sys.stderr)
         return {}

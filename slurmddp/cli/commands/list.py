@@ -1,6 +1,6 @@
-"""List the runs of this account, the newest activity first, or the runs of a sweep.
+"""List the runs of this account, the most recently active first, or the runs of a sweep.
 
-Login nodes to which runs were submitted over ssh are asked as well; HOST: stands before the folders there.
+The list includes runs that were submitted over ssh; their folders begin with HOST: of the login node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import print_event
 from slurmddp.control.listing import Listing, find_sweep, list_runs, paths_of
-from slurmddp.control.ssh.runs import runs_of_sweep
-from slurmddp.control.ssh.statuses import PacedHosts, statuses_over_ssh
 from slurmddp.errors import EXIT_FINISHED, ConfigError
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import config_secrets
@@ -37,48 +35,74 @@ _SETTINGS_CHARS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp list`."""
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="only the runs of this sweep, all of them")
     parser.add_argument(
-        "-n", "--limit", type=int, default=20, metavar="N", help="show the N newest (default: 20)"
+        "sweep", nargs="?", metavar="SWEEP", help="show all runs of this sweep, and no others"
+    )
+    parser.add_argument(
+        "-n",
+        "--limit",
+        type=int,
+        default=20,
+        metavar="N",
+        help="show at most N runs, the most recently active ones (default: 20)",
     )
     parser.add_argument("--all", action="store_true", help="show all runs")
-    parser.add_argument("--name", default="", metavar="NAME", help="only runs whose names begin with NAME")
+    parser.add_argument(
+        "--name", default="", metavar="NAME", help="show only runs whose names begin with NAME"
+    )
     parser.add_argument(
         "--state",
         action="append",
         choices=sorted(STATE_STYLES),
         metavar="STATE",
-        help=f"only runs in this state ({', '.join(STATE_STYLES)}); may be repeated",
+        help=f"show only runs in this state ({', '.join(STATE_STYLES)}); may be repeated",
     )
     form = parser.add_mutually_exclusive_group()
     add_json(form)
     form.add_argument(
         "--watch",
         action="store_true",
-        help="keep the table up to date; SLURM and each host are asked at most once in 30 s",
+        help="keep the table up to date; SLURM and each login node are queried at most every 30 s",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per run, after one request to SLURM for all runs."""
+    """Print a line for each run, after one query of SLURM for all of them."""
     if args.limit < 1:
-        raise ConfigError(f"--limit is {args.limit}.", hint="Give at least 1, or --all.")
+        raise ConfigError(f"--limit is {args.limit}.", hint="Use at least 1, or --all.")
+
     limit = None if args.all or args.sweep else args.limit
     states = frozenset(args.state or ())
     if args.watch:
         return _watch(args.sweep, args.name, limit, states)
-    over_ssh = [] if args.sweep else statuses_over_ssh(print_event)
+
+    over_ssh = [] if args.sweep else _statuses_over_ssh()
     result = list_runs(args.sweep, name=args.name, states=states, limit=limit, over_ssh=over_ssh)
     if args.json:
         print_json(result)
     else:
         print_listing(result, name=args.name, states=states)
+
     return EXIT_FINISHED
+
+
+def _statuses_over_ssh() -> list[RunStatus]:
+    """Return the statuses of runs that were submitted over ssh."""
+    if not ssh_runs.are_recorded():
+        return []
+
+    # Without such runs, a list does not need the modules that connect to hosts.
+    from slurmddp.control.ssh.statuses import statuses_over_ssh
+
+    return statuses_over_ssh(print_event)
 
 
 def _watch(sweep: str | None, name: str, limit: int | None, states: frozenset[str]) -> int:
     """Show the table of chosen runs until the reader quits."""
+    # A table that is printed once needs none of these modules.
     from slurmddp.cli.list_view import ListView
+    from slurmddp.control.ssh.runs import runs_of_sweep
+    from slurmddp.control.ssh.statuses import PacedHosts
     from slurmddp.slurm.paced_client import PacedClient
 
     def table(runs: Sequence[RunStatus]) -> Table:
@@ -92,6 +116,7 @@ def _watch(sweep: str | None, name: str, limit: int | None, states: frozenset[st
     if sweep is not None:
         paths = partial(paths_of, find_sweep(sweep), name)
         return ListView(paths, limit, table, PacedClient(), states=states).watch()
+
     hosts = PacedHosts()
 
     def over_ssh() -> list[RunStatus]:
@@ -105,26 +130,35 @@ def print_listing(listing: Listing, *, name: str = "", states: Collection[str] =
 
     Args:
         listing: the runs.
-        name: the beginning of the names by which the runs were chosen; empty: all.
-        states: the states by which they were chosen; empty: any.
+        name: the prefix by which runs were selected; empty: all names.
+        states: the states by which runs were selected; empty: all states.
     """
     if listing.missing:
         print(f"{listing.missing} of {listing.points} points have no run folder.", file=sys.stderr)
+
     if not listing.runs:
-        none = f"No run's name begins with {name}" if name else "There are no runs yet"
-        none = "No run is in this state" if states else none
-        print(f"{none}. `slurmddp list --all` shows all runs, `slurmddp train` starts one.", file=sys.stderr)
+        if states:
+            reason = "No run is in this state"
+        elif name:
+            reason = f"No run has a name that begins with {name}"
+        else:
+            reason = "There are no runs yet"
+        print(
+            f"{reason}. `slurmddp list --all` lists all runs, `slurmddp train` starts one.", file=sys.stderr
+        )
         return
+
     rows, styles = _rows(listing.runs, time.time())
     print_table(HEADERS, rows, sys.stdout, right=_NUMBERS, styles=styles)
     for sentence in dict.fromkeys(run.detail for run in listing.runs if run.state == "unknown"):
         print(f"unknown: {sentence}", file=sys.stderr)
+
     if listing.more:
-        print(f"{listing.more} more; `slurmddp list --all` shows them.", file=sys.stderr)
+        print(f"{listing.more} more; `slurmddp list --all` lists them.", file=sys.stderr)
 
 
 def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """Return the cells of the table, and the colour of each row's state."""
+    """Return the cells of the table, and the style of each row's state."""
     shown = settings(runs)
     rows = [
         (
@@ -143,7 +177,7 @@ def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]
 
 
 def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
-    """Return the typed settings of each run, without settings that all runs of the same `name=` share."""
+    """Return the typed settings of each run, without settings that all runs with the same `name=` share."""
     typed = {run.path: _typed(RunFolder(run.path)) for run in runs}
     names = {run.path: run.name.rpartition("-")[0] or run.name for run in runs}
     shown = {}
@@ -152,20 +186,23 @@ def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
         shared = set.intersection(*map(set, alike)) if len(alike) > 1 else set()
         distinct = [word for word in words if word not in shared or word.startswith("program.script=")]
         shown[path] = shorten(shorter(on_one_line(distinct)), _SETTINGS_CHARS)
+
     return shown
 
 
 def _typed(folder: RunFolder) -> list[str]:
+    """Return the typed settings of a run, without its name and cluster, and without secrets."""
     try:
         overrides = folder.typed()
     except (OSError, ValueError):
         return []
+
     hidden = ("name", "cluster", FREE_ARGUMENTS)
     shown = [override for override in overrides if key_of(override) not in hidden]
     return [config_secrets.argument_for_readers(override) for override in shown]
 
 
 def steps(run: RunStatus) -> str:
-    """Return the progress of a run: `270/400`."""
+    """Return the step of a run, and the number of its steps if it is known: `270/400`."""
     reached = "-" if run.step is None else str(run.step)
     return f"{reached}/{run.total_steps}" if run.total_steps is not None else reached

@@ -1,9 +1,9 @@
 """Print the logs of a run, merged and labelled; -f follows them across restarts.
 
-slurmddp logs                  rank 0 of the newest run
-slurmddp logs -f first         follow a run until it ends
-slurmddp logs first --rank 3   another rank
-slurmddp logs first --node 1   the agent of a node, which starts and watches the ranks there
+slurmddp logs                  the log of rank 0 of the newest run
+slurmddp logs -f first         follow the run `first` until it ends
+slurmddp logs first --rank 3   the log of rank 3
+slurmddp logs first --node 1   the log of the agent of node 1, which starts and watches its ranks
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from slurmddp.slurm.client import SlurmClient
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp logs`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run, its beginning, or the run folder (default: the newest run)",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
@@ -36,19 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=40,
         metavar="N",
-        help="number of last lines of each log, or `all` (default: 40)",
+        help="print the last N lines of each log, or `all` (default: 40)",
     )
     parser.add_argument(
         "--attempt", type=int, metavar="K", help="number of the attempt (default: the newest)"
     )
     parser.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="rank; may be repeated (default: 0)"
+        "--rank",
+        type=int,
+        action="append",
+        metavar="R",
+        help="print the log of this rank; may be repeated (default: 0)",
     )
     parser.add_argument(
-        "--node", type=int, action="append", metavar="N", help="agent of this node; may be repeated"
+        "--node",
+        type=int,
+        action="append",
+        metavar="N",
+        help="print the log of this node's agent; may be repeated",
     )
     parser.add_argument(
-        "--all", action="store_true", help="logs of all ranks and nodes, and of the batch script"
+        "--all",
+        action="store_true",
+        help="print the logs of all ranks, of all agents and of the batch script",
     )
 
 
@@ -66,32 +79,41 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result)
         return EXIT_FINISHED
+
     for line in result.lines:
         print(line)
+
     if result.missing:
-        print(f"{result.name} has no logs yet. It is {result.missing}.", file=sys.stderr)
+        print(f"{result.name} has no logs yet. Its state: {result.missing}.", file=sys.stderr)
+
     return EXIT_FINISHED
 
 
 def _follow(folder: RunFolder, chosen: ChosenLogs, count: int | None) -> int:
-    slurm = SlurmClient(report=lambda _text: None)  # A notice of a slow answer would stand among the lines.
+    """Print the last `count` lines of logs, then new lines until the run ends; return the exit code."""
+    # A notice about a slow SLURM would appear among the lines of the log.
+    slurm = SlurmClient(report=lambda _text: None)
     try:
         for line in follow(folder, chosen, count=count, has_ended=end_of(folder, slurm)):
             print(line, flush=True)
     except KeyboardInterrupt:
         print(
-            f"\nThe run is not affected. `slurmddp status {folder.name}` shows how it stands.",
+            f"\nThe run continues. `slurmddp status {folder.name}` shows its state.",
             file=sys.stderr,
         )
         return EXIT_FINISHED
+
     run = status(folder, slurm)
     print(f"-- {run.state}: {run.detail}")
+
     return EXIT_FINISHED
 
 
 def _count(text: str) -> int | None:
+    """Parse a number of lines; None stands for all lines."""
     if text == "all":
         return None
     if text.isdecimal():
         return int(text)
+
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number of lines nor `all`")

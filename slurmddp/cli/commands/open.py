@@ -1,7 +1,7 @@
 """Open the report of a run or sweep and print its path; --folder only prints the folder of a run.
 
-slurmddp open first                    without a display it only prints the path
-cd "$(slurmddp open first --folder)"
+slurmddp open first                    without a display, only print the path of the report
+cd "$(slurmddp open first --folder)"   change to the run folder
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from slurmddp.runs import index
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp open`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, folder; or a sweep (default: newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run, its beginning, or the run folder; or a sweep (default: the newest run)",
     )
-    parser.add_argument("--folder", action="store_true", help="print the run's folder; open nothing")
+    parser.add_argument("--folder", action="store_true", help="print the run folder; open nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     if args.folder:
         print(index.find(args.run).path)
         return EXIT_FINISHED
+
     path = report(args.run, reuse=True).path
     print(path)
     browser.show(path)
+
     return EXIT_FINISHED

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="name, its beginning, folder; or a sweep (default: newest run)",
+        help="name of the run, its beginning, or the run folder; or a sweep (default: the newest run)",
     )
     add_json(parser)
 
@@ -27,4 +27,5 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         print(result.path)
+
     return EXIT_FINISHED

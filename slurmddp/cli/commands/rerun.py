@@ -3,7 +3,7 @@
 slurmddp rerun first                    the new run is named first-rerun
 slurmddp rerun first seed=1 nodes=4     with other settings
 
-The run folder keeps the settings of a command, not its flags: give --config-name and the like again.
+The run folder records the settings of a command, but not its flags: type --config-name and other flags again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from slurmddp.control.rerun import command_again
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rerun`."""
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="name, its beginning, or folder (default: the newest run)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of the run, its beginning, or the run folder (default: the newest run)",
     )
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="further settings: seed=1")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="settings to change: seed=1")
     train.add_flags(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a new run by the words of an existing one, in the folder of its project."""
+    """Start a new run with the settings of an existing run, in the folder of its project."""
     command = command_again(args.run)
     os.chdir(command.project_dir)
     args.overrides = [*command.settings, *args.changes]

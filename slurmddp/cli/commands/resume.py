@@ -2,9 +2,9 @@
 
 slurmddp resume first                        from its last checkpoint
 slurmddp resume first time_limit=24:00:00    with another time limit
-slurmddp resume first time_limit=2h --check  does this SLURM take it? Nothing is submitted
+slurmddp resume first time_limit=2h --check  only check whether this SLURM takes the job
 slurmddp resume first nodes=2                on 2 nodes; each optimizer step keeps its samples
-slurmddp resume first train.steps=800        train longer, also a finished run
+slurmddp resume first train.steps=800        train longer, even if the run has finished
 slurmddp resume first-sweep-3ff47d90         the runs of a sweep that have ended, as one job array
 """
 
@@ -20,19 +20,21 @@ from slurmddp.runs.text_format import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp resume`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
+    parser.add_argument(
+        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
+    )
     parser.add_argument(
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="change of place, time limit, size or length: partition=high",
+        help="settings to change, such as partition, time_limit, nodes or train.steps: partition=high",
     )
     add_check(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a run, or the runs of a sweep, again from their last checkpoints."""
+    """Resume a run, or the runs of a sweep, from their last checkpoints; with `--check`, submit nothing."""
     from slurmddp.cli.start_view import StartView
     from slurmddp.control.resume import jobs_to_resume, resume
 
@@ -47,4 +49,5 @@ def run(args: argparse.Namespace) -> int:
         if selection.sweep is not None:
             runs = counted(len(selection.sweep.runs), "run")
             print(f"sweep   {selection.name}  ({len(jobs)} of {runs} to resume)")
+
     return check_job.show(groups(jobs), as_json=args.json)

@@ -1,8 +1,8 @@
 """Remove the folder of a run, or a sweep and its runs, for good; needs --yes.
 
-slurmddp rm first                          says how much would be removed, and removes nothing
-slurmddp rm first --yes                    removes records, logs, checkpoints, report; not an active run
-slurmddp rm first-sweep-3ff47d90 --yes     removes a sweep and its runs; active runs stay
+slurmddp rm first                          print what would be removed, and remove nothing
+slurmddp rm first --yes                    remove records, logs, checkpoints and report; refuse an active run
+slurmddp rm first-sweep-3ff47d90 --yes     remove a sweep and its runs; keep active runs
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from slurmddp.runs.text_format import counted
 from slurmddp.short_text import first_items
 
 _NAMED = 5
-"""The most files that a message names."""
+"""The largest number of files that a message names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rm`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
-    parser.add_argument("--yes", action="store_true", help="remove it; without this flag nothing is removed")
+    parser.add_argument(
+        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
+    )
+    parser.add_argument("--yes", action="store_true", help="remove it; without this flag, nothing is removed")
     add_json(parser)
 
 
@@ -35,21 +37,25 @@ def run(args: argparse.Namespace) -> int:
     """Remove one run, or a sweep and its runs."""
     if not args.yes:
         raise _unconfirmed(args.run)
+
     result = remove(args.run, report=ignore if args.json else _print)
     if args.json:
         print_json(result)
+
     if result.kept:
         raise RunStateError(
             f"{counted(len(result.kept), 'run')} of {result.name} can't be removed; the others are removed.",
-            hint=f"First `slurmddp cancel {result.name}`, then remove it again.",
+            hint=f"Run `slurmddp cancel {result.name}` first, then remove it again.",
         )
+
     if result.is_sweep and not args.json:
         print(f"{result.name} is removed.")
+
     return EXIT_FINISHED
 
 
 def _unconfirmed(name: str) -> UsageError:
-    """Return the error that says what would be removed."""
+    """Return the error about a missing `--yes`, which describes what would be removed."""
     selection = select(name)
     if selection.sweep is not None:
         return UsageError(
@@ -57,6 +63,7 @@ def _unconfirmed(name: str) -> UsageError:
             "good; nothing was removed.",
             hint=f"Remove them with `slurmddp rm {selection.name} --yes`.",
         )
+
     (removable,) = remove(name, dry_run=True, report=print_event).runs
     return UsageError(
         f"{removable.path} ({_contents(removable)}) would be removed for good; nothing was removed.",
@@ -65,7 +72,7 @@ def _unconfirmed(name: str) -> UsageError:
 
 
 def _print(event: object) -> None:
-    """Print what became of a run."""
+    """Print the outcome for a run."""
     if isinstance(event, RemovedRun):
         print(f"{event.name} is removed ({_contents(event)}).")
     elif isinstance(event, KeptRun):
@@ -75,8 +82,9 @@ def _print(event: object) -> None:
 
 
 def _contents(run: RemovedRun) -> str:
-    """Return what the folder of a run holds, in words."""
+    """Return the size and content of a run folder as a phrase."""
     described = f"{size_text(run.size_bytes)}, {counted(run.checkpoints, 'checkpoint')}"
     if run.written:
         described += f", files that the run wrote into code/: {first_items(run.written, _NAMED)}"
+
     return described

@@ -5,10 +5,11 @@
     slurmddp run +cluster=a100x8 nodes=3 train.py --lr 1e-3
     slurmddp run +cluster=cpu nodes=2 -- ./solve.sh --grid 64
 
-Settings and flags stand before the program. A file that ends in .py is a Python script, any other word a
-command. The program gets every word after it as typed, but `{run_dir}` becomes the run folder, and `${lr}`
-the value of a key of your own: slurmddp run --multirun +lr=1e-3,1e-4 train.py --lr '${lr}'. The same line
-finds the same run and resumes it.
+Type settings and flags before the program, and its arguments after it. A file that ends in .py is a Python
+script; any other word is a command. The program gets its arguments as typed, except that `{run_dir}` becomes
+the run folder, and `${lr}` the value of your own key lr:
+slurmddp run --multirun +lr=1e-3,1e-4 train.py --lr '${lr}'.
+The same command finds the same run and resumes it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ from slurmddp.settings.removed import REMOVED_TORCHRUN, torchrun_command
 if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
 
-_OWN = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
-"""A flag or a setting."""
+_SETTING_OR_FLAG = re.compile(r"-|[+~]{0,2}[\w./@-]+=|~")
 _WITH_VALUE = {**hydra_flags.WITH_VALUE, "--launcher": ()}
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words for slurmddp, and the words from the program on: `[-m] PROGRAM ARGUMENT...`."""
-    return split_before(arguments, lambda word: word == "-m" or not _OWN.match(word), _WITH_VALUE)
+    """Split a command line into the words for slurmddp, and the program: `[-m] PROGRAM ARGUMENT...`."""
+    return split_before(arguments, lambda word: word == "-m" or not _SETTING_OR_FLAG.match(word), _WITH_VALUE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
-    parser.add_argument("--launcher", help=argparse.SUPPRESS)  # refused, with what to type instead
+    # Refused, with what to type instead.
+    parser.add_argument("--launcher", help=argparse.SUPPRESS)
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
     add_json(parser)
@@ -61,24 +62,29 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     """Run the program as every rank, submit it, or show the job; return the exit code.
 
     Args:
-        args: the words and flags of the command line, and the program.
-        check: raises ConfigError if the job can't be started.
+        args: the parsed command line, and the program.
+        check: raises ConfigError if the job must not be started.
     """
     _refuse_launcher(args)
-    program = settings_of_program(args.program, _own_keys(args.overrides))
+    program = settings_of_program(args.program, _added_keys(args.overrides))
     for word in args.overrides:
         if word.lstrip("+").startswith(("program.script=", "program.args=")):
-            raise UsageError(f"slurmddp run takes the script and its arguments as typed; leave out {word!r}.")
+            raise UsageError(
+                f"slurmddp run takes the script and its arguments from the command line; omit {word!r}."
+            )
+
     args.overrides += program
     if args.ranks is None:
         return train.run(args, check)
+
     args.overrides.append(f"ranks_per_node={args.ranks}")
+
     try:
         return train.run(args, check)
-    except ConfigError as error:  # The person has typed -n, so the message says -n.
-        error.message, error.hint = (
-            text.replace("ranks_per_node=", "-n ") for text in (error.message, error.hint)
-        )
+    except ConfigError as error:
+        # The user typed -n, not the setting for which it stands.
+        error.message = error.message.replace("ranks_per_node=", "-n ")
+        error.hint = error.hint.replace("ranks_per_node=", "-n ")
         raise
 
 
@@ -89,8 +95,8 @@ def _refuse_launcher(args: argparse.Namespace) -> None:
         return
     if args.launcher not in (None, "torchrun"):
         raise UsageError(
-            f"slurmddp run has no flag --launcher, and no {args.launcher!r} for it.",
-            hint="launcher=NAME chooses how jobs are submitted.",
+            f"slurmddp run has no flag --launcher, which was given as {args.launcher!r}.",
+            hint="The setting launcher=NAME chooses how jobs are started.",
         )
 
     counts = [word.partition("=")[2] for word in settings if word.startswith("ranks_per_node=")]
@@ -99,13 +105,13 @@ def _refuse_launcher(args: argparse.Namespace) -> None:
     nodes = [word.partition("=")[2] for word in settings if word.startswith("nodes=")]
     command = torchrun_command(ranks, args.program, has_nodes=nodes[-1:] not in ([], ["1"]))
     raise UsageError(
-        "slurmddp run starts torchrun as any other command, with one rank on each node.",
-        hint=f"Say {shlex.join(['slurmddp', 'run', *settings, '-n', '1', '--', *command])}",
+        "slurmddp run starts torchrun like any other command, as one rank on each node.",
+        hint=f"Type {shlex.join(['slurmddp', 'run', *settings, '-n', '1', '--', *command])}",
     )
 
 
-def _own_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys of settings that are not slurmddp's: they are there to be referred to."""
+def _added_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys that the user has added, to which arguments of the program may refer."""
     from slurmddp.settings.arguments import key_of
     from slurmddp.settings.keys import TOP
 

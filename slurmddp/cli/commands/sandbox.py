@@ -29,9 +29,9 @@ SIZES = {
     "nodes": "number of nodes (default: 2)",
     "cpus": "CPUs per node, which may be more than the machine has (default: 4)",
     "gpus": "fake GPUs per node (default: 2)",
-    "grace_s": "seconds between a preempted job's SIGTERM and its end (default: 10)",
-    "link_mbit": "Mbit/s of each node's link in each direction, to compare collectives (default: no limit)",
-    "slurmd_timeout_s": "seconds after which a silent node counts as down (default: 30)",
+    "grace_s": "seconds from a preempted job's SIGTERM to its end (default: 10)",
+    "link_mbit": "speed of each node's link in Mbit/s, to compare collectives (default: no limit)",
+    "slurmd_timeout_s": "seconds after which SLURM marks a silent node as down (default: 30)",
 }
 
 
@@ -40,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, purpose in ACTIONS.items():
         action = actions.add_parser(name, help=purpose, description=purpose)
-        action.add_argument("--name", default="default", help="name of the sandbox, if there are several")
+        action.add_argument("--name", default="default", help="name of the sandbox, to run several")
         action.add_argument(
             "--dir", type=Path, help="its folder (default: ~/.local/state/slurmddp/sandbox/NAME)"
         )
         if name == "up":
             _add_sizes(action)
+
         if name == "env":
             action.add_argument(
                 "--unset", action="store_true", help="print the lines that undo the selection"
@@ -53,70 +54,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sizes(up: argparse.ArgumentParser) -> None:
+    """Add the flags of `slurmddp sandbox up`."""
     for name, purpose in SIZES.items():
         flag = f"--{name.removesuffix('_s').replace('_', '-')}"
         up.add_argument(flag, dest=name, type=int, metavar="N", help=purpose)
+
     up.add_argument(
         "--accounting",
         action="store_true",
         default=None,
-        help="start slurmdbd and a MariaDB too, for sacct",
+        help="also start slurmdbd and a MariaDB, for sacct",
     )
     up.add_argument(
         "--no-namespaces",
         action="store_false",
         dest="namespaces",
         default=None,
-        help="do not give each node a network namespace (always so without root)",
+        help="put all nodes into one network namespace (always so without root)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out one action and return the exit code."""
+    """Carry out one action; return the exit code."""
     if args.action == "up":
         return _up(args)
+
     sandbox = Sandbox(args.name, root=args.dir)
     if args.action == "down":
-        gone = sandbox.down()
-        print(f"The sandbox {args.name!r} is gone." if gone else f"There was no sandbox {args.name!r}.")
+        if sandbox.down():
+            print(f"The sandbox {args.name!r} was stopped and removed.")
+        else:
+            print(f"There was no sandbox {args.name!r}.")
         return EXIT_FINISHED
     if args.action == "status":
         return _status(sandbox)
+
     lines = unset_lines(os.environ) if args.unset else export_lines(sandbox.environment())
     print("\n".join(lines))
+
     return EXIT_FINISHED
 
 
 def _up(args: argparse.Namespace) -> int:
+    """Start the sandbox, and print how to use it; return the exit code."""
     given = {name: value for name, value in vars(args).items() if name not in ("action", "name", "dir")}
     sandbox = Sandbox(args.name, root=args.dir, **given)
     started = sandbox.up()
-    chosen = _choice(args)
+    flags = _flags(args)
     print(f"The sandbox {args.name!r} {'is up' if started else 'was up already'}: {describe(sandbox.plan)}.")
-    print(f'Make it this shell\'s SLURM:  eval "$(slurmddp sandbox env{chosen})"')
+    print(f'Select it in this shell:     eval "$(slurmddp sandbox env{flags})"')
     print("Train on it:                 slurmddp train +cluster=sandbox")
-    print(f"End it:                      slurmddp sandbox down{chosen}")
+    print(f"Stop and remove it:          slurmddp sandbox down{flags}")
+
     return EXIT_FINISHED
 
 
-def _choice(args: argparse.Namespace) -> str:
-    """Return the flags that select this sandbox in another command."""
-    name = f" --name {args.name}" if args.name != "default" else ""
-    return name + (f" --dir {shlex.quote(str(args.dir.absolute()))}" if args.dir else "")
+def _flags(args: argparse.Namespace) -> str:
+    """Return the flags with which another command selects this sandbox."""
+    flags = ""
+    if args.name != "default":
+        flags += f" --name {args.name}"
+    if args.dir:
+        flags += f" --dir {shlex.quote(str(args.dir.absolute()))}"
+
+    return flags
 
 
 def _status(sandbox: Sandbox) -> int:
+    """Print the state of daemons, nodes and jobs; return the exit code."""
     status = sandbox.status()
     print(f"The sandbox {sandbox.request.name!r} in {sandbox.root}: {describe(sandbox.plan)}.")
     dead = ", ".join(name for name, alive in status.daemons.items() if not alive)
     print(f"Not running: {dead}." if dead else f"All {len(status.daemons)} daemons run.")
     for node, state in status.nodes.items():
         print(f"  {node:<24} {state}")
+
     if not status.nodes:
         print("SLURM does not answer. Run `slurmddp sandbox down`, then `slurmddp sandbox up`.")
     else:
         print(f"Jobs: {len(sandbox.jobs())}.")
+
     others = [name for name in names(os.environ) if name != sandbox.request.name]
     if others:
         print(f"Other sandboxes: {', '.join(others)}.")
+
     return EXIT_FINISHED if status.healthy else EXIT_SLURM

@@ -2,8 +2,8 @@
 
 The command writes the file `stop` into the run folder; `touch RUN/stop` does the same. The run saves, ends
 with exit code 75, and is not requeued. `slurmddp resume` and `slurmddp train` remove the file and resume.
-The ranks of a script get SIGTERM, or SIGUSR2 if they handle that. It ends them unless they call
-`should_stop()` or handle the signal. The job of a queued run leaves the queue.
+The ranks of a script get SIGTERM, or SIGUSR2 if they handle SIGUSR2. The signal ends ranks that neither
+handle it nor call `should_stop()`. The job of a queued run leaves the queue.
 """
 
 from __future__ import annotations
@@ -17,33 +17,39 @@ from slurmddp.errors import EXIT_FINISHED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp stop`."""
-    parser.add_argument("run", metavar="RUN", help="name, its beginning, or folder; or a sweep")
+    parser.add_argument(
+        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask one run, or the runs of a sweep, to stop, and print what happens next."""
+    """Ask a run, or the runs of a sweep, to stop; print what happens next."""
     result = stop(args.run)
     if args.json:
         print_json(result)
         return EXIT_FINISHED
+
     for stopped in result.runs:
         print(_sentence(stopped))
+
     if any(stopped.outcome != "inactive" for stopped in result.runs):
         command = "list" if result.is_sweep else "status"
         print(f"follow  slurmddp {command} {result.name}")
         print(f"resume  slurmddp resume {result.name}")
+
     return EXIT_FINISHED
 
 
 def _sentence(run: StoppedRun) -> str:
-    """Return what became of a run."""
+    """Return a sentence about the outcome for a run."""
     if run.outcome == "inactive":
         return f"{run.name} has nothing to stop: it is {run.state} ({run.detail})."
     if run.outcome == "dequeued":
         return _of_queued(run)
+
     if run.is_script:
-        consequence = "gets SIGTERM, or SIGUSR2 if it handles that, and is not requeued"
+        consequence = "gets SIGTERM, or SIGUSR2 if it handles SIGUSR2, and is not requeued"
         note = (
             " A script that calls should_stop() or handles the signal can save first; any other script ends "
             f"at once. `slurmddp cancel {run.name}` ends it in any case."
@@ -51,22 +57,25 @@ def _sentence(run: StoppedRun) -> str:
     else:
         consequence = "saves a checkpoint, ends with exit code 75 and is not requeued"
         note = ""
+
     if run.state == "unknown":
         return (
-            f"{run.name} was asked to stop, but {run.detail}. If it waits, it ends as soon as it starts. "
+            f"{run.name} was asked to stop, but {run.detail}. If it is queued, it ends as soon as it starts. "
             f"If it runs, it {consequence}.{note}"
         )
+
     return f"{run.name} was asked to stop: within seconds it {consequence}.{note}"
 
 
 def _of_queued(run: StoppedRun) -> str:
-    """Return what became of a run whose jobs held no nodes."""
+    """Return a sentence about the outcome for a run whose jobs held no nodes."""
     saved = "has saved and " if run.has_saved else ""
     stays = f"{run.name} {saved}stays stopped"
     jobs = ", ".join(run.jobs)
     if run.error:
         return (
             f"{stays}, but job {jobs} may still be in the queue: {run.error} "
-            "If SLURM starts it, it ends at once."
+            "If SLURM starts the job, it ends at once."
         )
+
     return f"{stays}: job {jobs} was taken out of the queue." if jobs else f"{stays}."

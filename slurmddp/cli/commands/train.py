@@ -1,7 +1,7 @@
-"""Train here, or submit to a cluster with +cluster=NAME.
+"""Train on this machine, or submit to a cluster with +cluster=NAME.
 
-Settings are written key=value. A group (model, data, loss, optimizer, scheduler, strategy, cluster) chooses a
-file of your project's conf/, or of slurmddp's: model=NAME. An import path names code of your own:
+Type settings as key=value. A group (model, data, loss, optimizer, scheduler, strategy, cluster) chooses a
+file of your project's conf/ or of slurmddp: model=NAME. An import path chooses your own code:
 model._target_=package.module.Name. The same command finds the same run and resumes it.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp train`, and list the settings in its help."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings; see below")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, listed below")
     hydra_flags.add_multirun(parser, "-m")
     add_flags(parser)
     add_json(parser)
@@ -35,13 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `slurmddp train` and `slurmddp run` share."""
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the script that would be submitted; submit nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the batch script, or the commands of a local run; start nothing",
     )
     add_check(parser)
     parser.add_argument(
         "--again",
         action="store_true",
-        help="put an existing run folder aside (NAME.old-1, ...) and start at step 0; not for an active run",
+        help="rename an existing run folder to NAME.old-N, and start at step 0; refused for an active run",
     )
     hydra_flags.add_arguments(parser)
 
@@ -51,7 +53,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare the job with the limits of this SLURM and ask sbatch; submit nothing",
+        help="check the job by the limits of this SLURM and by `sbatch --test-only`; submit nothing",
     )
 
 
@@ -59,13 +61,14 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     """Train, submit, or print the script or configuration; return the exit code.
 
     Args:
-        args: the words and flags of the command line.
-        check: raises ConfigError if the job can't be started.
+        args: the parsed command line.
+        check: raises ConfigError if the job must not be started.
     """
     refuse_json_of_text(args)
     sources = hydra_flags.sources(args)
     if args.info:
         return hydra_flags.show_info(args, working_folder(), sources)
+
     jobs_of_points = partial(jobs_of, sources=sources, check=check, report=print_event, noted=set())
     if getattr(args, "multirun", False):
         return _run_many(args, jobs_of_points, sources)
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 
 
 def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]], sources: Sources) -> int:
-    """Start a sweep or a search, or print its script or configurations; return the exit code."""
+    """Start a sweep or a search, or print its scripts or configurations; return the exit code."""
     from slurmddp.cli import check_job, dry_run
     from slurmddp.cli.start_view import StartView
     from slurmddp.config.composition import search_space
@@ -97,7 +100,9 @@ def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]]
 
     if search_space.is_search(args.overrides):
         from slurmddp.cli.search_view import SearchView
-        from slurmddp.control import search as trials  # Optuna is optional.
+
+        # Optuna is optional.
+        from slurmddp.control import search as trials
 
         search = search_space.read(args.overrides, working_folder(), sources)
         if not (args.cfg or args.dry_run or args.check):
@@ -105,6 +110,7 @@ def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]]
                 args,
                 lambda: trials.search_best(search, jobs_of_points, again=args.again, report=SearchView()),
             )
+
         jobs, name = trials.first_jobs(search, jobs_of_points)
     else:
         jobs = jobs_of_points(points(args.overrides, working_folder(), sources))
@@ -125,13 +131,18 @@ def _show_script(job: Job) -> int:
 
     if job.launcher == "local":
         refuse_misfit_here(job)
+
     return show(job)
 
 
 def _settings() -> str:
+    """Return the table of settings for the help."""
     from slurmddp.settings.keys import every_key
 
     keys = [key for key in every_key().values() if not key.name.startswith(("cluster.", "strategy."))]
     width = max(len(key.name) for key in keys)
     lines = [f"  {key.name:<{width}}  {key.doc} ({key.shown_default})".removesuffix(" ()") for key in keys]
-    return "\n".join(["settings, with their defaults (`slurmddp train --cfg` shows all):", *lines])
+
+    return "\n".join(
+        ["settings, with their defaults (`slurmddp train --cfg` prints the values of all):", *lines]
+    )

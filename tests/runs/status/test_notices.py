@@ -60,7 +60,7 @@ def test_the_live_view_shows_a_notice_once(make_run):
     with RunView(run, 400, stream=out) as view:
         run.add_event("stalled", attempt=0, **STALL | {"phase": "saving"})
         view.tick()
-        assert view.reading.note == "rank 3 on n2 hangs: ending the ranks"
+        assert view.progress.activity == "rank 3 on n2 hangs: ending the ranks"
         run.add_event("rank_failed", attempt=0, rank=3, host="n2", reason="stalled: saving for 94 s")
         run.add_event("straggler", attempt=0, rank=5, host="n2", text="slowest: rank 5 on n2")
     assert out.getvalue() == "rank 3 on n2 stalled: saving for 94 s\nslowest: rank 5 on n2\n"
