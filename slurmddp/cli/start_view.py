@@ -29,9 +29,9 @@ from slurmddp.control.sweep import SweepBegins
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.regular_file import read_regular
-from slurmddp.runs.folder.code_snapshot import NOT_IN_GIT
 from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.project_files import NOT_IN_GIT
 from slurmddp.runs.text_format import counted, shorter
 from slurmddp.settings.spec import own_script, total_steps
 

@@ -18,7 +18,7 @@ from typing import IO
 
 from slurmddp.control.events import Note, Report, Waiting
 from slurmddp.errors import ConfigError, LoginNodeError, plain
-from slurmddp.runs.folder import code_snapshot, secret_files, sent_code
+from slurmddp.runs.folder import code_snapshot, project_files, secret_files, sent_code
 from slurmddp.runs.folder.create import free_name
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
@@ -77,7 +77,7 @@ def collect(project_dir: Path) -> Delivery:
             hint="Run the command in a folder that holds only the code of the training.",
         )
 
-    project = code_snapshot.code_of(project_dir)
+    project = project_files.files_to_send(project_dir)
     record = {
         f"{sent_code.FOLDER}/{name}": content for name, content in code_snapshot.state_of(project_dir).items()
     }

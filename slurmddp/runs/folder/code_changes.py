@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurmddp.host.regular_file import read_regular
-from slurmddp.runs.folder import code_snapshot
+from slurmddp.runs.folder import project_files
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job, own_script
 from slurmddp.short_text import first_items
@@ -29,7 +29,7 @@ def digests(job: Job) -> dict[str, str]:
     # The folder of all runs may hold the project itself; then its code would be left out, too.
     if job.project_dir.is_relative_to(runs_dir):
         exclude = []
-    paths = code_snapshot.sources(job.project_dir, exclude)
+    paths = project_files.sources(job.project_dir, exclude)
 
     named: dict[str, str] = {}
     for path in [*paths, *_script(job)]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.runs.folder import code_snapshot
-from slurmddp.runs.folder.code_snapshot import code_of, sources, take
+from slurmddp.runs.folder import project_files
+from slurmddp.runs.folder.code_snapshot import take
+from slurmddp.runs.folder.project_files import files_to_send, sources
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -251,7 +252,7 @@ def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Pa
     (project / ".gitignore").write_text("__pycache__\n.venv\n")
     if not in_git:
         shutil.rmtree(project / ".git")
-    found = {str(path.relative_to(project)) for path in code_of(project).code}
+    found = {str(path.relative_to(project)) for path in files_to_send(project).code}
     assert found == {".gitignore", "link", "pkg/model.py", "train.py"}
 
 
@@ -263,7 +264,7 @@ def test_a_repository_that_git_cannot_read_is_refused_before_a_file_is_left_out(
     (project / "data").mkdir()
     (project / "data" / "private.txt").write_text("ignored, so it is not sent")
     with pytest.raises(ConfigError, match="can't be listed: git reports") as caught:
-        code_of(project)
+        files_to_send(project)
     assert f"git -C {project} status" in caught.value.hint
     if damage == "index":
         with pytest.raises(ConfigError, match="can't be listed: git reports"):
@@ -308,7 +309,7 @@ def test_the_variables_of_a_git_hook_name_no_other_repository(
     monkeypatch.setenv("LANGUAGE", "de")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.py").touch()
-    assert [path.name for path in code_of(tmp_path / "plain").code] == ["a.py"]
+    assert [path.name for path in files_to_send(tmp_path / "plain").code] == ["a.py"]
 
 
 def test_a_name_that_is_no_text_is_linked_and_described(project: Path, tmp_path: Path):
@@ -351,5 +352,5 @@ def test_the_python_files_of_a_folder_without_git_are_its_code(tmp_path, monkeyp
         (tmp_path / name).touch()
     found = [str(path.relative_to(tmp_path)) for path in sources(tmp_path, [tmp_path / "out"])]
     assert found == ["src/pkg/model.py", "train.py"]
-    monkeypatch.setattr(code_snapshot, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(project_files, "_MOST_ENTRIES", 5)
     assert sources(tmp_path) == [], "a home directory is not searched"

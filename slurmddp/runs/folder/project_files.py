@@ -1,0 +1,303 @@
+"""Find the files of a project that are its code, by git where there is a repository.
+
+A run's snapshot copies these files, ssh sends them to the login node, and a change of one of them is a change
+of the code. Run folders, caches and Python environments are no code, and secrets stand apart.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from slurmddp.errors import ConfigError
+from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
+from slurmddp.runs.folder.sent_code import SentFile
+from slurmddp.slurm.job_script import ELEMENT, ELEMENTS
+
+MOST_MB = 200
+"""Largest total size of the copied files."""
+_MOST_ENTRIES = 10_000
+"""Outside a git repository, a folder with more entries is not searched for Python files."""
+_CODE_DOTFILES = frozenset({".gitignore", ".gitattributes", ".python-version"})
+"""Names with a leading dot that belong to the code of a project outside a git repository."""
+_CACHES = frozenset({
+    "__pycache__", ".git", ".hg", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", ".mypy_cache",
+    ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
+})  # fmt: skip
+"""Names of ignored entries that no training reads."""
+_OTHER_REPOSITORY = frozenset({
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
+    "GIT_PREFIX",
+})  # fmt: skip
+"""Variables that make git use another repository than the folder's; git sets them for its hooks."""
+NOT_IN_GIT = "is not in a git repository"
+"""Part of the description of a run without a copy of its code."""
+_GIT_REPORTS = "git reports "
+
+
+@dataclass(frozen=True)
+class ProjectFiles:
+    """The entries of a project: its code, its secrets, and what git ignores; each path exists."""
+
+    code: list[Path]
+    """Files that git tracks, and new files that git does not ignore."""
+    secrets: list[Path]
+    """New files that may hold passwords or keys."""
+    ignored: list[Path]
+    """Files and whole folders that git ignores, without caches and Python environments."""
+
+
+def files_to_send(project_dir: Path) -> ProjectFiles:
+    """Return the files of a project that are sent to a login node; secrets stand apart and are not sent.
+
+    In a git repository the code is all files that git tracks or would offer to track. Elsewhere it is every
+    file without a leading dot in its path.
+
+    Raises:
+        ConfigError: the code is larger than `MOST_MB`, or its git repository can't be read.
+    """
+    trouble = git_trouble(project_dir)
+    # Without the answer of git, the files that .gitignore names would be sent, too.
+    if trouble.startswith(_GIT_REPORTS):
+        raise _unreadable(project_dir, trouble)
+    files = _walk(project_dir) if trouble else list_files(project_dir, ())
+
+    # Sockets and pipes are no code, and reading a pipe would never end.
+    code = [path for path in files.code if path.is_symlink() or path.is_file()]
+    # The project may itself have come over ssh.
+    code = [path for path in code if not path.is_relative_to(project_dir / sent_code.FOLDER)]
+    refuse_large(project_dir, code)
+    return ProjectFiles(code=code, secrets=files.secrets, ignored=[])
+
+
+def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
+    """Return the files of a project whose change is a change of its code, without the folders `exclude`.
+
+    In a git repository these are the files that git tracks, and new Python files. A new file of another kind
+    may be a result of a run. Of code that came over ssh these are all files that were sent. Elsewhere, and
+    if the files are larger than a snapshot may be, these are the Python files. No files are returned for a
+    folder with too many entries to look through, such as a home directory.
+    """
+    sent = sent_code.of(project_dir)
+    if sent is not None:
+        return list_sent(project_dir, sent, exclude).code
+    if git_trouble(project_dir):
+        return _python_files(project_dir, exclude)
+
+    tracked, new, _ = _entries(project_dir)
+    python = {path for path in new if path.suffix == ".py" and not _is_cache(path, project_dir)}
+    code = _without_runs({*tracked, *python}, project_dir, exclude)
+
+    if sum(path.lstat().st_size for path in code) > MOST_MB * 1e6:
+        return [path for path in code if path.suffix == ".py"]
+    return code
+
+
+def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
+    """Return the Python files below a folder; none if the folder has more than `_MOST_ENTRIES` entries."""
+    python: list[Path] = []
+    entries = 0
+    for name, folders, files in os.walk(project_dir):
+        folder = Path(name)
+        entries += len(folders) + len(files)
+        if entries > _MOST_ENTRIES:
+            return []
+        python += [folder / file for file in files if file.endswith(".py")]
+
+        # os.walk enters only the folders that stay in this list.
+        folders[:] = [
+            inner
+            for inner in folders
+            if not inner.startswith(".")
+            and folder / inner not in exclude
+            and not _is_cache(folder / inner, project_dir)
+            and not _is_run(folder / inner)
+        ]
+    return sorted(python)
+
+
+def refuse_large(project_dir: Path, files: Sequence[Path]) -> None:
+    """Raise ConfigError if the files together are larger than `MOST_MB`."""
+    sizes = {path: path.lstat().st_size for path in files}
+    total_mb = sum(sizes.values()) / 1e6
+    if total_mb <= MOST_MB:
+        return
+
+    largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+    named = ", ".join(f"{path.relative_to(project_dir)} ({sizes[path] / 1e6:.0f} MB)" for path in largest)
+    raise ConfigError(
+        f"The code in {project_dir} has {total_mb:.0f} MB, more than a snapshot may hold "
+        f"({MOST_MB:g} MB). The largest files are {named}.",
+        hint="Name data and results in .gitignore, or switch the snapshot off with snapshot=false.",
+    )
+
+
+def has_git() -> bool:
+    """Return whether this machine has git."""
+    return shutil.which("git") is not None
+
+
+def git_trouble(project_dir: Path) -> str:
+    """Return why git can't list the files of `project_dir`; empty if it can."""
+    if not has_git():
+        return "there is no git on this machine"
+    result = run_git(project_dir, "rev-parse", "--is-inside-work-tree")
+    if result.returncode == 0 and result.stdout.strip() == b"true":
+        return ""
+
+    # git has one exit code for all its errors, so only its message names a missing repository.
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    if lines and "not a git repository" not in lines[0]:
+        return f"{_GIT_REPORTS}{lines[0]!r}"
+    return f"{project_dir} {NOT_IN_GIT}"
+
+
+def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
+    """Return the entries of a project, without run folders and without entries of the folders `exclude`."""
+    tracked, new, ignored = _entries(project_dir)
+    secrets = [path for path in new if is_secret(path, project_dir)]
+
+    def kept(paths: set[Path]) -> list[Path]:
+        return _without_runs(paths, project_dir, exclude)
+
+    # git also lists the entries of an ignored folder if that folder has a .gitignore.
+    topmost = {path for path in ignored if not ignored.intersection(path.parents)}
+    return ProjectFiles(
+        code=kept({*tracked, *new}.difference(secrets)),
+        secrets=kept(set(secrets)),
+        ignored=[path for path in kept(topmost) if not _is_cache(path, project_dir)],
+    )
+
+
+def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
+    """Return paths in order, without those in run folders of the project and in the folders `exclude`."""
+    # Many files lie in the same folder, and each check of a folder asks the file system.
+    is_run = cache(_is_run)
+
+    def is_left_out(path: Path) -> bool:
+        if any(path.is_relative_to(folder) for folder in exclude):
+            return True
+        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
+
+    return sorted(path for path in paths if not is_left_out(path))
+
+
+def _walk(project_dir: Path) -> ProjectFiles:
+    """Return the entries of a project outside a git repository, without run folders, caches and dotfiles."""
+    code: list[Path] = []
+    secrets: list[Path] = []
+    for folder, folders, files in os.walk(project_dir):
+        inside = Path(folder)
+        # os.walk lists links to folders as folders, but does not enter them.
+        links = [name for name in folders if (inside / name).is_symlink()]
+        for path in sorted(inside / name for name in (*files, *links)):
+            if is_secret(path, project_dir):
+                secrets.append(path)
+            elif _is_visible(path) and not _is_cache(path, project_dir):
+                code.append(path)
+
+        secrets += [inside / name for name in folders if is_secret_folder(name)]
+        folders[:] = [name for name in folders if _may_hold_code(inside / name, project_dir)]
+    return ProjectFiles(code=sorted(code), secrets=sorted(secrets), ignored=[])
+
+
+def _may_hold_code(folder: Path, project_dir: Path) -> bool:
+    return _is_visible(folder) and not _is_cache(folder, project_dir) and not _is_run(folder)
+
+
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith(".") or path.name in _CODE_DOTFILES
+
+
+def list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Path]) -> ProjectFiles:
+    """Return the files that were sent to a folder as its code, and all other entries as ignored entries."""
+    code = {project_dir / file.name for file in sent if not file.name.startswith(f"{sent_code.FOLDER}/")}
+    holds_code = {folder for path in code for folder in path.parents}
+    ignored: list[Path] = []
+
+    def is_left_out(path: Path) -> bool:
+        is_excluded = any(path.is_relative_to(folder) for folder in exclude)
+        return is_excluded or path.name == sent_code.FOLDER or _is_run(path) or _is_cache(path, project_dir)
+
+    folders = [project_dir]
+    while folders:
+        for path in sorted(folders.pop().iterdir()):
+            if path in holds_code and not path.is_symlink():
+                folders.append(path)
+            elif path not in code and not is_left_out(path):
+                ignored.append(path)
+    return ProjectFiles(code=sorted(filter(os.path.lexists, code)), secrets=[], ignored=ignored)
+
+
+def _entries(repository: Path) -> tuple[set[Path], set[Path], set[Path]]:
+    """Return the tracked, new and ignored entries of a repository and of the repositories nested in it."""
+    tracked = {path for path in _listed(repository, "--cached") if os.path.lexists(path)}
+    new = set(_listed(repository, "--others", "--exclude-standard"))
+    ignored = set(_listed(repository, "--others", "--ignored", "--exclude-standard", "--directory"))
+
+    # git lists a nested repository as a folder: a submodule as tracked, any other as new.
+    for path in sorted(tracked | new):
+        if path.is_dir() and not path.is_symlink():
+            tracked.discard(path)
+            new.discard(path)
+            if (path / ".git").exists():
+                nested = _entries(path)
+                tracked.update(nested[0])
+                new.update(nested[1])
+                ignored.update(nested[2])
+    return tracked, new, ignored
+
+
+def _listed(repository: Path, *options: str) -> Iterator[Path]:
+    result = run_git(repository, "ls-files", "-z", *options)
+    if result.returncode != 0:
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        trouble = repr(lines[-1]) if lines else f"exit code {result.returncode}"
+        raise _unreadable(repository, f"{_GIT_REPORTS}{trouble}")
+
+    for entry in result.stdout.split(b"\0"):
+        if entry:
+            yield repository / os.fsdecode(entry)
+
+
+_MARKS = ((RunFolder.overrides_file, RunFolder.config_file), (ELEMENTS, ELEMENT))
+"""Pairs of files: a folder with both files of a pair is a run folder, or the folder of an array."""
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / first).exists() and (folder / second).exists() for first, second in _MARKS)
+
+
+def _is_cache(path: Path, project_dir: Path) -> bool:
+    is_environment = (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
+    caches = _CACHES.intersection(path.relative_to(project_dir).parts)
+    return is_environment or bool(caches) or path.suffix in (".pyc", ".pyo", ".egg-info")
+
+
+def _unreadable(repository: Path, trouble: str) -> ConfigError:
+    return ConfigError(
+        f"The files of {repository} can't be listed: {trouble}. Nothing was started.",
+        hint=f"Repair the repository until `git -C {shlex.quote(str(repository))} status` works.",
+    )
+
+
+def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run git in `folder`, on the repository of that folder."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+    # `git_trouble` reads the messages of git, so they must be in English.
+    environ["LC_ALL"] = "C"
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environ,
+        check=False,
+    )
