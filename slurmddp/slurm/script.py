@@ -35,7 +35,7 @@ _SCRIPT_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIAB
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raise ConfigError for values that no script can hold."""
-    # The title is in a comment, which a name with a line break would leave.
+    # A name with a line break would end the comment that holds the title.
     title = job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else ""
     return template("job.sbatch.j2").render(
         title=title,

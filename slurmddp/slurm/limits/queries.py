@@ -108,16 +108,18 @@ def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Acc
 
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     name = pwd.getpwuid(os.getuid()).pw_name
-    associations = [*show, "associations"]
+    show_associations = [*show, "associations"]
     # One database may serve several clusters.
     if cluster := config.get("ClusterName"):
-        associations.append(f"cluster={cluster}")
+        show_associations.append(f"cluster={cluster}")
+
+    where_user = [f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"]
+    # The rows without a user are those of the accounts themselves.
+    where_account = ["user=", f"format={accounting.ACCOUNT_FIELDS}"]
     try:
         qualities = slurm.query([*show, "qos", f"format={accounting.QOS_FIELDS}"])
-        of_user = [*associations, "where", f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"]
-        # The rows without a user are those of the accounts themselves.
-        of_accounts = [*associations, "where", "user=", f"format={accounting.ACCOUNT_FIELDS}"]
-        limits = accounting.parse_associations(slurm.query(of_user), slurm.query(of_accounts))
+        of_user = slurm.query([*show_associations, "where", *where_user])
+        of_accounts = slurm.query([*show_associations, "where", *where_account])
         default = slurm.query([*show, "user", name, "format=DefaultAccount"])
         user = ["--user", str(os.getuid())]
         queued = slurm.query(["squeue", "--noheader", "--all", "--array", *user, "-o", "%a|%q"])
@@ -128,7 +130,7 @@ def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Acc
     return accounting.Accounting(
         enforced=accounting.parse_enforced(config.get("AccountingStorageEnforce", "")),
         qualities=accounting.parse_qualities(qualities),
-        associations=limits,
+        associations=accounting.parse_associations(of_user, of_accounts),
         default_account=default.strip(),
         queued=accounting.parse_queued(queued),
     )
