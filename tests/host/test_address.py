@@ -22,11 +22,11 @@ def names(monkeypatch):
     table = {}
 
     def getaddrinfo(host, port, **options):
-        found = table.get(host, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
-        if isinstance(found, Exception):
-            raise found
-        families = [socket.AF_INET6 if ":" in text else socket.AF_INET for text in found]
-        return [(family, 1, 6, "", (text, 0)) for family, text in zip(families, found, strict=True)]
+        record = table.get(host, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+        if isinstance(record, Exception):
+            raise record
+        families = [socket.AF_INET6 if ":" in text else socket.AF_INET for text in record]
+        return [(family, 1, 6, "", (text, 0)) for family, text in zip(families, record, strict=True)]
 
     monkeypatch.setattr(address.socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(address, "_RETRY_S", 0.0)
@@ -34,7 +34,7 @@ def names(monkeypatch):
 
 
 def texts(info):
-    return [found.text for found in find_rank_zero(info)]
+    return [record.text for record in find_rank_zero(info)]
 
 
 LOOPBACK_AND_REAL = ["127.0.1.1", "10.0.0.1"]

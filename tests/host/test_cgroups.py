@@ -59,11 +59,11 @@ def host(root: Path, cgroup: str, mounts: str = ALL_OF_V2, available_gb: int = 9
     ],
 )
 def test_the_group_of_a_process(tmp_path: Path, cgroup: str, mounts: str, folder: str, version: int) -> None:
-    found = own_group("memory", host(tmp_path, cgroup, OTHER + mounts))
-    assert found is not None and found.visible
+    group = own_group("memory", host(tmp_path, cgroup, OTHER + mounts))
+    assert group is not None and group.visible
     top = tmp_path / "sys/fs/cgroup"
-    assert (found.folders[0], found.version) == (top / folder, version)
-    assert found.folders[-1] == (top / "memory" if version == 1 else top)
+    assert (group.folders[0], group.version) == (top / folder, version)
+    assert group.folders[-1] == (top / "memory" if version == 1 else top)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_the_group_of_a_process(tmp_path: Path, cgroup: str, mounts: str, folder
 )
 def test_a_group_that_is_not_visible_counts_no_kills(tmp_path: Path, cgroup: str, mounts: str) -> None:
     root = host(tmp_path, cgroup, OTHER + mounts)
-    found = own_group("memory", root)
-    assert found is None or not found.visible
+    group = own_group("memory", root)
+    assert group is None or not group.visible
     assert oom_counters(root) == [OomCounter(root / "proc/vmstat")]
 
 
@@ -266,12 +266,12 @@ os._exit(run(run_dir, entry="rank_program:main", preload=()))
 @pytest.fixture
 def limited_group() -> Iterator[Path | None]:
     """A memory control group with a limit below this process's own; None where it may make none."""
-    own = own_group("memory")
-    group = own and own.visible and own.folders[0] / f"slurmddp-test-{os.getpid()}"
+    agents_group = own_group("memory")
+    group = agents_group and agents_group.visible and agents_group.folders[0] / f"slurmddp-test-{os.getpid()}"
     try:
-        assert own and group
+        assert agents_group and group
         group.mkdir()
-        limit = {1: "memory.limit_in_bytes", 2: "memory.max"}[own.version]
+        limit = {1: "memory.limit_in_bytes", 2: "memory.max"}[agents_group.version]
         (group / limit).write_text(str(LIMIT))
     except (AssertionError, OSError):
         if group:
@@ -297,19 +297,19 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_reported_so(
     command = [sys.executable, str(script), str(limited_group or "")]
     with start_agent(folder, command=command) as agent:
         assert agent.wait(timeout=120) == 1
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert (found.rank, found.signal) == (1, "SIGKILL")
-    assert found.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
-    assert "mem_gb=" in describe(found)
+    failure = capture.read(folder, 0)
+    assert failure is not None
+    assert (failure.rank, failure.signal) == (1, "SIGKILL")
+    assert failure.reason == "out of memory: the kernel killed it at the limit of 0.186 GiB"
+    assert "mem_gb=" in describe(failure)
 
 
 def test_a_rank_that_somebody_killed_is_not_called_out_of_memory(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "import os\ndef main(run_dir): os.kill(os.getpid(), 9)", ranks_per_node=1)
     with start_agent(folder) as agent:
         assert agent.wait(timeout=120) == 1
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert found.signal == signal.SIGKILL.name
+    failure = capture.read(folder, 0)
+    assert failure is not None
+    assert failure.signal == signal.SIGKILL.name
     counted = OomWatch().verdict() is not None
-    assert ("by a person, the site or SLURM" in found.reason) == counted
+    assert ("by a person, the site or SLURM" in failure.reason) == counted

@@ -43,11 +43,11 @@ def numbers(text: str) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "numbers"),
     [("0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}), ("5", {5}), ("\n", set()), ("", set())],
 )
-def test_lists_of_the_kernel(text: str, found: set[int]) -> None:
-    assert parse_cpu_list(text) == found
+def test_lists_of_the_kernel(text: str, numbers: set[int]) -> None:
+    assert parse_cpu_list(text) == numbers
 
 
 def test_eight_ranks_on_two_sockets_take_sixteen_whole_cores_each() -> None:
@@ -78,7 +78,7 @@ MANY = [
 def test_no_two_ranks_share_a_cpu_and_none_is_left_over(cpus: Cpus, ranks: int) -> None:
     shares = [share_of(cpus, rank, ranks) for rank in range(ranks)]
     assert all(shares)
-    assert all(not one & other for one, other in itertools.combinations(shares, 2))
+    assert all(not share & other for share, other in itertools.combinations(shares, 2))
     assert frozenset().union(*shares) == cpus.allowed
     sizes = [threads_on(cpus, share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -135,7 +135,7 @@ def test_ranks_are_bound_where_the_cpus_are_theirs_alone(
 
 
 @pytest.mark.parametrize(
-    ("cpus", "together", "words"),
+    ("cpus", "together", "warning"),
     [
         (machine(1, 128, smt=False), True, None),
         (Cpus(numbers("0-15"), TWO_SOCKETS.numa), False, None),
@@ -162,10 +162,10 @@ def test_ranks_are_bound_where_the_cpus_are_theirs_alone(
     ],
 )
 def test_fewer_cpus_than_promised_are_reported_in_one_line(
-    cpus: Cpus, together: bool, words: str | None
+    cpus: Cpus, together: bool, warning: str | None
 ) -> None:
     line = shortage(RANK, cpus, together)
-    assert line is None if words is None else words in (line or "")
+    assert line is None if warning is None else warning in (line or "")
 
 
 def test_an_unknown_number_of_cpus_promises_nothing() -> None:
@@ -197,8 +197,8 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
         "sys/bus/pci/devices/0000:3c:00.0/numa_node": "-1\n",
     }
     root = write(tmp_path, topology | nodes | device)
-    found = read_cpus(root, {0, 1, 3})
-    assert found == Cpus(frozenset({0, 1, 3}), {0: 0, 2: 0, 1: 1, 3: 1}, {0: 0, 1: 1, 3: 1})
+    cpus = read_cpus(root, {0, 1, 3})
+    assert cpus == Cpus(frozenset({0, 1, 3}), {0: 0, 2: 0, 1: 1, 3: 1}, {0: 0, 1: 1, 3: 1})
     assert [numa_node_of(f"0000:{bus}:00.0", root) for bus in ("3b", "3c", "3d")] == [1, None, None]
 
 
@@ -208,8 +208,8 @@ def test_a_quota_limits_the_usable_processors(tmp_path: Path) -> None:
         "proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
         "sys/fs/cgroup/job/cpu.max": "350000 100000\n",
     }
-    found = read_cpus(write(tmp_path, files), {0, 1, 2, 3})
-    assert (found.quota, found.usable) == (3.5, 3)
+    cpus = read_cpus(write(tmp_path, files), {0, 1, 2, 3})
+    assert (cpus.quota, cpus.usable) == (3.5, 3)
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("50000 100000\n")
     assert read_cpus(tmp_path, {0, 1}).usable == 1
     (tmp_path / "sys/fs/cgroup/job/cpu.max").write_text("max 100000\n")
@@ -217,6 +217,6 @@ def test_a_quota_limits_the_usable_processors(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_read() -> None:
-    found = read_cpus()
-    assert found.allowed
-    assert set(found.core) <= set(found.allowed)
+    cpus = read_cpus()
+    assert cpus.allowed
+    assert set(cpus.core) <= set(cpus.allowed)

@@ -27,11 +27,11 @@ def test_what_a_killed_rank_has_shown_stays_readable() -> None:
     page = HeartbeatPage.create()
 
     def rank() -> None:
-        own = HeartbeatPage.attach({HEARTBEAT_VARIABLE: str(page.descriptor)})
-        own.resumed(6)
-        own.enter("step")
-        own.completed(7, 0.5, 0.125)
-        own.completed(8, 0.25, 0.0)
+        attached = HeartbeatPage.attach({HEARTBEAT_VARIABLE: str(page.descriptor)})
+        attached.resumed(6)
+        attached.enter("step")
+        attached.completed(7, 0.5, 0.125)
+        attached.completed(8, 0.25, 0.0)
 
     run_in_child(rank)
     beat = page.read()
@@ -63,11 +63,11 @@ def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:
     service, rank_end = WriterChannel.pair()
 
     def rank() -> None:
-        own = WriterChannel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
-        assert own is not None
+        attached = WriterChannel.attach({CHANNEL_VARIABLE: str(rank_end.fileno())})
+        assert attached is not None
         descriptor = os.memfd_create("state")
         os.write(descriptor, b"weights")
-        own.send({"kind": "memory", "size": 7}, [descriptor])
+        attached.send({"kind": "memory", "size": 7}, [descriptor])
 
     run_in_child(rank)
     received = service.receive(5.0)
@@ -81,25 +81,25 @@ def test_memory_that_a_killed_rank_sent_stays_with_the_service() -> None:
 
 
 def test_a_line_says_when_there_is_nothing_and_when_nobody_is_left() -> None:
-    one, other = WriterChannel.pair()
-    assert one.receive() is None
+    first, other = WriterChannel.pair()
+    assert first.receive() is None
     other.send({"kind": "last"})
     other.close()
-    assert one.receive() == ({"kind": "last"}, [])
+    assert first.receive() == ({"kind": "last"}, [])
     with pytest.raises(EOFError):
-        one.receive()
+        first.receive()
     with pytest.raises(OSError):
-        one.send({"kind": "nobody"})
-    one.close()
+        first.send({"kind": "nobody"})
+    first.close()
 
 
 def test_a_message_that_is_too_long_is_refused_not_cut() -> None:
-    one, other = WriterChannel.pair()
+    first, other = WriterChannel.pair()
     with pytest.raises(OSError, match="at most"):
-        one.send({"kind": "x" * MAX_MESSAGE_BYTES})
-    one.send({"kind": "x" * (MAX_MESSAGE_BYTES - 100)})
+        first.send({"kind": "x" * MAX_MESSAGE_BYTES})
+    first.send({"kind": "x" * (MAX_MESSAGE_BYTES - 100)})
     assert len(other.receive()[0]["kind"]) == MAX_MESSAGE_BYTES - 100  # type: ignore[index]
-    one.close()
+    first.close()
     other.close()
 
 

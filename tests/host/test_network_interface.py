@@ -21,12 +21,12 @@ def own_addresses():
 
 def test_every_own_address_is_found_on_its_interface():
     before = own_addresses()
-    found = {address: interface_with(address) for _, address in before}
+    interfaces = {address: interface_with(address) for _, address in before}
     # Interfaces may come and go on a busy machine; those that stayed were there all the time.
     stayed = before & own_addresses()
     assert ("lo", "127.0.0.1") in stayed
     for address in {address for _, address in stayed}:
-        assert found[address] in {name for name, other in before if other == address}
+        assert interfaces[address] in {name for name, other in before if other == address}
 
 
 def test_loopback_leads_to_loopback():
@@ -82,7 +82,7 @@ def test_interfaces_that_can_be_right_are_left_to_the_person(environ, backend, n
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "nodes", "words"),
+    ("variable", "value", "nodes", "reason"),
     [
         ("GLOO_SOCKET_IFNAME", "eth1", 1, "there is no eth1"),
         ("GLOO_SOCKET_IFNAME", "eth0,bond0", 2, "there is no bond0"),
@@ -92,8 +92,8 @@ def test_interfaces_that_can_be_right_are_left_to_the_person(environ, backend, n
         ("NCCL_SOCKET_IFNAME", "lo", 2, "the ranks are on 2 nodes, which loopback does not connect"),
     ],
 )
-def test_interfaces_that_are_wrong_are_refused_with_those_that_there_are(variable, value, nodes, words):
-    with pytest.raises(MismatchError, match=words) as caught:
+def test_interfaces_that_are_wrong_are_refused_with_those_that_there_are(variable, value, nodes, reason):
+    with pytest.raises(MismatchError, match=reason) as caught:
         check_named({variable: value}, "nccl", nodes, HERE)
     assert f"{variable}={value!r} can't be used on" in caught.value.message
     assert "docker0, eth0, ib0, ib1, lo" in caught.value.hint

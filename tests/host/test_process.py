@@ -17,7 +17,7 @@ import pytest
 from slurmddp.host import process
 
 
-def refuse(*words: object) -> int:
+def refuse(*arguments: object) -> int:
     ctypes.set_errno(errno.EPERM)
     return -1
 
@@ -26,8 +26,8 @@ def test_the_starter_is_seen_through_a_shell_with_the_same_variables() -> None:
     program = "import os; from slurmddp.host.process import starter; print(starter(os.environ, ['PMI_RANK']))"
     shell = ["sh", "-c", f'{sys.executable} -c "{program}"; exit $?']
     environ = {**os.environ, "PMI_RANK": "1"}
-    found = subprocess.run(shell, env=environ, stdout=subprocess.PIPE, check=True, timeout=400)
-    assert int(found.stdout) == os.getpid()
+    result = subprocess.run(shell, env=environ, stdout=subprocess.PIPE, check=True, timeout=400)
+    assert int(result.stdout) == os.getpid()
 
 
 @pytest.mark.parametrize("ask", [lambda: process.die_with_parent(signal.SIGTERM), process.adopt_orphans])

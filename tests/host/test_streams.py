@@ -76,21 +76,21 @@ def test_a_rank_whose_log_is_on_a_full_disk_continues_and_keeps_its_code(tmp_pat
 
 def test_a_writer_whose_log_is_on_a_full_disk_reports_its_error(tmp_path: Path) -> None:
     (tmp_path / "no folder").touch()
-    own, theirs = WriterChannel.pair()
+    agent_end, theirs = WriterChannel.pair()
     with open("/dev/full", "wb") as full:
         command = writer_process.command(theirs)
         writer = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=full, stderr=full)
     theirs.close()
     descriptor = shared_buffer.create()
     fill(descriptor, 7)
-    own.send({"kind": "memory", "slot": 0}, [descriptor])
-    own.send(request(tmp_path / "no folder", 0, 7))
+    agent_end.send({"kind": "memory", "slot": 0}, [descriptor])
+    agent_end.send(request(tmp_path / "no folder", 0, 7))
     try:
-        answer = own.receive(60)
+        answer = agent_end.receive(60)
         assert answer is not None
         assert "step 7 could not be written" in str(answer[0]["error"])
     finally:
-        own.close()
+        agent_end.close()
         os.close(descriptor)
         assert writer.wait(240) == 0
 

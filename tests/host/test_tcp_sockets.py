@@ -26,10 +26,10 @@ def test_the_tables_of_both_families() -> None:
     assert list(parse(TABLE_OF_IPV6)) == [TcpSocket(frozenset({443, 50001}), listens=False, inode="12")]
 
 
-def test_a_socket_of_this_process_and_its_port() -> None:
+def test_a_listener_entryof_this_process_and_its_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (found,) = [one for one in tcp_sockets() if port in one.ports and one.listens]
-        assert found.inode in inodes_of([os.getpid()])
-    assert found.inode not in inodes_of([os.getpid()])
+        (listener_entry,) = [entry for entry in tcp_sockets() if port in entry.ports and entry.listens]
+        assert listener_entry.inode in inodes_of([os.getpid()])
+    assert listener_entry.inode not in inodes_of([os.getpid()])
     assert inodes_of([2**22 + 1]) == set(), "a process that has ended"

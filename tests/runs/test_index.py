@@ -59,17 +59,17 @@ def test_a_run_whose_folder_is_reached_by_two_paths_is_one_run(home, monkeypatch
     for shown in ("link", "disk7", "elsewhere"):
         monkeypatch.chdir(home / shown / ("" if shown == "elsewhere" else "project"))
         monkeypatch.setenv("PWD", str(home / shown / "project"))
-        assert [found.path for found in index.all_runs()] == [run.path]
+        assert [folder.path for folder in index.all_runs()] == [run.path]
         assert index.find("gpt").path == run.path
     assert index.find("../link/project/runs/gpt-0a1b2c3d").path == run.path
     assert index.find("../alias").name == run.name
 
 
 def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
-    here = remembered(home / "one/runs", "gpt-00000001")
+    first = remembered(home / "one/runs", "gpt-00000001")
     other = remembered(home / "two/runs", "gpt-00000002", "gpt-00000003")
     monkeypatch.chdir(home / "one")
-    assert index.find("gpt").path == here.path
+    assert index.find("gpt").path == first.path
     make_run(home / "one/runs", "gpt-00000004")
     with pytest.raises(RunNotFoundError, match="fits 2 runs") as caught:
         index.find("gpt")
@@ -114,13 +114,13 @@ def test_runs_of_this_folder_are_found_without_the_index_before_what_was_put_asi
 
 
 def test_of_two_runs_with_one_name_the_one_here_is_meant(home, monkeypatch):
-    here, there = remembered(home / "one/runs"), remembered(home / "two/runs")
+    first, second = remembered(home / "one/runs"), remembered(home / "two/runs")
     monkeypatch.chdir(home / "one")
-    assert index.find("gpt-0a1b2c3d").path == here.path
+    assert index.find("gpt-0a1b2c3d").path == first.path
     monkeypatch.chdir(home)
     with pytest.raises(RunNotFoundError, match="Give the folder") as caught:
         index.find("gpt-0a1b2c3d")
-    assert str(there.path) in caught.value.message
+    assert str(second.path) in caught.value.message
 
 
 def test_a_deleted_run_is_forgotten(home):

@@ -20,8 +20,8 @@ def test_a_run_of_this_machine_and_a_run_over_ssh_are_told_apart(make_run, elsew
         ssh_runs.remember(ssh_runs.SshRun(name=name, host=host, folder="/project"))
 
     def host(name: str | None) -> str | None:
-        found = ssh_runs.find(name)
-        return found and found.host
+        run = ssh_runs.find(name)
+        return run and run.host
 
     assert host("a:gpt-0a1b2c3d") == host("a:gp") == "a"
     assert host("b:mlp-0a1b2c3d") == host("gpt2") == host(None) == "b"
@@ -51,16 +51,16 @@ def test_of_equal_words_the_one_that_names_the_run_gets_the_whole_name(monkeypat
 
     monkeypatch.setattr(runs, "exchange", exchange)
     ssh_runs.remember(ssh_runs.SshRun(name="exp-0a1b2c3d", host="a", folder="/project"))
-    for words, place in (
+    for command, place in (
         (["export", "--output", "exp", "exp"], 3),
         (["export", "exp", "--output", "exp"], 1),
         (["--debug", "logs", "--rank", "0", "exp"], 4),
         (["status"], 1),
     ):
-        assert main(words) == 68
+        assert main(command) == 68
         sent = requests.pop()["words"]
         assert [at for at, word in enumerate(sent) if word == "exp-0a1b2c3d"] == [place]
-        assert sent[:place] == words[:place]
+        assert sent[:place] == command[:place]
 
 
 def test_records_that_another_account_may_have_written_name_no_host_and_no_program(

@@ -55,7 +55,7 @@ LOST_NODE = Failure(
 
 def crash(depth: int) -> list[str]:
     """Return what faulthandler writes of a crash, some way down in a person's code, in a forked rank."""
-    own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
+    frames = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
     agents = [
         f'  File "/x/slurmddp/launchers/agent/event_loop.py", line {line} in _turn' for line in range(20)
     ]
@@ -65,18 +65,18 @@ def crash(depth: int) -> list[str]:
     ]
     return [
         "step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted", *other,
-        "Current thread 0x02 (most recent call first):", *own, *agents, "Extension modules: numpy, torch",
+        "Current thread 0x02 (most recent call first):", *frames, *agents, "Extension modules: numpy, torch",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("depth", [3, 60])
 def test_of_a_crash_the_innermost_frames_are_kept_and_shown(depth: int) -> None:
-    found = here(-6, node_rank=0, rank=1, lines=crash(depth))
-    own = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
+    failure = here(-6, node_rank=0, rank=1, lines=crash(depth))
+    frames = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
     head = ["step 7", "terminate called", "  what():  bad device", "Fatal Python error: Aborted"]
-    kept = [*head, "Current thread 0x02 (most recent call first):", *own]
-    assert list(found.last_lines) == kept[:LAST_LINES]
-    assert list(found.telling_lines(12)) == kept[:12]
+    kept = [*head, "Current thread 0x02 (most recent call first):", *frames]
+    assert list(failure.last_lines) == kept[:LAST_LINES]
+    assert list(failure.telling_lines(12)) == kept[:12]
 
 
 def test_a_crash_without_a_stack_of_python_keeps_what_is_there() -> None:
@@ -87,17 +87,17 @@ def test_a_crash_without_a_stack_of_python_keeps_what_is_there() -> None:
 def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> None:
     stack = tuple(f"train.py:{line} in level{line}" for line in range(20))
     stalled = died(2, None, kind="stalled")
-    found = replace(stalled, reason="stalled: in its step for 9 s", last_lines=stack)
-    assert found.telling_lines(3) == stack[:3]
-    assert (found.short, found.sentence) == (
+    failure = replace(stalled, reason="stalled: in its step for 9 s", last_lines=stack)
+    assert failure.telling_lines(3) == stack[:3]
+    assert (failure.short, failure.sentence) == (
         "rank 2 on n1 stalled",
         "rank 2 on n1 stalled: in its step for 9 s",
     )
-    assert "Its stack:\n    train.py:0 in level0" in as_error(found, Path("rank-2.log")).message
+    assert "Its stack:\n    train.py:0 in level0" in as_error(failure, Path("rank-2.log")).message
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("line", "reason"),
     [
         (
             "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): 'a'.\n\tMore.",
@@ -108,8 +108,8 @@ def test_of_a_stack_the_innermost_frames_are_shown_and_it_is_called_one() -> Non
         ("ValueError:", "ValueError: (a.py:1 in f)"),
     ],
 )
-def test_a_message_that_ends_with_a_colon_includes_its_next_line(said: str, reason: str) -> None:
-    text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{said}\n'
+def test_a_message_that_ends_with_a_colon_includes_its_next_line(line: str, reason: str) -> None:
+    text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{line}\n'
     assert find_cause(1, None, tail_of(text)).reason == reason
 
 
@@ -143,16 +143,16 @@ Extension modules: numpy, torch
 
 
 @pytest.mark.parametrize(
-    "said",
+    "line",
     [
         "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
         "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
     ],
 )
-def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(said: str) -> None:
-    found = here(-6, node_rank=0, rank=0, lines=tail_of(NCCL.format(said=said)))
-    assert found.reason.startswith("lost another rank: [PG ID 0")
-    assert is_consequence(found)
+def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(line: str) -> None:
+    failure = here(-6, node_rank=0, rank=0, lines=tail_of(NCCL.format(said=line)))
+    assert failure.reason.startswith("lost another rank: [PG ID 0")
+    assert is_consequence(failure)
     assert not is_consequence(here(-6, node_rank=0, rank=0, lines=crash(3))), "it aborted by itself"
 
 
@@ -176,9 +176,9 @@ def test_a_node_that_slurm_ended_for_want_of_memory_was_not_lost(folder: RunFold
     (folder.log_dir(0) / "batch.log").write_text(
         "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n"
     )
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert found.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM reports it"
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert failure.sentence == "the agent on n2 was killed by SIGKILL: out of memory: SLURM reports it"
 
 
 def test_a_hang_stays_the_cause_if_an_agent_could_not_end_its_ranks(folder: RunFolder) -> None:

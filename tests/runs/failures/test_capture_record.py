@@ -48,16 +48,16 @@ def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_som
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(capture, "as_json", lambda found: "x" * 10_000)
+        full.setattr(capture, "as_json", lambda failure: "x" * 10_000)
         full.setattr(
-            capture, "open", lambda descriptor, *words, **more: os.fdopen(descriptor, "r"), raising=False
+            capture, "open", lambda descriptor, *arguments, **more: os.fdopen(descriptor, "r"), raising=False
         )
         with pytest.raises(OSError, match="not writable"):
             capture.record(folder, 0, died(3))
     assert capture.record(folder, 0, died(0))
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert found.rank == 0
+    failure = capture.read(folder, 0)
+    assert failure is not None
+    assert failure.rank == 0
 
 
 def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: RunFolder) -> None:
@@ -65,7 +65,10 @@ def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: Ru
     assert capture.record(folder, 0, second, restart_count=1)
     assert capture.record(folder, 0, first, restart_count=0)
     assert capture.read(folder, 0) is None, "the attempt goes on"
-    assert [(one.rank, one.restart_count) for one in read_restarted(folder, 0)] == [(3, 0), (0, 1)]
+    assert [(failure.rank, failure.restart_count) for failure in read_restarted(folder, 0)] == [
+        (3, 0),
+        (0, 1),
+    ]
     assert [event["restart_count"] for event in folder.events()] == [1, 0]
     assert capture.record(folder, 0, first)
 
@@ -73,19 +76,19 @@ def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: Ru
 def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
     old = {"rank": 3, "local_rank": 1, "node_rank": 1, "host": "n1", "exit_code": None, "signal": "SIGKILL"}
     folder.failure_file(0).write_text(json.dumps(old | {"time": 5.0, "last_lines": ["a"], "unheard": 1}))
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert (found.rank, found.last_lines, found.reason, found.restart_count) == (3, ("a",), "", 0)
-    assert found.sentence.endswith("was killed by SIGKILL (often the kernel's out-of-memory killer)")
+    failure = capture.read(folder, 0)
+    assert failure is not None
+    assert (failure.rank, failure.last_lines, failure.reason, failure.restart_count) == (3, ("a",), "", 0)
+    assert failure.sentence.endswith("was killed by SIGKILL (often the kernel's out-of-memory killer)")
 
 
 def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: RunFolder) -> None:
     """As when the agents are killed before they can say more than how their ranks ended."""
     for rank, code, restart_count in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
         capture.write_exit(folder, 0, rank, code, restart_count)
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert (found.rank, found.signal, found.restart_count) == (0, "SIGTERM", 1)
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert (failure.rank, failure.signal, failure.restart_count) == (0, "SIGTERM", 1)
     capture.record(folder, 0, died(3))
     assert read_failure(folder, 0) == died(3)
 
@@ -95,13 +98,13 @@ def test_the_ends_of_ranks_that_restarted_are_no_failure_of_the_attempt(folder: 
     capture.record(folder, 0, died(1), restart_count=0)
     assert read_failure(folder, 0) is None, "those that began again run"
     capture.write_exit(folder, 0, 0, -9, 1)
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert (found.rank, found.restart_count) == (0, 1)
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert (failure.rank, failure.restart_count) == (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("log", "words"),
+    ("log", "reason"),
     [
         ("batch.log", "srun: error: n1: task 0: Out Of Memory"),
         ("batch.log", "srun ended with code 137."),
@@ -110,17 +113,17 @@ def test_the_ends_of_ranks_that_restarted_are_no_failure_of_the_attempt(folder: 
     ],
 )
 def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
-    folder: RunFolder, log: str, words: str
+    folder: RunFolder, log: str, reason: str
 ) -> None:
     folder.add_event("ended", attempt=0, lost={1: "n1"})
-    (folder.log_dir(0) / log).write_text(f"{words}\n")
-    found = read_failure(folder, 0)
-    assert found is not None
-    if "ended with code" in words:
-        assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
+    (folder.log_dir(0) / log).write_text(f"{reason}\n")
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    if "ended with code" in reason:
+        assert failure.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
         return
-    assert found.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM reports it"
-    assert "mem_gb=" in found.advice
+    assert failure.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM reports it"
+    assert "mem_gb=" in failure.advice
 
 
 def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
@@ -129,7 +132,7 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("failure", "sentence"),
     [
         (died(2, 3), "Rank 2 on n1 ended with exit code 3."),
         (died(2, 78), "Rank 2 on n1 refused to continue (exit code 78)."),
@@ -160,8 +163,8 @@ def test_a_half_written_record_is_not_there_yet(folder: RunFolder) -> None:
         ),
     ],
 )
-def test_a_sentence_names_who_where_and_how(found: Failure, sentence: str) -> None:
-    assert describe(found) == sentence
+def test_a_sentence_names_who_where_and_how(failure: Failure, sentence: str) -> None:
+    assert describe(failure) == sentence
 
 
 @pytest.mark.parametrize(
@@ -230,9 +233,9 @@ def test_the_reason_is_found_in_the_lines_of_the_rank_that_ended_not_of_the_next
     with log.open("a") as stream:
         stream.write("Traceback (most recent call last):\nValueError: 7\n")
     read = partial(capture.last_lines, log, since=since, until=log.stat().st_size)
-    found = capture.unexplained(1, read, node_rank=0, rank=0)
+    failure = capture.unexplained(1, read, node_rank=0, rank=0)
     with log.open("a") as stream:
         stream.write("Traceback (most recent call last):\nKeyError: 'of the next rank'\n")
-    assert found.explained.reason == "ValueError: 7"
-    assert found.explained.last_lines == ("Traceback (most recent call last):", "ValueError: 7")
-    assert found.explained.explained is found.explained
+    assert failure.explained.reason == "ValueError: 7"
+    assert failure.explained.last_lines == ("Traceback (most recent call last):", "ValueError: 7")
+    assert failure.explained.explained is failure.explained

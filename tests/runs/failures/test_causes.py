@@ -60,9 +60,9 @@ REASONS = {
 
 
 def failure_in(name: str, oom: str | None = None) -> Failure:
-    found = here(SIGNALS.get(name, 1), node_rank=0, lines=last_lines(LOGS / f"{name}.log"), oom=oom)
-    assert len(found.last_lines) <= 30, "a failure keeps the last lines only, whatever was read"
-    return found
+    failure = here(SIGNALS.get(name, 1), node_rank=0, lines=last_lines(LOGS / f"{name}.log"), oom=oom)
+    assert len(failure.last_lines) <= 30, "a failure keeps the last lines only, whatever was read"
+    return failure
 
 
 def read(name: str, oom: str | None = None) -> str:
@@ -143,10 +143,10 @@ TRIED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nKeyE
 
 @pytest.mark.parametrize("earlier", [TRIED, TRIED.replace("KeyError: 'tried'", LOST), ""])
 @pytest.mark.parametrize("code", [76, 78, 79])
-@pytest.mark.parametrize("said", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
-def test_a_refusal_is_quoted(said: str, code: int, earlier: str) -> None:
-    line = said if "Error: " in said else f"Error: {said}"
-    assert find_cause(code, None, tail_of(f"{earlier}{line}\nGive a number.")).reason == said
+@pytest.mark.parametrize("message", ["lr is 7 km.", "MismatchError: nodes=2, and there is one."])
+def test_a_refusal_is_quoted(message: str, code: int, earlier: str) -> None:
+    line = message if "Error: " in message else f"Error: {message}"
+    assert find_cause(code, None, tail_of(f"{earlier}{line}\nGive a number.")).reason == message
 
 
 def test_an_error_of_slurmddp_without_an_exception_is_the_reason() -> None:
@@ -169,21 +169,21 @@ def test_an_error_of_slurmddp_without_an_exception_is_the_reason() -> None:
 def test_what_a_rank_has_reported_is_the_reason_whatever_its_log_says(
     text: str, kind: str, reason: str, log: str, returncode: int
 ) -> None:
-    found = unexplained(returncode, log.splitlines, node_rank=0, rank=1)
-    cause = replace(found, reported=ReportedError(text, "")).explained
+    failure = unexplained(returncode, log.splitlines, node_rank=0, rank=1)
+    cause = replace(failure, reported=ReportedError(text, "")).explained
     assert (cause.kind, cause.reason) == (kind, reason)
 
 
 def test_a_rank_that_reports_the_loss_of_another_is_a_consequence() -> None:
     reported = ReportedError("RankFailure: Rank 0 went away.", "Its log says why.", is_lost_rank=True)
-    found = replace(unexplained(1, list, node_rank=0, rank=1), reported=reported).explained
-    assert is_consequence(found)
-    assert found.reason == "lost another rank: RankFailure: Rank 0 went away"
+    failure = replace(unexplained(1, list, node_rank=0, rank=1), reported=reported).explained
+    assert is_consequence(failure)
+    assert failure.reason == "lost another rank: RankFailure: Rank 0 went away"
 
 
 def test_a_rank_that_was_killed_has_not_ended_by_the_error_that_it_reported() -> None:
-    found = unexplained(-9, list, node_rank=0, rank=1, oom=AT_LIMIT)
-    killed = replace(found, reported=ReportedError("ConfigError: lr is 7 km.", "")).explained
+    failure = unexplained(-9, list, node_rank=0, rank=1, oom=AT_LIMIT)
+    killed = replace(failure, reported=ReportedError("ConfigError: lr is 7 km.", "")).explained
     assert killed.kind == "out_of_memory"
 
 
@@ -259,11 +259,11 @@ def test_a_persons_own_error_needs_no_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["stalled", "lost another rank", "lost node 3 of the tree", "out of memory", "no space left", "crashed"],
 )
-def test_the_words_of_a_program_decide_nothing_although_slurmddp_uses_them_too(said: str) -> None:
-    found = here(3, node_rank=0, rank=1, lines=["step 7", f"Error: {said}"])
-    assert (found.kind, found.reason, found.advice) == ("other", said, "")
-    assert found.sentence.endswith(f"ended with exit code 3: {said}")
-    assert not is_consequence(found)
+def test_the_words_of_a_program_decide_nothing_although_slurmddp_uses_them_too(message: str) -> None:
+    failure = here(3, node_rank=0, rank=1, lines=["step 7", f"Error: {message}"])
+    assert (failure.kind, failure.reason, failure.advice) == ("other", message, "")
+    assert failure.sentence.endswith(f"ended with exit code 3: {message}")
+    assert not is_consequence(failure)

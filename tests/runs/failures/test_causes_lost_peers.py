@@ -49,20 +49,20 @@ NOT_OURS = [
 ]  # fmt: skip
 
 
-def traceback(said: str, code: str = "step(batch)") -> str:
-    return f'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    {code}\n{said}\n'
+def traceback(message: str, code: str = "step(batch)") -> str:
+    return f'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    {code}\n{message}\n'
 
 
-@pytest.mark.parametrize("said", OURS)
-def test_torchs_errors_of_a_lost_rank_are_known(said: str) -> None:
-    assert find_cause(1, None, tail_of(traceback(said))).kind == "lost_peer"
+@pytest.mark.parametrize("message", OURS)
+def test_torchs_errors_of_a_lost_rank_are_known(message: str) -> None:
+    assert find_cause(1, None, tail_of(traceback(message))).kind == "lost_peer"
 
 
-@pytest.mark.parametrize("said", NOT_OURS)
-def test_an_error_that_only_sounds_alike_is_the_ranks_own(said: str) -> None:
-    found = here(1, node_rank=0, rank=0, lines=tail_of(traceback(said)))
-    assert said[:40] in found.reason
-    assert not reads_like_a_lost_peer(found.last_lines)
+@pytest.mark.parametrize("message", NOT_OURS)
+def test_an_error_that_only_sounds_alike_is_the_ranks_own(message: str) -> None:
+    failure = here(1, node_rank=0, rank=0, lines=tail_of(traceback(message)))
+    assert message[:40] in failure.reason
+    assert not reads_like_a_lost_peer(failure.last_lines)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_what_threads_of_torch_print_beside_an_exception_does_not_hide_it(noise:
 
 
 def test_a_lost_rank_is_recognized_without_a_traceback() -> None:
-    said = OURS[0].partition(": ")[2]
-    assert find_cause(1, None, ["step 7", f"training failed: {said}"]).kind == "lost_peer"
+    message = OURS[0].partition(": ")[2]
+    assert find_cause(1, None, ["step 7", f"training failed: {message}"]).kind == "lost_peer"
     assert find_cause(1, None, ["step 7", "n1:1:2 [0] NCCL INFO comm 0x5 - Abort COMPLETE"]).reason == ""
     socket = "[c10d] sendBytes failed on SocketImpl(fd=3, addr=[n1]:1, remote=[n2]:2): Broken pipe"
     assert find_cause(None, "SIGABRT", [socket]).kind == "lost_peer"
@@ -103,11 +103,11 @@ HANDLING = "\nDuring handling of the above exception, another exception occurred
 
 
 def test_an_error_of_its_own_after_which_a_rank_waited_for_the_others_is_the_reason() -> None:
-    own = traceback("KeyError: 'lr'")
-    text = f"{own}{HANDLING}{traceback(OURS[2], 'dist.barrier()')}"
-    found = here(1, node_rank=0, rank=1, lines=tail_of(text))
-    assert found.reason == "KeyError: 'lr' (train.py:7 in main)"
-    assert not reads_like_a_lost_peer(found.last_lines)
+    own_traceback = traceback("KeyError: 'lr'")
+    text = f"{own_traceback}{HANDLING}{traceback(OURS[2], 'dist.barrier()')}"
+    failure = here(1, node_rank=0, rank=1, lines=tail_of(text))
+    assert failure.reason == "KeyError: 'lr' (train.py:7 in main)"
+    assert not reads_like_a_lost_peer(failure.last_lines)
 
 
 @pytest.mark.parametrize(

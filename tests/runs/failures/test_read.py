@@ -54,9 +54,9 @@ def test_a_rank_that_failed_by_itself_is_though_its_agent_could_not_say_so(tmp_p
     (folder.path / "fail-1").touch()
     assert agent.wait(timeout=120) == 1
     folder.failure_file(0).unlink()
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert (found.rank, found.exit_code) == (1, 3)
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert (failure.rank, failure.exit_code) == (1, 3)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "code"),
+    ("line", "reason", "code"),
     [
         (TRACEBACK.format("ModuleNotFoundError: No module named 'xxhash'"), "No module named 'xxhash'", 1),
         (TRACEBACK.format("ImportError: libmpi.so: cannot open shared object file"), "libmpi.so", 1),
@@ -77,18 +77,18 @@ def folder(tmp_path: Path) -> RunFolder:
         (NO_PYTHON, f"{WRONG_PYTHON}: execve(): /no/python: No such file or directory", 2),
     ],
 )
-def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, said: str, reason: str, code: int) -> None:
+def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, line: str, reason: str, code: int) -> None:
     (folder.log_dir(0) / "node-0.log").write_text(CANCELLED)
-    (folder.log_dir(0) / "node-1.log").write_text(said)
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert found.sentence.startswith(f"the agent of node 1 on n2 ended with exit code {code}: ")
-    assert reason in found.reason and not found.reason.endswith("')")
-    assert found.last_lines == tuple(said.splitlines())
+    (folder.log_dir(0) / "node-1.log").write_text(line)
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert failure.sentence.startswith(f"the agent of node 1 on n2 ended with exit code {code}: ")
+    assert reason in failure.reason and not failure.reason.endswith("')")
+    assert failure.last_lines == tuple(line.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("batch", "said", "expected"),
+    ("batch", "line", "expected"),
     [
         ("n2: task 1: Exited with exit code 127", "/bin/box: 2: exec: apptainer: not found\n" + CANCELLED,
          "127: /bin/box: 2: exec: apptainer: not found"),
@@ -100,24 +100,24 @@ def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, said: str, rea
     ids=["no runtime", "several tasks", "no folder", "silent"],
 )  # fmt: skip
 def test_the_last_line_of_an_agent_that_srun_saw_exit_is_shown(
-    folder: RunFolder, batch: str, said: str, expected: str
+    folder: RunFolder, batch: str, line: str, expected: str
 ) -> None:
     """As of a container: its runtime is missing on the node, or its image."""
     (folder.log_dir(0) / "batch.log").write_text(f"srun: error: {batch}\nsrun ended with code 1.\n")
     for node in (0, 1):
-        (folder.log_dir(0) / f"node-{node}.log").write_text(said)
-    found = read_failure(folder, 0)
-    assert found is not None
+        (folder.log_dir(0) / f"node-{node}.log").write_text(line)
+    failure = read_failure(folder, 0)
+    assert failure is not None
     node = 0 if "[" in batch else 1
-    assert found.sentence == f"the agent of node {node} on n{node + 1} ended with exit code {expected}"
+    assert failure.sentence == f"the agent of node {node} on n{node + 1} ended with exit code {expected}"
 
 
-@pytest.mark.parametrize("said", ["", CANCELLED, "a warning of some library\n", NO_PYTHON])
-def test_agents_that_were_killed_leave_no_word(folder: RunFolder, said: str) -> None:
+@pytest.mark.parametrize("line", ["", CANCELLED, "a warning of some library\n", NO_PYTHON])
+def test_agents_that_were_killed_leave_no_word(folder: RunFolder, line: str) -> None:
     killed = "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 137\n"
     (folder.log_dir(0) / "batch.log").write_text(killed)
-    (folder.log_dir(0) / "node-1.log").write_text(said)
+    (folder.log_dir(0) / "node-1.log").write_text(line)
     folder.begun_file(0, 1).touch()
-    found = read_failure(folder, 0)
-    assert found is not None
-    assert found.sentence == "the agent on n1, n2 left no exit code: it was killed, or its host is gone"
+    failure = read_failure(folder, 0)
+    assert failure is not None
+    assert failure.sentence == "the agent on n1, n2 left no exit code: it was killed, or its host is gone"

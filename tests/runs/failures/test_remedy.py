@@ -38,9 +38,14 @@ def test_only_what_a_rank_reports_is_its_remedy(
 ) -> None:
     folder = make_run(tmp_path, PROGRAM.format(line), ranks_per_node=1)
     assert start_agent(folder, nodes=1, node_rank=0).wait(timeout=120) == (code if code == 78 else 1)
-    found = capture.read(folder, 0)
-    assert found is not None
-    assert (found.exit_code, found.kind, found.reason, found.remedy) == (code, "other", reason, remedy)
+    failure = capture.read(folder, 0)
+    assert failure is not None
+    assert (failure.exit_code, failure.kind, failure.reason, failure.remedy) == (
+        code,
+        "other",
+        reason,
+        remedy,
+    )
 
 
 def test_the_first_sentence_holds_the_remedy_also_if_the_lines_were_shown_before() -> None:
@@ -81,12 +86,12 @@ def test_the_page_of_a_rank_holds_the_error_by_which_it_ends_and_not_that_of_the
 )  # fmt: skip
 def test_a_record_without_a_kind_gets_its_kind_when_it_is_read(reason: str, kind: str, sentence: str) -> None:
     facts = {"rank": 2, "node_rank": 0, "host": "n1", "reason": reason}
-    found = from_facts(facts)
-    assert (found.kind, found.sentence) == (kind, sentence)
-    assert from_json(as_json(found)) == found, "it is not derived again"
+    failure = from_facts(facts)
+    assert (failure.kind, failure.sentence) == (kind, sentence)
+    assert from_json(as_json(failure)) == failure, "it is not derived again"
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("lost another rank: x", "lost_peer"), ("stalled", "other")])
 def test_a_process_that_ended_by_itself_was_not_stuck(reason: str, kind: str) -> None:
-    found = from_facts({"rank": 2, "host": "n1", "exit_code": 3, "reason": reason})
-    assert (found.kind, found.reason) == (kind, reason)
+    failure = from_facts({"rank": 2, "host": "n1", "exit_code": 3, "reason": reason})
+    assert (failure.kind, failure.reason) == (kind, reason)

@@ -122,10 +122,10 @@ FRAMES = '  File "train.py", line 7, in visit\n    visit(node)\n' * 900
 def test_a_very_long_message_does_not_hide_its_beginning(tmp_path: Path, text: str, reason: str) -> None:
     log = tmp_path / "rank.log"
     log.write_text(TRACEBACK + "KeyError: 'an old one'\n" + "step 7\n" * 1000 + text)
-    found = here(1, node_rank=0, lines=last_lines(log))
-    assert found.reason[:100] == reason[:100]
-    assert found.reason.endswith(reason[-20:]) or found.reason.endswith("... (train.py:5 in main)")
-    assert len(found.last_lines) == 30
+    failure = here(1, node_rank=0, lines=last_lines(log))
+    assert failure.reason[:100] == reason[:100]
+    assert failure.reason.endswith(reason[-20:]) or failure.reason.endswith("... (train.py:5 in main)")
+    assert len(failure.last_lines) == 30
 
 
 def test_an_exception_of_long_ago_is_no_reason(tmp_path: Path) -> None:
@@ -200,18 +200,18 @@ def test_a_message_of_many_lines_alike_is_no_sign_of_going_on() -> None:
 
 def test_the_message_of_an_argument_parser_is_the_reason() -> None:
     usage = "usage: train.py [-h] --lr LR\n"
-    said = "train.py: error: the following arguments are required: --lr"
-    assert find_cause(2, None, tail_of(f"{usage}{said}\n")).reason == said
-    assert find_cause(2, None, tail_of(f"{said}\n{RAISED}")).reason == AT
+    message = "train.py: error: the following arguments are required: --lr"
+    assert find_cause(2, None, tail_of(f"{usage}{message}\n")).reason == message
+    assert find_cause(2, None, tail_of(f"{message}\n{RAISED}")).reason == AT
     assert find_cause(3, None, tail_of(f"{usage}a.py: error: tried\n{STEPS}")).reason == ""
 
 
 def test_a_taken_port_leads_to_advice_about_scripts_that_start_ranks() -> None:
-    said = "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    message = "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
     lines = ["Traceback (most recent call last):", '  File "multigpu.py", line 20, in setup', "    init()"]
-    found = find_cause(1, None, [*lines, f"torch.distributed.DistNetworkError: {said}"])
-    assert found.reason.startswith("a port is taken: torch.distributed.DistNetworkError")
-    assert "ranks_per_node=1" in ADVICE[found.kind]
+    cause = find_cause(1, None, [*lines, f"torch.distributed.DistNetworkError: {message}"])
+    assert cause.reason.startswith("a port is taken: torch.distributed.DistNetworkError")
+    assert "ranks_per_node=1" in ADVICE[cause.kind]
 
 
 DEEP = """\

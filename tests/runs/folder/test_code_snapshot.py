@@ -217,8 +217,8 @@ def test_relative_links_lead_where_they_led(project: Path, tmp_path: Path) -> No
     git(project, "add", ".")
     target = tmp_path / "deep/er/code"
     take(project, target, exclude=[project / "runs"])
-    found = {name: path for name, path in links(target).items() if name != "weights.pt"}
-    assert found == {
+    paths = {name: path for name, path in links(target).items() if name != "weights.pt"}
+    assert paths == {
         "common": common,
         "pkg/common.py": common / "shared.py",
         "pkg/train.py": Path("../train.py"),
@@ -252,8 +252,8 @@ def test_the_code_of_a_project_has_no_secrets_caches_and_run_folders(project: Pa
     (project / ".gitignore").write_text("__pycache__\n.venv\n")
     if not in_git:
         shutil.rmtree(project / ".git")
-    found = {str(path.relative_to(project)) for path in files_to_send(project).code}
-    assert found == {".gitignore", "link", "pkg/model.py", "train.py"}
+    names = {str(path.relative_to(project)) for path in files_to_send(project).code}
+    assert names == {".gitignore", "link", "pkg/model.py", "train.py"}
 
 
 @pytest.mark.parametrize("damage", ["index", "config"])
@@ -333,8 +333,8 @@ def test_editable_installs_outside_the_project_are_named(
         (info / "direct_url.json").write_text(
             json.dumps({"url": place.as_uri(), "dir_info": {"editable": editable} if editable else {}})
         )
-    found = list(metadata.Distribution.discover(path=[str(site)]))
-    monkeypatch.setattr(metadata, "distributions", lambda: found)
+    distributions = list(metadata.Distribution.discover(path=[str(site)]))
+    monkeypatch.setattr(metadata, "distributions", lambda: distributions)
     note = take(project, tmp_path / "code")
     assert note.endswith(f" Editable installs, imported from where they are: other ({tmp_path}/a b).")
 
@@ -350,7 +350,7 @@ def test_the_python_files_of_a_folder_without_git_are_its_code(tmp_path, monkeyp
     ]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = [str(path.relative_to(tmp_path)) for path in sources(tmp_path, [tmp_path / "out"])]
-    assert found == ["src/pkg/model.py", "train.py"]
+    names = [str(path.relative_to(tmp_path)) for path in sources(tmp_path, [tmp_path / "out"])]
+    assert names == ["src/pkg/model.py", "train.py"]
     monkeypatch.setattr(project_files, "_MOST_ENTRIES", 5)
     assert sources(tmp_path) == [], "a home directory is not searched"

@@ -14,10 +14,10 @@ def config(token: object) -> dict[str, object]:
 
 
 def test_another_value_has_another_hash_and_is_not_shown() -> None:
-    one, other = (without_environment(config(token), digests=True) for token in ("s3cret", "0ther"))
-    assert one != other and one == without_environment(config("s3cret"), digests=True)
-    assert str(one["data"]["token"]).startswith("${oc.env:TOKEN} (sha256 ")
-    assert "s3cret" not in str(one) and one["data"]["roots"][0] == "/a" and one["seed"] == 1
+    first, other = (without_environment(config(token), digests=True) for token in ("s3cret", "0ther"))
+    assert first != other and first == without_environment(config("s3cret"), digests=True)
+    assert str(first["data"]["token"]).startswith("${oc.env:TOKEN} (sha256 ")
+    assert "s3cret" not in str(first) and first["data"]["roots"][0] == "/a" and first["seed"] == 1
 
 
 def test_a_configuration_without_such_values_stays_as_it_is() -> None:

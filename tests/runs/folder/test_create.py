@@ -103,16 +103,16 @@ def test_only_a_file_that_differs_is_replaced(project: Path) -> None:
 
 
 def test_code_that_has_changed_is_named_once(project: Path) -> None:
-    said: list[str] = []
-    prepare(job_in(project), None, said.append)
-    prepare(job_in(project), None, said.append)
-    assert said == []
+    sentences: list[str] = []
+    prepare(job_in(project), None, sentences.append)
+    prepare(job_in(project), None, sentences.append)
+    assert sentences == []
     (project / "train.py").write_text("v = 2\n")
     (project / "new.py").touch()
     (project / "losses.csv").write_text("written by the run")
-    prepare(job_in(project), None, said.append)
-    prepare(job_in(project), None, said.append)
-    assert said == ["The code has changed since the last submission: new.py, train.py."]
+    prepare(job_in(project), None, sentences.append)
+    prepare(job_in(project), None, sentences.append)
+    assert sentences == ["The code has changed since the last submission: new.py, train.py."]
     assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"], "nothing lies beside it"
 
 
@@ -215,11 +215,11 @@ def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pyt
     folder.stop_file.touch()
     before = {name: (folder.path / name).read_bytes() for name in content(folder.path)}
     monkeypatch.setattr(owner.os, "geteuid", lambda: 54321)
-    words = r"gpt-0123abcd belongs to .*runs as account 54321\. Nothing was written.*name="
+    message = r"gpt-0123abcd belongs to .*runs as account 54321\. Nothing was written.*name="
     (project / "train.py").write_text("v = 2\n")
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         prepare(job, render(job))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         put_aside(folder)
     assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
     assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
@@ -235,13 +235,13 @@ def test_a_run_of_an_array_is_as_a_run_alone(project: Path) -> None:
     new = job_of(project / "runs")
     assert create.create(new, render(new), with_code=False)
     assert not create.create(new, render(new), with_code=False), "the run exists"
-    own = {"config.yaml", "overrides.txt", "job.sbatch", "job.json"}
-    assert content(new.run_dir) == own and (new.run_dir / "logs").is_dir()
+    settings_files = {"config.yaml", "overrides.txt", "job.sbatch", "job.json"}
+    assert content(new.run_dir) == settings_files and (new.run_dir / "logs").is_dir()
 
     array = project / "runs/.gpt.1"
     array.mkdir()
     code = write_code_of_array(array / "element", new, [new.run_dir])
-    assert {*own, *content(code.path)} == content(alone.run_dir)
+    assert {*settings_files, *content(code.path)} == content(alone.run_dir)
     existing = job_of(project / "existing")
     prepare(existing, render(existing), code=code)
     assert content(existing.run_dir) == content(alone.run_dir)

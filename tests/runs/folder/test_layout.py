@@ -52,7 +52,7 @@ def test_a_run_of_which_nothing_can_be_read_is_not_over(
     folder = RunFolder(tmp_path)
     folder.stop_file.touch()
     with monkeypatch.context() as broken:
-        broken.setattr(os, "scandir", lambda *words: os.open(tmp_path / "absent", os.O_RDONLY))
+        broken.setattr(os, "scandir", lambda *arguments: os.open(tmp_path / "absent", os.O_RDONLY))
         assert not folder.is_over(0)
     assert folder.is_over(0)
 

@@ -125,8 +125,8 @@ def test_commands_that_change_a_run_refuse_one_of_another_account(
     before = sorted(folder.path.rglob("*"))
     monkeypatch.setattr(owner.os, "geteuid", lambda: VICTIM)
     assert main([command, folder.name]) == EXIT_CONFIG
-    told = capsys.readouterr()
-    assert "belongs to" in told.err and "slurmddp logs" in told.err
+    output = capsys.readouterr()
+    assert "belongs to" in output.err and "slurmddp logs" in output.err
     assert sorted(folder.path.rglob("*")) == before
     assert (slurm.states["7"].state, slurm.submissions) == ("RUNNING", [])
 
@@ -170,16 +170,16 @@ def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
     assert folder.path.stat().st_mode & 0o777 == 0o750
 
 
-@pytest.mark.parametrize(("mode", "words"), [(0o777, "everybody"), (0o755, ""), (0o1777, "")])
+@pytest.mark.parametrize(("mode", "message"), [(0o777, "everybody"), (0o755, ""), (0o1777, "")])
 def test_a_folder_in_which_others_can_replace_the_run_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, words: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, message: str
 ) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(mode)
     with caplog.at_level(logging.WARNING):
         create.prepare(job_in(runs), SCRIPT)
-    assert (f"{runs} is writable for {words}" in caplog.text) is bool(words)
+    assert (f"{runs} is writable for {message}" in caplog.text) is bool(message)
 
 
 @pytest.mark.usefixtures("as_root")
@@ -239,8 +239,8 @@ def test_a_configuration_that_another_account_decides_is_refused(
     capsys.readouterr()
     assert main(command) == (0 if is_harmless else EXIT_CONFIG)
     if not is_harmless:
-        words = f"belongs to account {ATTACKER}" if exposed == "foreign" else "is writable for its group"
-        assert words in capsys.readouterr().err
+        message = f"belongs to account {ATTACKER}" if exposed == "foreign" else "is writable for its group"
+        assert message in capsys.readouterr().err
         assert name.startswith("more") or not ran.exists()
 
 

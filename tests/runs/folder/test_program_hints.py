@@ -12,7 +12,7 @@ from slurmddp.runs.folder.program_hints import hint_of
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "hint"),
     [
         (
             FileNotFoundError(2, "No such file", "data/train.bin"),
@@ -33,9 +33,9 @@ from slurmddp.runs.folder.program_hints import hint_of
         (ValueError("x"), ""),
     ],
 )
-def test_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+def test_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "mine.py").touch()
-    expected = words.format(cwd=tmp_path, python=sys.executable)
-    assert expected in hint_of(error) if words else hint_of(error) == ""
+    expected = hint.format(cwd=tmp_path, python=sys.executable)
+    assert expected in hint_of(error) if hint else hint_of(error) == ""

@@ -75,8 +75,8 @@ def imported(project: Path, *names: str, pythonpath: str = "") -> tuple[list[str
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found, spawned, child = json.loads(done.stdout)
-    return found, spawned, child
+    main, spawned, child = json.loads(done.stdout)
+    return main, spawned, child
 
 
 @pytest.mark.parametrize("entry", ["src", "{project}/src", "{link}/src"])
@@ -86,8 +86,8 @@ def test_an_entry_of_pythonpath_in_the_project_means_the_snapshot(project: Path,
     path = entry.format(project=project, link=link)
     code = project.parent / "run/code"
     model = str(code / "src/vision/model.py")
-    found, spawned, child = imported(project, "vision.model", "top", pythonpath=path)
-    assert (found, spawned) == ([model, str(code / "top.py")], model)
+    main, spawned, child = imported(project, "vision.model", "top", pythonpath=path)
+    assert (main, spawned) == ([model, str(code / "top.py")], model)
     assert child == model, "a program that a rank starts"
 
 
@@ -107,9 +107,9 @@ def test_an_editable_install_by_a_finder_means_the_snapshot(project: Path) -> No
     line = "import __editable___vision_finder; __editable___vision_finder.install()\n"
     (project.parent / "site/__editable__.vision.pth").write_text(line)
     code = project.parent / "run/code"
-    found, spawned, _ = imported(project, "vision", "odd", "strange")
+    main, spawned, _ = imported(project, "vision", "odd", "strange")
     package = str(code / "src/vision/__init__.py")
-    assert (found, spawned) == ([package, str(code / "lib/odd.py"), package], package)
+    assert (main, spawned) == ([package, str(code / "lib/odd.py"), package], package)
 
 
 def test_folders_that_the_snapshot_does_not_copy_stay_what_they_are(project: Path) -> None:

@@ -40,7 +40,7 @@ RESUBMITTED = [*FAILED[:-1], ended(161, "failed", next_="resubmit"), submitted(1
             id="what is written beside the training does not stop it",
         ),
         pytest.param(
-            [one for one in FINISHED if one["event"] != "saved"], {},
+            [record for record in FINISHED if record["event"] != "saved"], {},
             {"training": 45, "starting": 20, "queued": 10},
             id="all steps of a finished run count, without a save too",
         ),
@@ -123,12 +123,12 @@ def test_each_second_has_its_kind(events, more, parts):
 
 
 def test_an_undisturbed_run():
-    found = measure(FINISHED, now=1e6)
-    assert found.parts == {"training": 38, "saving": 4, "starting": 20, "ending": 3, "queued": 10}
-    assert found.whole == 75
-    assert found.share == pytest.approx(38 / 75)
-    assert found.share_on_nodes == pytest.approx(38 / 65)
-    (entry,) = found.attempts
+    goodput = measure(FINISHED, now=1e6)
+    assert goodput.parts == {"training": 38, "saving": 4, "starting": 20, "ending": 3, "queued": 10}
+    assert goodput.whole == 75
+    assert goodput.share == pytest.approx(38 / 75)
+    assert goodput.share_on_nodes == pytest.approx(38 / 65)
+    (entry,) = goodput.attempts
     assert (entry.attempt, entry.whole) == (0, 75)
 
 
@@ -159,8 +159,8 @@ def test_what_lies_beyond_all_that_is_known_is_not_called_lost(logged):
 
 def test_an_attempt_without_an_end_ends_at_its_last_sign_of_life():
     events = [*SAVED, started(400, 1), resumed(410, 10)]
-    found = measure(events, now=410, logged={0: LoggedStep(15, 52.0)}, **GOES_ON).attempts[0].parts
-    assert found == {"queued": 10, "starting": 10, "training": 20, "saving": 2, "lost": 10}
+    parts = measure(events, now=410, logged={0: LoggedStep(15, 52.0)}, **GOES_ON).attempts[0].parts
+    assert parts == {"queued": 10, "starting": 10, "training": 20, "saving": 2, "lost": 10}
     assert parts_of(events, now=410, **GOES_ON)["queued"] == 10 + 400 - 42, "no line: the save is the last"
 
 
@@ -172,8 +172,8 @@ def test_a_run_that_continues_is_counted_until_now():
 
 def test_nobody_asked_for_more():
     assert "idle" not in parts_of(STOPPED)
-    found = parts_of([*STOPPED, submitted(1000, "8"), started(1010, 1, "8")], now=1010)
-    assert (found["idle"], found["queued"]) == (1000 - 163, 20)
+    parts = parts_of([*STOPPED, submitted(1000, "8"), started(1010, 1, "8")], now=1010)
+    assert (parts["idle"], parts["queued"]) == (1000 - 163, 20)
 
 
 def test_ranks_that_began_anew_in_place():
@@ -217,17 +217,17 @@ def test_after_a_rollback_the_same_ranks_train_on(rest, parts):
 
 
 def test_a_program_that_records_no_steps_has_no_goodput():
-    found = measure([submitted(0), started(10), ended(100, "finished")], now=1e6, records_steps=False)
-    assert (found.parts, found.share) == ({"queued": 10, "unknown": 90}, None)
-    assert found.share_on_nodes is None
+    goodput = measure([submitted(0), started(10), ended(100, "finished")], now=1e6, records_steps=False)
+    assert (goodput.parts, goodput.share) == ({"queued": 10, "unknown": 90}, None)
+    assert goodput.share_on_nodes is None
     assert measure([], now=1.0).share is None
     assert measure([submitted(0)], now=1.0, pending=True).share_on_nodes is None
 
 
 @pytest.mark.parametrize("wrong", [5.0, 1e12], ids=["back", "ahead"])
 def test_a_clock_that_is_wrong_for_a_moment_spoils_nothing_else(wrong):
-    found = parts_of([*FINISHED[:3], {**FINISHED[3], "time": wrong}, *FINISHED[4:]])
-    assert (found["queued"], found["starting"], found["ending"], sum(found.values())) == (10, 20, 3, 75)
+    parts = parts_of([*FINISHED[:3], {**FINISHED[3], "time": wrong}, *FINISHED[4:]])
+    assert (parts["queued"], parts["starting"], parts["ending"], sum(parts.values())) == (10, 20, 3, 75)
 
 
 def test_times_in_order_keep_as_many_as_they_can():

@@ -25,8 +25,8 @@ def folder(tmp_path):
 def test_lines_of_metrics_are_looked_at_for_an_attempt_without_an_end(folder):
     write(folder, started(0), *TRAINED, started(100, 1))
     append_line(folder.metrics_file, {"step": 25, "attempt": 0, "time": 37.0, "loss": 1.0})
-    found = read_goodput(folder, RUNNING, 110.0)
-    assert found.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
+    goodput = read_goodput(folder, RUNNING, 110.0)
+    assert goodput.parts == {"training": 20, "saving": 2, "lost": 5, "starting": 20, "queued": 63}
 
 
 @pytest.mark.parametrize(("host", "training"), [("another-host", 20), (socket.gethostname(), 88)])
@@ -50,15 +50,15 @@ def test_a_local_run_that_is_not_seen_is_not_believed_to_train(folder, monkeypat
 )
 def test_the_status_decides_whether_a_run_continues(folder, state, active, parts):
     write(folder, started(0), *TRAINED)
-    found = read_goodput(folder, replace(RUNNING, state=state, active=active), 100.0)
-    assert found.parts == {"training": 20, "saving": 2, "starting": 10} | parts
+    goodput = read_goodput(folder, replace(RUNNING, state=state, active=active), 100.0)
+    assert goodput.parts == {"training": 20, "saving": 2, "starting": 10} | parts
 
 
 def test_a_script_that_recorded_a_first_step_is_starting_before_the_next_one(folder):
     folder.config_file.write_text("name: gpt\nprogram: {script: train.py}\n")
     write(folder, started(0), *TRAINED, ended(34, "stopped"), started(34, 1), ended(40, "stopped", attempt=1))
-    found = read_goodput(folder, replace(RUNNING, state="stopped", active=False), 40.0)
-    assert found.parts["starting"] == 16 and "unknown" not in found.parts
+    goodput = read_goodput(folder, replace(RUNNING, state="stopped", active=False), 40.0)
+    assert goodput.parts["starting"] == 16 and "unknown" not in goodput.parts
 
 
 @pytest.mark.parametrize(

@@ -160,10 +160,10 @@ def test_a_gap_in_steps_that_are_lost_is_lost_once():
 )
 def test_only_the_lines_of_slurmddps_own_trainer_show_gaps(tmp_path, program, lost):
     folder = make_folder(tmp_path, f"name: gpt\n{program}")
-    for one in [*BEGUN, ended(740, "finished")]:
-        append_line(folder.attempts_file, one)
-    for one in [*USUAL, *AFTER]:
-        append_line(folder.metrics_file, one)
+    for line in [*BEGUN, ended(740, "finished")]:
+        append_line(folder.attempts_file, line)
+    for line in [*USUAL, *AFTER]:
+        append_line(folder.metrics_file, line)
     finished = RunStatus(name="gpt", path=folder.path, state="finished", detail="", active=False)
     goodput = read_goodput(folder, finished, 1e6)
     assert goodput.parts.get("lost") == lost

@@ -43,11 +43,11 @@ def test_what_only_the_memory_held_is_lost_with_the_attempt() -> None:
 
 def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> None:
     first = [started(50), event("first_step", 60, 0, step=1), saved(101, 40), ended(101, "stopped")]
-    told = [started(100), event("resumed", 105, 0, step=40, **{"from": "disk"})]
-    told += [event("first_step", 110, 0, step=41), FAILED]
-    told += [event("restarted", 141, 0, restart_count=1, step=70), *again(65)]
-    assert "training" not in by_word(told)
-    later = [{**one, "attempt": 1, "time": one["time"] + 10} for one in told]
+    events = [started(100), event("resumed", 105, 0, step=40, **{"from": "disk"})]
+    events += [event("first_step", 110, 0, step=41), FAILED]
+    events += [event("restarted", 141, 0, restart_count=1, step=70), *again(65)]
+    assert "training" not in by_word(events)
+    later = [{**record, "attempt": 1, "time": record["time"] + 10} for record in events]
     parts = measure([*first, *later, ended(160, "failed", attempt=1)], now=1e6).parts
     assert parts["training"] == pytest.approx(39)
 
@@ -55,8 +55,8 @@ def test_an_attempt_without_a_save_leaves_nothing_behind_but_what_it_found() -> 
 @pytest.mark.parametrize("at", [141.5, 142.5, 145])
 def test_a_save_that_comes_to_its_end_beside_the_new_ranks_counts(at: float) -> None:
     late = event("saved", at, 0, step=20, seconds=0.0, written_s=at - 131)
-    told = sorted([*FELL, *again(25), late], key=lambda one: one["time"])
-    assert by_word(told)["training"] == pytest.approx(9 + 10, abs=1)
+    events = sorted([*FELL, *again(25), late], key=lambda record: record["time"])
+    assert by_word(events)["training"] == pytest.approx(9 + 10, abs=1)
 
 
 def test_new_ranks_that_go_on_from_the_disk_have_it_to_fall_back_on() -> None:
@@ -70,22 +70,26 @@ def test_as_long_as_the_ranks_go_on_nothing_of_it_is_lost() -> None:
 
 @pytest.mark.parametrize("resumed", [30, 25])
 def test_what_a_rank_that_hung_cost_the_others_is_lost(resumed: int) -> None:
-    told = [*BEGUN, event("stalled", 441, 0, restart_count=0, rank=1, phase="step", step=30, seconds=300.0)]
-    told += [{**one, "time": 442} for one in FELL[3:]]
-    parts = parts_of([*told, *again(resumed, later=301)], 450)
+    events = [*BEGUN, event("stalled", 441, 0, restart_count=0, rank=1, phase="step", step=30, seconds=300.0)]
+    events += [{**record, "time": 442} for record in FELL[3:]]
+    parts = parts_of([*events, *again(resumed, later=301)], 450)
     assert parts["lost"] == pytest.approx(301 + 30 - resumed, abs=1)
 
 
 def test_the_time_in_which_nobody_had_missed_a_lost_node_is_lost_though_its_last_step_was_not() -> None:
-    told = [*BEGUN, event("restarted", 151, 0, restart_count=1, step=30, silent_s=10.0), *again(30, later=10)]
-    parts = parts_of([*told, saved(160, 37)], 160)
+    events = [
+        *BEGUN,
+        event("restarted", 151, 0, restart_count=1, step=30, silent_s=10.0),
+        *again(30, later=10),
+    ]
+    parts = parts_of([*events, saved(160, 37)], 160)
     assert parts["lost"] == pytest.approx(10)
     assert parts["starting"] == 10 + 2
 
 
 def test_what_the_agent_saves_at_the_end_counts_up_to_the_moment_of_the_copy() -> None:
-    told = [*BEGUN, event("rank_failed", 140, 0)]
-    told.append(event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0))
-    parts = parts_of(told, 152, "failed")
+    events = [*BEGUN, event("rank_failed", 140, 0)]
+    events.append(event("saved", 150, 0, step=25, seconds=8.0, written_s=0.0, copied=135.0))
+    parts = parts_of(events, 152, "failed")
     assert (parts["training"], parts["lost"]) == (pytest.approx(23), pytest.approx(5))
     assert (parts["saving"], parts["ending"]) == (pytest.approx(2 + 8), pytest.approx(4))

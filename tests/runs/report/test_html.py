@@ -138,10 +138,10 @@ def test_a_finished_run(folder):
 
 def bars_of(html):
     """Return what each bar says, and how wide the words in it are, in thousandths."""
-    found = re.findall(r'<div class="bar" role="img" aria-label="([^"]*)"[^>]*>(.*?)</div>', html)
-    slices = [re.findall(r'<i class="(\w+)"[^>]*flex-grow: ([^"]*)"', inner) for _, inner in found]
-    widths = [{word: round(float(grow)) for word, grow in words} for words in slices]
-    return list(zip([label for label, _ in found], widths, strict=True))
+    bars = re.findall(r'<div class="bar" role="img" aria-label="([^"]*)"[^>]*>(.*?)</div>', html)
+    slices = [re.findall(r'<i class="(\w+)"[^>]*flex-grow: ([^"]*)"', inner) for _, inner in bars]
+    widths = [{word: round(float(grow)) for word, grow in pairs} for pairs in slices]
+    return list(zip([label for label, _ in bars], widths, strict=True))
 
 
 def test_what_the_time_went_into(folder):
@@ -181,13 +181,13 @@ def test_the_page_of_a_script_shows_its_command_and_output_and_no_empty_card(fol
     write(folder, started(100.0))
     end(folder, 1900.0)
     folder.log_dir(0).mkdir(parents=True)
-    folder.rank_log(0, 0).write_text("".join(f"epoch {one}\n" for one in range(30)))
+    folder.rank_log(0, 0).write_text("".join(f"epoch {label}\n" for label in range(30)))
     text = page_of(folder).text
     assert "its program ended with exit code 0" in text
     assert "Time 30m 00s share of training unknown Ranks 4 on 2 nodes, 4.00 GPU-hours" in text
     assert "Last output of rank 0 epoch 10 epoch 11" in text
     assert "slurmddp run nodes=2 train.py --lr 1e-3 Snapshot of 3 files of /p: commit 0a1b." in text
-    assert not [one for one in ("loss", "Steps -", "Speed", "Where the time went") if one in text]
+    assert not [label for label in ("loss", "Steps -", "Speed", "Where the time went") if label in text]
 
 
 def test_the_page_of_a_controller_shows_its_command(folder):
@@ -211,7 +211,7 @@ def test_the_page_needs_nothing_from_outside_and_every_reference_is_met(folder):
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)
-    assert {one or other for one, other in used} <= set(ids)
+    assert {first or other for first, other in used} <= set(ids)
 
 
 HOSTILE = "</pre><script>alert(1)</script><b>\"&amp;'$x$ {{ 7 * 7 }}"
@@ -249,8 +249,8 @@ def test_a_failure_that_only_slurm_knows_is_on_the_page(folder):
     two_attempts(folder)
     slurm = FakeSlurm()
     slurm.set_state("7", "TIMEOUT")
-    found = with_report(folder, status(folder, slurm))
-    text = Page(found.report.read_text()).text
+    with_page = with_report(folder, status(folder, slurm))
+    text = Page(with_page.report.read_text()).text
     assert "failed job 7: it was killed at its time limit" in text
     assert "running" not in text
 
@@ -343,8 +343,8 @@ def test_a_report_that_can_not_be_drawn_hides_no_status(folder, monkeypatch, why
         assert "slurmddp[report]" in refused.value.hint
     else:
         monkeypatch.setattr(owner.os, "geteuid", lambda: os.getuid() + 1)
-    found = with_report(folder, status(folder, None))
-    assert (found.state, found.report) == ("finished", None)
+    without_page = with_report(folder, status(folder, None))
+    assert (without_page.state, without_page.report) == ("finished", None)
     assert not folder.report_file.exists()
 
 
@@ -366,7 +366,7 @@ def test_the_mark_of_the_first_held_out_loss_is_whole_and_the_speed_is_of_the_wh
     html = html_of(folder)
     marks = re.findall(r"<g([^>]*)>\s*<use [^>]*var\(--held\)", html)
     assert marks
-    assert not [one for one in marks if "clip-path" in one]
+    assert not [mark for mark in marks if "clip-path" in mark]
     assert 'Speed</dt><dd><span class="value">50</span><span class="note">tokens/s, median</span>' in html
 
 
@@ -393,9 +393,9 @@ def test_the_newest_values_come_from_the_end_of_a_long_file(folder):
     log(folder, 5, eval_loss=7.0)
     for step in range(3000):
         log(folder, step, loss=float(step), samples_per_s=3.0)
-    found = metrics.latest(folder)
-    assert (found.step, found.loss, found.held_out) == (2999, 2999.0, 7.0)
-    assert (found.rate, found.rate_unit) == (3.0, "samples/s")
+    latest = metrics.latest(folder)
+    assert (latest.step, latest.loss, latest.held_out) == (2999, 2999.0, 7.0)
+    assert (latest.rate, latest.rate_unit) == (3.0, "samples/s")
     assert metrics.latest(RunFolder(folder.path / "none")).step is None
 
 
@@ -498,14 +498,14 @@ def test_the_optimizer_the_devices_and_the_warnings(folder):
     ):
         assert part in page.text, part
     assert html.count("gradient norm</text>") == html.count("learning rate</text>") == 2
-    found = metrics.read(folder)
-    assert (found.lr.steps, found.grad_norm.values) == ((10, 20), (10.0, 5.0))
-    assert found.own == {}
+    content = metrics.read(folder)
+    assert (content.lr.steps, content.grad_norm.values) == ((10, 20), (10.0, 5.0))
+    assert content.own == {}
 
 
-@pytest.mark.parametrize("most", [4, 6])
+@pytest.mark.parametrize("limit", [4, 6])
 @pytest.mark.parametrize("count", range(13))
-def test_no_tile_stands_alone_in_the_last_row(count: int, most: int) -> None:
-    per_row = _per_row(count, most)
-    assert min(count, 1) <= per_row <= most
+def test_no_tile_stands_alone_in_the_last_row(count: int, limit: int) -> None:
+    per_row = _per_row(count, limit)
+    assert min(count, 1) <= per_row <= limit
     assert count <= 1 or count % per_row != 1

@@ -94,7 +94,7 @@ def script_run(runs: Path) -> RunFolder:
     folder = make(RunFolder(runs / "fit-0a1b2c3d"), config, 'program.script="train.py"', "nodes=2")
     write(folder, submitted(1000.0), started(1100.0, nodes="node[1-2]"))
     add(folder, "ended", 2900.0, attempt=0, job_id="7", outcome="finished", next="none", exit_code=0)
-    folder.rank_log(0, 0).write_text("".join(f"epoch {one} {LONG}\n" for one in range(30)))
+    folder.rank_log(0, 0).write_text("".join(f"epoch {number} {LONG}\n" for number in range(30)))
     return folder
 
 
@@ -165,10 +165,10 @@ def shown(
     done = subprocess.run(["chromium", *options, page.as_uri()], capture_output=True, text=True, check=True)
     measures = re.search(r"<pre>(.*)</pre>", done.stdout, re.DOTALL)
     assert measures, done.stderr
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     with Image.open(picture) as image:
         assert (image.format, image.size) == ("PNG", (width, HEIGHT))
-        return json.loads(html.unescape(measures[1])), said, np.asarray(image.convert("RGB"))
+        return json.loads(html.unescape(measures[1])), console, np.asarray(image.convert("RGB"))
 
 
 def test_each_report_fits_a_screen_and_a_phone(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_each_report_fits_a_screen_and_a_phone(tmp_path: Path) -> None:
         for name, page in reports(tmp_path / "runs").items()
         for device, width in WIDTHS.items()
     ]
-    found, said, picture = shown(pages, tmp_path)
-    assert said == []
+    sizes, console, picture = shown(pages, tmp_path)
+    assert console == []
     for name, _, width in pages:
-        measured = found[name]
+        measured = sizes[name]
         assert measured["width"] == width, name
         assert measured["tables"] == measured["cut"] == measured["low"] == [], name
         area = picture[: measured["height"], measured["left"] : measured["left"] + width]

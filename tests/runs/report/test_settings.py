@@ -38,6 +38,6 @@ def test_the_run_of_a_function_has_its_call_as_a_setting(
 ) -> None:
     program = f"program:\n  script: {FUNCTION_CALL}\n  args: {arguments}\n  torchrun: 1\n"
     folder = make_folder(tmp_path, program)
-    found = settings_of(folder)
-    assert {key: found[key] for key in settings} == settings
-    assert ("program.args" in found) is ("program.call" not in found)
+    shown = settings_of(folder)
+    assert {key: shown[key] for key in settings} == settings
+    assert ("program.args" in shown) is ("program.call" not in shown)

@@ -51,12 +51,13 @@ LIKELY = st.builds(
 @st.composite
 def likely_records(draw):
     """Events as they are meant to be, mostly: attempt after attempt, and clocks that go on."""
-    time, events = 0, sorted(draw(st.lists(LIKELY, max_size=20)), key=lambda one: one["attempt"])
-    for one in events:
+    time = 0
+    events = sorted(draw(st.lists(LIKELY, max_size=20)), key=lambda record: record["attempt"])
+    for record in events:
         time += draw(st.integers(0, 50))
-        one["time"] = time
-        if one["event"] in ("submitted", "cancelled"):
-            del one["attempt"]
+        record["time"] = time
+        if record["event"] in ("submitted", "cancelled"):
+            del record["attempt"]
     return events
 
 
@@ -83,29 +84,29 @@ LINES = st.lists(
 )
 def test_each_second_of_any_record_counts_exactly_once(events, now, tells, signs, lines):
     more = {"records_steps": tells, "logged": signs, "gaps": line_times(lines).gaps}
-    known = [one for one in events if isinstance(one, dict)]
-    times = in_order([seconds_or_none(one.get("time")) for one in known])
+    known = [record for record in events if isinstance(record, dict)]
+    times = in_order([seconds_or_none(record.get("time")) for record in known])
     end = max([now, *times[-1:]])
     begun = [
         time
-        for one, time in zip(known, times, strict=True)
-        if one["event"] == "submitted"
-        or (one["event"] != "cancelled" and whole_number(one.get("attempt")) is not None)
+        for record, time in zip(known, times, strict=True)
+        if record["event"] == "submitted"
+        or (record["event"] != "cancelled" and whole_number(record.get("attempt")) is not None)
     ]
     for goes_on in (True, False):
-        found = measure(events, now=now, running=goes_on, pending=goes_on, **more)
-        assert set(found.parts) <= set(KINDS)
-        assert all(seconds >= 0 for one in found.attempts for seconds in one.parts.values())
+        goodput = measure(events, now=now, running=goes_on, pending=goes_on, **more)
+        assert set(goodput.parts) <= set(KINDS)
+        assert all(seconds >= 0 for attempt in goodput.attempts for seconds in attempt.parts.values())
         whole = end - begun[0] if begun else 0.0
         if goes_on:
-            assert math.isclose(found.whole, whole, rel_tol=1e-9, abs_tol=1e-6)
+            assert math.isclose(goodput.whole, whole, rel_tol=1e-9, abs_tol=1e-6)
         else:
-            assert found.whole <= whole + 1e-6
-        assert found.share is None or 0 <= found.share <= 1 + 1e-9
+            assert goodput.whole <= whole + 1e-6
+        assert goodput.share is None or 0 <= goodput.share <= 1 + 1e-9
     phases = newest_phases(events)
     assert phases is None or all(seconds >= 0 for seconds in phases.seconds.values())
     both = measure([*events, *events], now=now, running=True, pending=True, **more)
-    assert all(seconds >= 0 for one in both.attempts for seconds in one.parts.values())
+    assert all(seconds >= 0 for attempt in both.attempts for seconds in attempt.parts.values())
 
 
 WHOLE_SECONDS = st.integers(1, 500).map(float)
@@ -162,6 +163,6 @@ def test_a_run_that_was_made_up_is_taken_apart_again(lives):
         time += life["ending"]
         if life["how"] != "vanished":
             events.append(ended(time, life["how"], attempt, next_="requeue"))
-    found = measure(events, now=time, pending=True, logged=signs)
-    assert found.whole == time
-    assert found.parts == pytest.approx({word: seconds for word, seconds in true.items() if seconds})
+    goodput = measure(events, now=time, pending=True, logged=signs)
+    assert goodput.whole == time
+    assert goodput.parts == pytest.approx({kind: seconds for kind, seconds in true.items() if seconds})

@@ -24,21 +24,21 @@ def attempt(pid: int, **facts: object) -> RecordedAttempt:
 
 
 @pytest.fixture
-def own() -> str:
+def process_start() -> str:
     """The start of this process."""
-    found = process.start_time(os.getpid())
-    assert found is not None
-    return found
+    start = process.start_time(os.getpid())
+    assert start is not None
+    return start
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
-def test_a_clock_that_was_set_changes_nothing(own: str, set_by_s: float) -> None:
+def test_a_clock_that_was_set_changes_nothing(process_start: str, set_by_s: float) -> None:
     """The kernel moves `btime` with the clock, the time of the record stays where it was."""
-    assert is_alive(attempt(os.getpid(), started=time.time() - set_by_s, process_start=own)) is True
+    assert is_alive(attempt(os.getpid(), started=time.time() - set_by_s, process_start=process_start)) is True
 
 
-def test_a_stranger_with_the_number_of_the_run_or_from_before_a_reboot_is_not_it(own: str) -> None:
-    boot, tick = own.split()
+def test_a_stranger_with_the_number_of_the_run_or_from_before_a_reboot_is_not_it(process_start: str) -> None:
+    boot, tick = process_start.split()
     for start in (f"{boot} {int(tick) - 1}", f"00000000-0000-4000-8000-000000000000 {tick}"):
         assert is_alive(attempt(os.getpid(), process_start=start)) is False
 
@@ -64,10 +64,10 @@ def test_a_process_that_proc_hides_is_not_called_gone(
     """`hidepid` leaves other people's processes out of /proc; not every system has /proc at all."""
     with subprocess.Popen(["true"]) as ended:
         pass
-    own = process.start_time(os.getpid()) if recorded else None
+    process_start = process.start_time(os.getpid()) if recorded else None
     monkeypatch.setattr(process, "PROC", tmp_path)
-    assert is_alive(attempt(os.getpid(), process_start=own)) is None
-    assert is_alive(attempt(ended.pid, process_start=own)) is False
+    assert is_alive(attempt(os.getpid(), process_start=process_start)) is None
+    assert is_alive(attempt(ended.pid, process_start=process_start)) is False
 
 
 @pytest.mark.parametrize("facts", [{"host": "some-other-host"}, {"started": None}, {"pid": None}], ids=str)

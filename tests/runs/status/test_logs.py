@@ -130,18 +130,18 @@ def end(folder, attempt, **facts):
 
 def test_follow_continues_with_later_lines(folder):
     write(folder, 0, "rank-0.log", "old\nhalf of a l")
-    found = follow(
+    lines = follow(
         folder,
         lambda: write(folder, 0, "rank-0.log", "ine\nnew\n"),
         lambda: write(folder, 0, "rank-0.log", "no line end"),
     )
-    assert found == ["[rank 0] old", "[rank 0] half of a line", "[rank 0] new", "[rank 0] no line end"]
+    assert lines == ["[rank 0] old", "[rank 0] half of a line", "[rank 0] new", "[rank 0] no line end"]
 
 
 def test_follow_shows_the_last_lines_and_survives_a_log_that_is_written_anew(folder):
     write(folder, 0, "rank-0.log", "one\ntwo\na long third line\n")
-    found = follow(folder, lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"), count=2)
-    assert found == ["[rank 0] two", "[rank 0] a long third line", "[rank 0] new"]
+    lines = follow(folder, lambda: write(folder, 0, "rank-0.log", "new\n", mode="w"), count=2)
+    assert lines == ["[rank 0] two", "[rank 0] a long third line", "[rank 0] new"]
 
 
 def test_follow_crosses_restarts_and_shows_failures(folder):

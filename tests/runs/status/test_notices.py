@@ -41,18 +41,18 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "text"),
     [
         ({"spare": [2, 3]}, "restart 2 of the ranks runs with spare nodes 2, 3"),
         ({"nodes": 1}, "restart 2 of the ranks runs on 1 node"),
     ],
 )
-def test_ranks_that_restarted_on_other_nodes_are_placed(facts, told):
+def test_ranks_that_restarted_on_other_nodes_are_placed(facts, text):
     restarts = [
         event("restarted", 1.0, 0, restart_count=1),
         event("restarted", 2.0, 0, generation=2, **facts),
     ]
-    assert list(notices(restarts)) == [Notice("places", told)]
+    assert list(notices(restarts)) == [Notice("places", text)]
 
 
 def test_the_live_view_shows_a_notice_once(make_run):

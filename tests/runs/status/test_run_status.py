@@ -39,9 +39,9 @@ def test_a_resubmitted_run_is_asked_for_by_its_new_job(folder):
     write(folder, SUBMITTED, started(), ended("stopped", "resubmit", code=75), RESUBMITTED)
     slurm = CountingSlurm()
     slurm.set_state("8", "PENDING", reason="Dependency")
-    found = status(folder, slurm)
-    assert found.state == "stopped"
-    assert found.job_id == "8"
+    current = status(folder, slurm)
+    assert current.state == "stopped"
+    assert current.job_id == "8"
     assert slurm.queries == [["8"]]
 
 
@@ -54,9 +54,9 @@ def test_a_job_that_began_no_attempt_is_shown_with_its_last_line(folder, state):
     assert "Cannot write" not in status(folder, slurm).detail
     folder.log_dir(0).mkdir(parents=True)
     folder.job_log("8").write_text("module: not found\n\nCannot write to /runs/gpt/logs on c07.\n")
-    found = status(folder, slurm)
-    assert found.detail == "job 8 began no attempt: Cannot write to /runs/gpt/logs on c07"
-    assert found.state == ("failed" if state == "FAILED" else "lost")
+    current = status(folder, slurm)
+    assert current.detail == "job 8 began no attempt: Cannot write to /runs/gpt/logs on c07"
+    assert current.state == ("failed" if state == "FAILED" else "lost")
     slurm.set_state("8", "PENDING")
     assert status(folder, slurm).state == "queued"
 
@@ -64,11 +64,11 @@ def test_a_job_that_began_no_attempt_is_shown_with_its_last_line(folder, state):
 def test_all_runs_are_asked_for_at_once(tmp_path):
     folders = []
     for number in range(5):
-        one = RunFolder(tmp_path / f"run-{number}")
-        one.path.mkdir()
-        one.config_file.write_text("train: {steps: 4}\n")
-        write(one, SUBMITTED | {"job_id": str(number)}, started(job_id=str(number)))
-        folders.append(one)
+        run = RunFolder(tmp_path / f"run-{number}")
+        run.path.mkdir()
+        run.config_file.write_text("train: {steps: 4}\n")
+        write(run, SUBMITTED | {"job_id": str(number)}, started(job_id=str(number)))
+        folders.append(run)
     write(folders[0], ended("finished"))
     slurm = CountingSlurm()
     statuses(folders, slurm)
@@ -79,9 +79,9 @@ def test_a_job_of_which_the_accounting_tells_nothing_is_unknown(folder):
     write(folder, SUBMITTED, started())
     slurm = FakeSlurm()
     slurm.states["7"] = JobState(job_id="7", state="UNKNOWN", error="sacct failed: no\ndatabase.")
-    found = status(folder, slurm)
-    assert (found.state, found.active) == ("unknown", True)
-    assert found.detail == "SLURM does not answer (sacct failed: no database); by its folder it is running"
+    current = status(folder, slurm)
+    assert (current.state, current.active) == ("unknown", True)
+    assert current.detail == "SLURM does not answer (sacct failed: no database); by its folder it is running"
 
 
 def test_a_job_that_ends_while_slurm_is_asked_is_not_lost(folder):
@@ -110,13 +110,18 @@ def test_the_values_shown_are_the_newest(folder):
     log(folder, 100, eval_loss=2.5)
     slurm = FakeSlurm()
     slurm.set_state("7", "RUNNING")
-    found = status(folder, slurm)
-    assert (found.step, found.total_steps, found.attempts) == (100, 400, 2)
-    assert (found.saved_step, found.saved, found.held_out) == (100, 150.0, 2.5)
+    current = status(folder, slurm)
+    assert (current.step, current.total_steps, current.attempts) == (100, 400, 2)
+    assert (current.saved_step, current.saved, current.held_out) == (100, 150.0, 2.5)
     log(folder, 110, 1, 260.0, loss=2.0, tokens_per_s=11.0)
-    found = status(folder, slurm)
-    assert (found.step, found.loss, found.rate, found.rate_unit) == (110, 2.0, 11.0, "tokens/s")
-    assert (found.seen, found.nodes) == (260.0, "node[1-2]")
+    current = status(folder, slurm)
+    assert (current.step, current.loss, current.rate, current.rate_unit) == (
+        110,
+        2.0,
+        11.0,
+        "tokens/s",
+    )
+    assert (current.seen, current.nodes) == (260.0, "node[1-2]")
 
 
 def test_the_number_of_steps_of_a_script_is_unknown(folder):
@@ -143,8 +148,8 @@ def test_a_failure_without_a_rank_names_the_setup_line_that_failed(folder):
     write(folder, SUBMITTED, started(), warning, {**warning, "failure": failure.replace("cuda", "gcc")})
     assert "setup line" not in status(folder, None).detail
     write(folder, ended("failed", code=127))
-    found = status(folder, None)
-    assert found.detail.endswith("; before that, the setup line `module load cuda` failed with code 1")
+    current = status(folder, None)
+    assert current.detail.endswith("; before that, the setup line `module load cuda` failed with code 1")
     fail(folder, exit_code=1)
     assert "setup line" not in status(folder, None).detail
 
@@ -153,12 +158,12 @@ def test_a_failure_names_rank_and_host_unless_its_file_is_incomplete(folder):
     write(folder, SUBMITTED, started(), ended("failed", code=1))
     fail(folder, exit_code=1, last_lines=["boom"])
     folder.rank_log(0, 3).write_text("boom\n")
-    found = status(folder, None)
-    assert "rank 3 on node4 ended with exit code 1" in found.detail
-    assert found.failure is not None
-    assert found.failure.last_lines == ("boom",)
-    assert found.log == folder.rank_log(0, 3)
-    assert f"slurmddp resume {folder.name}" in found.advice
+    current = status(folder, None)
+    assert "rank 3 on node4 ended with exit code 1" in current.detail
+    assert current.failure is not None
+    assert current.failure.last_lines == ("boom",)
+    assert current.log == folder.rank_log(0, 3)
+    assert f"slurmddp resume {folder.name}" in current.advice
     folder.failure_file(0).write_text('{"rank": 3, "ho')
     assert status(folder, None).failure is None
 
@@ -168,16 +173,16 @@ def test_a_damaged_folder_is_reported_and_stops_no_list(folder, tmp_path):
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
     other.config_file.write_text("- a list\n")
-    found = statuses([folder, other], FakeSlurm())
-    assert [one.state for one in found] == ["unknown", "unknown"]
-    assert "not JSON" in found[0].detail
+    currentes = statuses([folder, other], FakeSlurm())
+    assert [run.state for run in currentes] == ["unknown", "unknown"]
+    assert "not JSON" in currentes[0].detail
 
 
 KILLED = ended("failed", "requeue", code=137)
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "text"),
     [
         ([signalled("SIGTERM"), REQUEUED], "requeued, no save recorded"),
         ([signalled("SIGUSR2"), SAVED, REQUEUED], "time limit, last save at step 200"),
@@ -201,13 +206,13 @@ KILLED = ended("failed", "requeue", code=137)
         ),
     ],
 )
-def test_the_end_of_the_attempt_before_is_shown(folder, events, said):
+def test_the_end_of_the_attempt_before_is_shown(folder, events, text):
     write(folder, SUBMITTED, started(), *events, started(1))
     if KILLED in events:
         fail(folder, host="node2", signal="SIGSEGV")
-    found = status(folder, None)
-    assert found.before == f"attempt 0 ended: {said}"
-    assert found.state == "starting"
+    current = status(folder, None)
+    assert current.before == f"attempt 0 ended: {text}"
+    assert current.state == "starting"
 
 
 def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_values(folder):
@@ -216,8 +221,13 @@ def test_an_attempt_that_starts_shows_the_step_of_its_checkpoint_and_no_earlier_
     write(folder, ended("failed", "requeue", code=137))
     assert (status(folder, None).step, status(folder, None).loss) == (217, 3.0)
     write(folder, started(1))
-    found = status(folder, None)
-    assert (found.state, found.step, found.loss, found.rate) == ("starting", 200, None, None)
+    current = status(folder, None)
+    assert (current.state, current.step, current.loss, current.rate) == (
+        "starting",
+        200,
+        None,
+        None,
+    )
 
 
 def test_json_holds_only_what_json_can_say(folder):

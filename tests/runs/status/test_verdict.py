@@ -42,15 +42,15 @@ def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, co
             stream.write(f"program: {{script: mine.py, checkpoints: '{checkpoints}'}}\n")
     end = {**ended("no_progress", code=79), "without_progress": count}
     write(run, SUBMITTED, started(), end)
-    found = status(run, slurm)
-    assert found.state == "failed"
-    assert ("4 in a row" in found.detail) == (count == 4)
-    assert advice in found.advice
-    assert ("program.checkpoints=PATH" in found.advice) == (count == 4 and checkpoints is None)
+    current = status(run, slurm)
+    assert current.state == "failed"
+    assert ("4 in a row" in current.detail) == (count == 4)
+    assert advice in current.advice
+    assert ("program.checkpoints=PATH" in current.advice) == (count == 4 and checkpoints is None)
 
 
 @pytest.mark.parametrize(
-    ("restarts", "further", "told"),
+    ("restarts", "further", "detail"),
     [
         (2, {}, True),
         (2, {"progressed": True}, False),
@@ -59,17 +59,18 @@ def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, co
     ids=["from the beginning each time", "with a newer checkpoint", "without a restart"],
 )
 def test_a_program_that_used_its_restarts_without_a_newer_checkpoint_is_told_so(
-    make_run, slurm, restarts, further, told
+    make_run, slurm, restarts, further, detail
 ):
     run = make_run()
     again = [
-        {"event": "restarted", "attempt": 0, "restart_count": one + 1, "step": -1} for one in range(restarts)
+        {"event": "restarted", "attempt": 0, "restart_count": number + 1, "step": -1}
+        for number in range(restarts)
     ]
     write(run, SUBMITTED, started(), *again, {**ended("failed", code=1), **further})
-    found = status(run, slurm)
-    assert found.state == "failed"
-    assert ("after 2 restarts in place, and slurmddp saw no newer checkpoint" in found.detail) == told
-    assert (f"slurmddp resume {run.name} program.checkpoints=PATH" in found.advice) == told
+    current = status(run, slurm)
+    assert current.state == "failed"
+    assert ("after 2 restarts in place, and slurmddp saw no newer checkpoint" in current.detail) == detail
+    assert (f"slurmddp resume {run.name} program.checkpoints=PATH" in current.advice) == detail
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_slurm_settles_the_rest(folder, events, job, state, active):
     slurm = FakeSlurm()
     if job:
         slurm.set_state(read_history(folder).job_id, job, reason="Priority")
-    found = status(folder, slurm)
-    assert (found.state, found.active) == (state, active)
+    current = status(folder, slurm)
+    assert (current.state, current.active) == (state, active)
 
 
 @pytest.mark.parametrize("state", sorted(ALL | {"UNKNOWN"}))
@@ -144,23 +145,23 @@ def test_slurm_settles_the_rest(folder, events, job, state, active):
 def test_nothing_that_slurm_says_makes_a_success(state, cancelled):
     for events in ([SUBMITTED], [SUBMITTED, started()], [SUBMITTED, started(), ended("stopped", "requeue")]):
         job = JobState(job_id="7", state=state)
-        found = decide(fold(events), run="gpt", cancelled=cancelled, asked=True, job=job)
-        assert found.state in STATE_STYLES
-        assert found.state != "finished"
-        assert found.active or state in TERMINAL | {"UNKNOWN"} or cancelled
+        verdict = decide(fold(events), run="gpt", cancelled=cancelled, asked=True, job=job)
+        assert verdict.state in STATE_STYLES
+        assert verdict.state != "finished"
+        assert verdict.active or state in TERMINAL | {"UNKNOWN"} or cancelled
 
 
 @pytest.mark.parametrize(
-    ("cancelled", "state", "said"),
+    ("cancelled", "state", "detail"),
     [(False, "unknown", "does not answer"), (True, "cancelled", "can't be seen")],
 )
-def test_a_job_of_which_a_silent_slurm_says_nothing_may_still_be_there(folder, cancelled, state, said):
+def test_a_job_of_which_a_silent_slurm_says_nothing_may_still_be_there(folder, cancelled, state, detail):
     write(folder, SUBMITTED, started())
     if cancelled:
         folder.cancelled_file.touch()
-    found = status(folder, FakeSlurm(silence="Unable to contact slurm controller"))
-    assert (found.state, found.active) == (state, True)
-    assert said in found.detail and "Unable to contact slurm controller" in found.detail
+    current = status(folder, FakeSlurm(silence="Unable to contact slurm controller"))
+    assert (current.state, current.active) == (state, True)
+    assert detail in current.detail and "Unable to contact slurm controller" in current.detail
 
 
 def test_the_mark_of_a_cancel_counts_before_the_job_has_ended(folder):
@@ -176,8 +177,8 @@ def test_the_mark_of_a_cancel_counts_before_the_job_has_ended(folder):
 
 def test_without_slurm_the_folder_is_believed(folder):
     events = (SUBMITTED, started(), FIRST_STEP, REQUEUED)
-    for one, state in zip(events, ("queued", "starting", "running", "stopped"), strict=True):
-        write(folder, one)
+    for number, state in zip(events, ("queued", "starting", "running", "stopped"), strict=True):
+        write(folder, number)
         assert status(folder, None).state == state
 
 
@@ -192,9 +193,9 @@ def test_a_suspended_run_says_what_resumes_it(folder):
     write(folder, SUBMITTED, started(), FIRST_STEP)
     slurm = FakeSlurm()
     slurm.set_state("7", "SUSPENDED")
-    found = status(folder, slurm)
-    assert found.state == "running" and "suspended by SLURM" in found.detail
-    assert "`scontrol resume 7`" in found.advice
+    current = status(folder, slurm)
+    assert current.state == "running" and "suspended by SLURM" in current.detail
+    assert "`scontrol resume 7`" in current.advice
 
 
 def test_a_cancel_that_left_the_job_to_run_says_so(folder):
@@ -203,10 +204,10 @@ def test_a_cancel_that_left_the_job_to_run_says_so(folder):
     folder.cancelled_file.touch()
     slurm = FakeSlurm()
     slurm.set_state("7", "RUNNING")
-    found = status(folder, slurm)
-    assert (found.state, found.active) == ("cancelled", True)
-    assert "did not get to job 7" in found.detail
-    assert found.advice == f"`slurmddp cancel {folder.name}` once more ends it."
+    current = status(folder, slurm)
+    assert (current.state, current.active) == ("cancelled", True)
+    assert "did not get to job 7" in current.detail
+    assert current.advice == f"`slurmddp cancel {folder.name}` once more ends it."
     write(folder, CANCELLED)
     assert "SLURM is still ending job 7" in status(folder, slurm).detail
 
@@ -215,9 +216,9 @@ def test_a_pending_run_says_why_and_what_to_do(folder):
     write(folder, SUBMITTED)
     slurm = FakeSlurm()
     slurm.set_state("7", "PENDING", reason="PartitionTimeLimit")
-    found = status(folder, slurm)
-    assert "more time than the partition allows" in found.detail
-    assert f"slurmddp resume {folder.name} time_limit=" in found.advice
+    current = status(folder, slurm)
+    assert "more time than the partition allows" in current.detail
+    assert f"slurmddp resume {folder.name} time_limit=" in current.advice
 
 
 @pytest.mark.parametrize(
@@ -238,12 +239,15 @@ def test_only_a_job_that_slurm_requeued_is_told_so_while_its_begin_time_has_not_
     slurm = FakeSlurm()
     for job_id in ("7", "8"):
         slurm.set_state(job_id, "PENDING", reason="BeginTime")
-    found = status(folder, slurm).detail
-    assert ("SLURM requeued it" in found, "its begin time has not come" in found) == (requeued, not requeued)
+    detail = status(folder, slurm).detail
+    assert ("SLURM requeued it" in detail, "its begin time has not come" in detail) == (
+        requeued,
+        not requeued,
+    )
 
 
 @pytest.mark.parametrize(
-    ("facts", "state", "active", "said"),
+    ("facts", "state", "active", "detail"),
     [
         ({}, "starting", True, str(os.getpid())),
         ({"pid": 2**22}, "lost", False, "is gone"),  # Linux gives no such number to a process.
@@ -251,11 +255,11 @@ def test_only_a_job_that_slurm_requeued_is_told_so_while_its_begin_time_has_not_
         ({"host": "some-other-host"}, "starting", True, "can't be seen"),
     ],
 )
-def test_a_local_run_is_judged_by_its_process(folder, facts, state, active, said):
+def test_a_local_run_is_judged_by_its_process(folder, facts, state, active, detail):
     known = {"time": time.time(), "pid": os.getpid(), "host": socket.gethostname(), "nodes": "here"}
     write(folder, started(job_id="local-1", launcher="local", **(known | facts)))
     slurm = CountingSlurm()
-    found = status(folder, slurm)
-    assert (found.state, found.active) == (state, active)
-    assert said in found.detail
+    current = status(folder, slurm)
+    assert (current.state, current.active) == (state, active)
+    assert detail in current.detail
     assert slurm.queries == []
