@@ -1,4 +1,4 @@
-"""The address of rank 0; the resolver is replaced, because names differ between machines."""
+"""The address of rank 0. The resolver is replaced, because names differ between machines."""
 
 import dataclasses
 import errno
@@ -18,7 +18,7 @@ TWO_NODES = RankInfo(
 
 @pytest.fixture
 def names(monkeypatch):
-    """A resolver that knows the names put into this dict: a list of addresses, or an error to raise."""
+    """A resolver that knows the names in this dict. A value is a list of addresses, or an error to raise."""
     table = {}
 
     def getaddrinfo(host, port, **options):
@@ -47,9 +47,9 @@ LOOPBACK_AND_REAL = ["127.0.1.1", "10.0.0.1"]
         ({}, LOOPBACK_AND_REAL, ["10.0.0.1"]),
         ({"master_addr": "n1"}, LOOPBACK_AND_REAL, ["10.0.0.1"]),
         ({"master_addr": "127.0.0.1"}, ["127.0.0.1"], ["127.0.0.1"]),
-        # A person says that all nodes are this machine.
+        # A person sets a name that means this machine on every node.
         ({"master_addr": "localhost"}, ["::1", "127.0.0.1"], ["127.0.0.1", "::1"]),
-        # torchrun opens the meeting point itself, on all addresses.
+        # torchrun itself listens there, on all addresses.
         ({"master_addr": "n1", "master_port": 29500}, ["127.0.1.1"], ["127.0.1.1"]),
         ({"master_addr": "n1", "master_port": 29500}, LOOPBACK_AND_REAL, ["10.0.0.1"]),
     ],
@@ -59,7 +59,7 @@ def test_addresses_of_a_name_ipv4_first_and_without_loopback(names, changes, res
     assert texts(dataclasses.replace(TWO_NODES, **changes)) == expected
 
 
-# With `SLURMDDP_MASTER_ADDR=$(hostname)` on a machine whose own name is 127.0.1.1, no rank would get in.
+# With `SLURMDDP_MASTER_ADDR=$(hostname)` on a machine whose own name is 127.0.1.1, no rank could connect.
 @pytest.mark.parametrize("given", [None, "n1"])
 @pytest.mark.parametrize("text", ["127.0.0.1", "127.0.1.1", "::1"])
 def test_t12_loopback_with_several_nodes_is_refused(names, text, given):
@@ -112,7 +112,7 @@ def test_ranks_on_one_machine_need_no_name(names, changes):
 
 @pytest.fixture
 def without_ipv6(monkeypatch):
-    """A kernel that was started with `ipv6.disable=1`: the resolver still gives such addresses."""
+    """A kernel that was started with `ipv6.disable=1`; the resolver still returns IPv6 addresses."""
     kinds = socket.socket
 
     def refuse(family=socket.AF_INET, *args, **options):

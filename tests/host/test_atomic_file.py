@@ -1,4 +1,4 @@
-"""A file that replaces another: at once, under a name that nobody can prepare, and through no link."""
+"""A file replaces another file at once, under a name that nobody can guess, and follows no link."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SLURM_V2 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
 
 
 def host(root: Path, cgroup: str, mounts: str = ALL_OF_V2, available_gb: int = 90) -> Path:
-    """Write the files by which a host below `root` says where a process lives, and what is free."""
+    """Write the files of a host below `root`: the control groups of a process, and the free memory."""
     (root / "proc/self").mkdir(parents=True)
     text = f"MemTotal: 99 kB\nMemAvailable: {available_gb * GB // 1024} kB\n"
     (root / "proc/meminfo").write_text(text)
@@ -51,9 +51,9 @@ def host(root: Path, cgroup: str, mounts: str = ALL_OF_V2, available_gb: int = 9
     [
         (SLURM_V1, ALL_OF_V1, "memory/slurm/uid_1000/job_7/step_0/task_0", 1),
         (SLURM_V2, ALL_OF_V2, "system.slice/slurmstepd.scope/job_7/step_0/user/task_0", 2),
-        # Both are mounted, and memory is counted by the first.
+        # Both versions are mounted, and version 1 counts memory.
         (SLURM_V1 + "0::/\n", ALL_OF_V1 + UNIFIED, "memory/slurm/uid_1000/job_7/step_0/task_0", 1),
-        # A container that sees its own group as the top, by its namespace or by what is mounted.
+        # A container sees its own group as the topmost, because of its namespace or its mounts.
         ("0::/\n", ALL_OF_V2, "", 2),
         ("4:memory:/docker/ab12\n", MEMORY_V1.format(first="/docker/ab12"), "memory", 1),
     ],
@@ -265,7 +265,7 @@ os._exit(run(run_dir, entry="rank_program:main", preload=()))
 
 @pytest.fixture
 def limited_group() -> Iterator[Path | None]:
-    """A memory control group with a limit below this process's own; None where it may make none."""
+    """A memory control group with a limit, below the group of this process; None if it may create none."""
     agents_group = own_group("memory")
     group = agents_group and agents_group.visible and agents_group.folders[0] / f"slurmddp-test-{os.getpid()}"
     try:
@@ -287,7 +287,7 @@ def limited_group() -> Iterator[Path | None]:
 def test_a_rank_that_the_kernel_kills_for_memory_is_reported_so(
     tmp_path: Path, limited_group: Path | None
 ) -> None:
-    """Really so, where control groups may be made; elsewhere a rank kills itself and raises the count."""
+    """The kernel kills a rank if this account may create control groups; else a rank kills itself."""
     instead = "return 0"
     if limited_group is None:
         instead = "open(run_dir + '/count', 'w').write('oom_kill 1'); os.kill(os.getpid(), 9)"

@@ -1,4 +1,4 @@
-"""The CPUs of each rank, on machines of many shapes, from their files in /sys."""
+"""The CPUs of each rank on many kinds of machines, from their files in /sys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANK = RankInfo(environment="slurm", world_size=8, local_world_size=8, nodes=1, 
 
 
 def machine(sockets: int, cores: int, *, smt: bool, numa_per_socket: int = 1) -> Cpus:
-    """Return a machine that numbers its cores first, and their second threads after all of them."""
+    """Return a machine that numbers the first threads of all cores before the second threads."""
     real = sockets * cores
     count = real * (2 if smt else 1)
     size = cores // numa_per_socket
@@ -53,7 +53,7 @@ def test_lists_of_the_kernel(text: str, numbers: set[int]) -> None:
 def test_eight_ranks_on_two_sockets_take_sixteen_whole_cores_each() -> None:
     shares = [share_of(TWO_SOCKETS, rank, 8) for rank in range(8)]
     assert shares[0] == numbers("0-15,128-143")
-    assert shares[4] == numbers("64-79,192-207"), "the second four are on the second socket"
+    assert shares[4] == numbers("64-79,192-207"), "ranks 4 to 7 are on the second socket"
     assert [threads_on(TWO_SOCKETS, share) for share in shares] == [16] * 8
     assert frozenset().union(*shares) == TWO_SOCKETS.allowed
 

@@ -1,4 +1,4 @@
-"""Locks of files on file systems without locks: no caller crashes, and none takes a live process for dead."""
+"""On file systems without locks, no caller crashes, and no live process counts as ended."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def clear_a_folder_of_checkpoints(folder: Path) -> None:
         publish.fresh_folder(folder, "step-0000000001", 0) as first,
         publish.fresh_folder(folder, "step-0000000002", 0) as second,
     ):
-        assert sorted(folder.iterdir()) == sorted([first, second]), "live writers alone are left"
-    # A process whose removal failed once, or in a container with the same number, can write again.
+        assert sorted(folder.iterdir()) == sorted([first, second]), "only the files of live writers are left"
+    # The writer may write again if a removal failed once, or if a container has a process of the same pid.
     first.mkdir()
     with publish.fresh_folder(folder, "step-0000000001", 0) as again:
         assert again == first
@@ -121,7 +121,7 @@ def test_each_caller_does_its_work_without_locks(
 def test_each_caller_does_its_work_on_a_file_system_that_locks_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caller: Callable[[Path], None]
 ) -> None:
-    """NFS locks bytes in place of the file, and refuses to lock a file alone that is open for reading."""
+    """NFS locks bytes in place of the file, and refuses an exclusive lock on a file open for reading."""
     flock = fcntl.flock
 
     def as_on_nfs(file: int | IO[bytes], operation: int) -> None:

@@ -1,4 +1,4 @@
-"""The first free name of a numbered series."""
+"""The choice of the first free name of a numbered series."""
 
 from __future__ import annotations
 

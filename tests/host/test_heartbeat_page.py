@@ -1,4 +1,4 @@
-"""The page and the line between a rank and its agent."""
+"""The heartbeat page of a rank, and the channel between a rank and its agent."""
 
 from __future__ import annotations
 

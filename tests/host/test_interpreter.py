@@ -23,6 +23,6 @@ os._exit(0)
 
 
 def test_the_end_writes_files_and_waits_for_no_destructor(tmp_path: Path) -> None:
-    """A process group in a reference cycle waits in its destructor for a thread, which waits for the lock."""
+    """The destructor of a process group waits for a thread, which waits for the interpreter lock."""
     subprocess.run([sys.executable, "-c", ENDS], cwd=tmp_path, check=True, timeout=240)
     assert (tmp_path / "result").read_text() == "all of it"

@@ -1,4 +1,4 @@
-"""The interface that leads to an address, compared with what psutil reads from the kernel in its own way."""
+"""The interface that leads to an address, compared with the interfaces that psutil lists."""
 
 import socket
 
@@ -10,7 +10,7 @@ from slurmddp.host.network_interface import check_named, interface_towards, inte
 
 
 def own_addresses():
-    """Return (interface, address) of this machine; link-local ones need a scope and are left out."""
+    """Return each (interface, address) of this machine, without link-local addresses, which need a scope."""
     return {
         (name, entry.address)
         for name, entries in psutil.net_if_addrs().items()
@@ -22,7 +22,7 @@ def own_addresses():
 def test_every_own_address_is_found_on_its_interface():
     before = own_addresses()
     interfaces = {address: interface_with(address) for _, address in before}
-    # Interfaces may come and go on a busy machine; those that stayed were there all the time.
+    # Interfaces may come and go on a busy machine; the test uses those that exist before and after.
     stayed = before & own_addresses()
     assert ("lo", "127.0.0.1") in stayed
     for address in {address for _, address in stayed}:

@@ -1,4 +1,4 @@
-"""Requests to the kernel at a process's start."""
+"""Requests to the kernel at the start of a process."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def test_a_process_without_a_command_line_may_become_the_tracker(
         process.end_group_of_dead(orphan.pid, timeout_s=0.3)
 
         assert orphan.wait(timeout=60) == -signal.SIGKILL
-        assert time.monotonic() - begin >= 0.3, "it had its time"
+        assert time.monotonic() - begin >= 0.3, "the process had time to end"

@@ -1,4 +1,4 @@
-"""Agents and ranks continue when they can't print: on a full disk, or without an output."""
+"""Agents and ranks continue if they can't print: on a full disk, or without an output."""
 
 from __future__ import annotations
 

@@ -32,4 +32,4 @@ def test_a_listener_entryof_this_process_and_its_port() -> None:
         (listener_entry,) = [entry for entry in tcp_sockets() if port in entry.ports and entry.listens]
         assert listener_entry.inode in inodes_of([os.getpid()])
     assert listener_entry.inode not in inodes_of([os.getpid()])
-    assert inodes_of([2**22 + 1]) == set(), "a process that has ended"
+    assert inodes_of([2**22 + 1]) == set(), "no process has this pid"

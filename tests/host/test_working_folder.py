@@ -1,4 +1,4 @@
-"""The working folder has the path that the person sees, not the one behind links."""
+"""The working folder has the path that the person sees, not the path without links."""
 
 from __future__ import annotations
 

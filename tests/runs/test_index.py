@@ -30,7 +30,7 @@ def make_run(parent, name="gpt-0a1b2c3d", age=0):
 
 
 def remembered(parent, *names):
-    """Make runs and put them into the index; return the first."""
+    """Create runs and add them to the index; return the first run."""
     runs = [make_run(parent, name) for name in names or ("gpt-0a1b2c3d",)]
     for run in runs:
         index.remember(run)
@@ -77,7 +77,7 @@ def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
     monkeypatch.chdir(home)
     with pytest.raises(RunNotFoundError, match="fits 3 runs") as caught:
         index.find("gpt")
-    assert str(other.path) in caught.value.message, "their names alone do not tell the folders"
+    assert str(other.path) in caught.value.message, "the names alone don't show the folders"
 
 
 def test_a_name_without_its_hash_wins_over_a_longer_name(home):
@@ -215,7 +215,7 @@ def test_where_the_index_lies(environ, expected, monkeypatch):
 
 
 def test_a_name_is_looked_for_before_the_folders_are(home, monkeypatch):
-    """Three looks at each of ten thousand runs take seconds on a network file system."""
+    """Three look-ups for each of ten thousand runs take seconds on a network file system."""
     looked = []
     really = index.last_touched
     monkeypatch.setattr(index, "last_touched", lambda path: looked.append(path) or really(path))

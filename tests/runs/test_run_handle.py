@@ -1,4 +1,4 @@
-"""The result of a function: what is read from a finished run, and what is not trusted."""
+"""The result of a function is read from a finished run, and only from a file of this account."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_lost_result_is_an_error_and_a_script_has_none(finished: RunFolder) ->
 def test_a_pickle_that_another_account_may_have_written_is_not_loaded(
     finished: RunFolder, monkeypatch: pytest.MonkeyPatch, changed: str, reader: int, tmp_path: Path
 ) -> None:
-    """Also root reads no pickle of others; a test without root could not give the file away."""
+    """Even root reads no pickle of other accounts. Only root can give the file to another account."""
     assert os.geteuid() == 0, "only root can give files to other accounts"
     keep(finished, (1, 2), monkeypatch)
     for path in (finished.path, finished.result_file, finished.config_file):

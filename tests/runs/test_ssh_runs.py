@@ -1,4 +1,4 @@
-"""The record of runs over ssh: a name means one run, here or on one host."""
+"""The record of runs over ssh: a name means one run, on this machine or on one host."""
 
 from __future__ import annotations
 

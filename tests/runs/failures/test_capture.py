@@ -54,7 +54,7 @@ LOST_NODE = Failure(
 
 
 def crash(depth: int) -> list[str]:
-    """Return what faulthandler writes of a crash, some way down in a person's code, in a forked rank."""
+    """Return the text of faulthandler for a crash of a forked rank, deep in a person's code."""
     frames = [f'  File "/home/me/train.py", line {line} in level{line}' for line in range(depth)]
     agents = [
         f'  File "/x/slurmddp/launchers/agent/event_loop.py", line {line} in _turn' for line in range(20)
@@ -153,7 +153,7 @@ def test_a_rank_that_nccl_ends_because_of_others_is_not_the_first(line: str) -> 
     failure = here(-6, node_rank=0, rank=0, lines=tail_of(NCCL.format(said=line)))
     assert failure.reason.startswith("lost another rank: [PG ID 0")
     assert is_consequence(failure)
-    assert not is_consequence(here(-6, node_rank=0, rank=0, lines=crash(3))), "it aborted by itself"
+    assert not is_consequence(here(-6, node_rank=0, rank=0, lines=crash(3))), "its own abort"
 
 
 def test_of_failures_alike_the_earlier_is_the_cause() -> None:
@@ -165,7 +165,7 @@ def test_who_left_with_0_is_the_cause_if_all_others_only_lost_a_peer() -> None:
     assert likely_first([died(0, 1, 6.9, LOST), left, died(2, 1, 6.9, LOST)]) == left
     raised = died(2, 1, 8.0, "ValueError: no")
     assert likely_first([died(0, 1, 6.9, LOST), left, raised]) == raised
-    assert is_consequence(left), "while nothing better is known"
+    assert is_consequence(left), "no better cause is known"
     assert node_code(left) == 1
 
 

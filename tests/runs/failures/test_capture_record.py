@@ -64,7 +64,7 @@ def test_the_failure_before_a_restart_stands_beside_the_final_failure(folder: Ru
     first, second = died(3, None, "SIGKILL", ("one",)), died(0)
     assert capture.record(folder, 0, second, restart_count=1)
     assert capture.record(folder, 0, first, restart_count=0)
-    assert capture.read(folder, 0) is None, "the attempt goes on"
+    assert capture.read(folder, 0) is None, "the attempt continues"
     assert [(failure.rank, failure.restart_count) for failure in read_restarted(folder, 0)] == [
         (3, 0),
         (0, 1),
@@ -83,7 +83,7 @@ def test_a_record_of_an_earlier_version_still_reads(folder: RunFolder) -> None:
 
 
 def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: RunFolder) -> None:
-    """As when the agents are killed before they can say more than how their ranks ended."""
+    """The agents were killed before they could report more than the ends of their ranks."""
     for rank, code, restart_count in ((1, -9, 0), (2, 0, 1), (0, -15, 1), (3, 1, 1)):
         capture.write_exit(folder, 0, rank, code, restart_count)
     failure = read_failure(folder, 0)
@@ -96,7 +96,7 @@ def test_without_a_record_the_first_bad_end_of_a_rank_is_the_failure(folder: Run
 def test_the_ends_of_ranks_that_restarted_are_no_failure_of_the_attempt(folder: RunFolder) -> None:
     capture.write_exit(folder, 0, 1, -9, 0)
     capture.record(folder, 0, died(1), restart_count=0)
-    assert read_failure(folder, 0) is None, "those that began again run"
+    assert read_failure(folder, 0) is None, "the ranks that restarted still run"
     capture.write_exit(folder, 0, 0, -9, 1)
     failure = read_failure(folder, 0)
     assert failure is not None

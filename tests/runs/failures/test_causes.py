@@ -1,4 +1,4 @@
-"""Why a process ended, read from what it wrote last; the logs are those of real processes.
+"""Why a process ended, read from its last lines. The logs come from real processes.
 
 They were written by a small training on torch 2.13 that did the one thing its file is named for: `worker_shm`
 with /dev/shm as a mount of 64 MB, `disk` on one of 2 MB. `cuda_oom` and `peer` hold the text of such errors.
@@ -61,7 +61,7 @@ REASONS = {
 
 def failure_in(name: str, oom: str | None = None) -> Failure:
     failure = here(SIGNALS.get(name, 1), node_rank=0, lines=last_lines(LOGS / f"{name}.log"), oom=oom)
-    assert len(failure.last_lines) <= 30, "a failure keeps the last lines only, whatever was read"
+    assert len(failure.last_lines) <= 30, "a failure keeps only the last lines"
     return failure
 
 
@@ -127,7 +127,7 @@ BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused b
 def test_a_data_worker_that_is_gone_while_its_batch_is_fetched_is_the_cause(
     before: str, oom: str | None, reason: str
 ) -> None:
-    """Then the rank has lost a connection to it, and torch does not say that it ended."""
+    """The rank has then lost a connection, and torch does not report that the other rank ended."""
     lines = (LOGS / "worker_gone.log").read_text().splitlines()
     fetching = lines[lines.index("Traceback (most recent call last):") :]
     assert find_cause(1, None, [before, *fetching], oom).reason == reason

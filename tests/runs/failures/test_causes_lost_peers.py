@@ -1,4 +1,4 @@
-"""A process that only lost another rank, told from errors that sound alike; the logs are torch 2.13's."""
+"""A process that only lost another rank differs from similar errors. The logs are of torch 2.13."""
 
 from __future__ import annotations
 

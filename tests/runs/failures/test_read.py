@@ -102,7 +102,7 @@ def test_why_an_agent_could_not_start_is_shown(folder: RunFolder, line: str, rea
 def test_the_last_line_of_an_agent_that_srun_saw_exit_is_shown(
     folder: RunFolder, batch: str, line: str, expected: str
 ) -> None:
-    """As of a container: its runtime is missing on the node, or its image."""
+    """The runtime of a container, or its image, is missing on the node."""
     (folder.log_dir(0) / "batch.log").write_text(f"srun: error: {batch}\nsrun ended with code 1.\n")
     for node in (0, 1):
         (folder.log_dir(0) / f"node-{node}.log").write_text(line)

@@ -1,4 +1,4 @@
-"""The first sentence about a failure holds the remedy that rank or agent has reported."""
+"""The first sentence about a failure has the remedy that the rank or agent reported."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_record_without_a_kind_gets_its_kind_when_it_is_read(reason: str, kind
     facts = {"rank": 2, "node_rank": 0, "host": "n1", "reason": reason}
     failure = from_facts(facts)
     assert (failure.kind, failure.sentence) == (kind, sentence)
-    assert from_json(as_json(failure)) == failure, "it is not derived again"
+    assert from_json(as_json(failure)) == failure, "the record keeps the kind"
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("lost another rank: x", "lost_peer"), ("stalled", "other")])

@@ -1,4 +1,4 @@
-"""Why a process ended, from tracebacks of unusual kinds: a group, coloured, very long, of bad syntax."""
+"""Why a process ended, from unusual tracebacks: exception groups, colours, thousands of lines, bad syntax."""
 
 from __future__ import annotations
 
@@ -239,4 +239,4 @@ def test_frames_of_libraries_are_counted_beside_a_persons_own() -> None:
     )
     assert telling(telling(lines, 30), 30) == telling(lines, 30)
     others = [line for line in lines if "nets.py" not in line]
-    assert telling(others, 30) == tuple(others), "nobody's frames but those of libraries"
+    assert telling(others, 30) == tuple(others), "all frames are of libraries"

@@ -1,4 +1,4 @@
-"""Values of the environment in what people share: the expression stands there, and a hash if needed."""
+"""Pages and records that people share hold expressions in place of values of the environment."""
 
 from __future__ import annotations
 

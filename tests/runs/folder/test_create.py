@@ -93,7 +93,7 @@ def test_the_same_command_again_keeps_the_run_and_takes_the_new_settings(project
 
 
 def test_only_a_file_that_differs_is_replaced(project: Path) -> None:
-    """A node that remembers a replaced file of a network file system may get "Stale file handle" from it."""
+    """A node that remembers a file which was replaced may get "Stale file handle" from the network."""
     folder = prepare(job_in(project), "#!/bin/bash\n")
     before = {path: path.stat().st_ino for path in folder.path.iterdir() if path.is_file()}
     prepare(job_in(project, overrides=("time_limit=2h",)), "#!/bin/bash\n")
@@ -113,7 +113,7 @@ def test_code_that_has_changed_is_named_once(project: Path) -> None:
     prepare(job_in(project), None, sentences.append)
     prepare(job_in(project), None, sentences.append)
     assert sentences == ["The code has changed since the last submission: new.py, train.py."]
-    assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"], "nothing lies beside it"
+    assert [path.name for path in (project / "runs").iterdir()] == ["gpt-0123abcd"], "no other entry"
 
 
 def test_without_a_new_snapshot_the_old_code_does_not_run(

@@ -1,4 +1,4 @@
-"""Lines of records survive a disk that was full for a while: one torn line costs itself and nothing else."""
+"""Records survive a disk that was full for a while: a torn line is lost, and no other line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of another host are seen at once, and asking for one hides it from no other program of this host."""
+"""Files of another host are seen at once. A look-up hides no file from other programs of this host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP = {"step": 3, "attempt": 0, "loss": 0.5, "time": 1.0}
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a file of another host, and the answers before and after it is written."""
+    """A look-up of a file of another host, and its results before and after the file is written."""
 
     path: Callable[[RunFolder], Path]
     text: str
@@ -185,7 +185,7 @@ def test_the_last_act_of_an_agent_does_not_hide_the_folder_of_the_next_attempt(
 
 
 def test_a_name_that_was_looked_up_stays_absent(tmp_path: Path, remembered: RememberedNames) -> None:
-    """The file system of these tests does what they are about."""
+    """The file system of these tests has the cache that the tests are about."""
     path = tmp_path / "late"
     assert not path.exists()
     with remembered.other_host():

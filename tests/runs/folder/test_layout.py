@@ -1,4 +1,4 @@
-"""Two attempts of one run alive at once: the later one has it."""
+"""Two attempts of a run are alive at once: the run belongs to the later attempt."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(run_dir):
     os.makedirs(run_dir + "/logs/attempt-1", exist_ok=True)
     return 79
 """
-"""A program during which a later attempt begins."""
+"""A program that starts a later attempt while it runs."""
 
 
 def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_an_attempt_after_which_another_has_begun_starts_no_ranks(tmp_path: Path
 def test_the_agent_of_a_past_attempt_leaves_events_alone(tmp_path: Path) -> None:
     folder = make_run(tmp_path, LATER)
     with start_agent(folder) as agent:
-        assert agent.wait(timeout=240) == 0, "of a failure srun would end the step with the same number"
+        assert agent.wait(timeout=240) == 0, "after a failure srun would cancel the step with the same id"
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "79\n"
     assert (folder.log_dir(0) / "failure.json").exists()
     assert not folder.attempts_file.exists()

@@ -1,4 +1,4 @@
-"""Folders of other accounts: nothing is written to them, and what they say is not obeyed."""
+"""Nothing is written into folders of other accounts, and none of their content runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def as_root() -> None:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder for everybody, as /scratch often is."""
+    """A folder that every account can write to, as /scratch often is."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o1777)
     yield folder
@@ -206,7 +206,7 @@ def test_a_configuration_that_another_account_decides_is_refused(
     command: list[str],
     exposed: str,
 ) -> None:
-    """It could be executed, or name commands that are."""
+    """Such a file could be executed, or name commands that are executed."""
     project = make_project(shared / "project", slurmddp="seed: 3\n")
     ran = shared / "ran"
     (project / "conf/slurmddp.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n")
@@ -260,7 +260,7 @@ def test_a_run_of_another_account_is_not_started_again(
 def test_root_and_an_owner_obey_no_configuration_that_others_put_into_a_run(
     make_run, capsys, mode: int
 ) -> None:
-    """A run folder that its owner has opened to a group; to root, any run of another account."""
+    """A run folder that its owner has opened to a group; for root, any run of another account."""
     folder: RunFolder = make_run()
     os.chown(folder.config_file, ATTACKER if mode == 0o644 else os.geteuid(), ATTACKER)
     folder.config_file.chmod(mode)

@@ -1,4 +1,4 @@
-"""Errors of a program that come from how its ranks run: what to do about them."""
+"""Hints for errors of a program that come from how its ranks run."""
 
 from __future__ import annotations
 

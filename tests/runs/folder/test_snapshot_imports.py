@@ -63,7 +63,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def imported(project: Path, *names: str, pythonpath: str = "") -> tuple[list[str], str, str]:
-    """Return the files of modules in the agent, of the first one in a spawned process and in a program."""
+    """Return the files of modules in the agent, and of the first module in a spawned process and program."""
     site, run = project.parent / "site", project.parent / "run"
     package = str(ROOT)
     done = subprocess.run(
@@ -88,7 +88,7 @@ def test_an_entry_of_pythonpath_in_the_project_means_the_snapshot(project: Path,
     model = str(code / "src/vision/model.py")
     main, spawned, child = imported(project, "vision.model", "top", pythonpath=path)
     assert (main, spawned) == ([model, str(code / "top.py")], model)
-    assert child == model, "a program that a rank starts"
+    assert child == model, "a program that a rank starts imports the snapshot"
 
 
 def test_an_editable_install_by_a_path_means_the_snapshot(project: Path) -> None:

@@ -136,11 +136,11 @@ def test_a_state_that_is_written_after_a_failure_counts_to_its_copy():
     killed = [*FINISHED[:3], event("rank_failed", 141, 0), {**saved(146, 10), "written_s": 6.0}]
     killed += [ended(147, "failed", next_="resubmit"), started(150, 1), resumed(151, 10)]
     parts = parts_of(killed, now=151)
-    assert (parts["training"], parts["saving"], parts.get("lost", 0)) == (8, 2, 1), "the copy was done at 140"
+    assert (parts["training"], parts["saving"], parts.get("lost", 0)) == (8, 2, 1), "the copy ends at 140"
 
 
 def test_a_later_attempt_that_resumes_from_an_older_checkpoint_takes_steps_back():
-    """The newest checkpoint was damaged and set aside: what was kept until then is lost."""
+    """The newest checkpoint was damaged and put aside, so its steps are lost."""
     events = [started(0), first_step(10), saved(32, 10), saved(54, 20), event("signalled", 60, 0)]
     events += [saved(62, 23), ended(63, "stopped", next_="requeue")]
     assert parts_of(events)["training"] == 46
@@ -161,13 +161,13 @@ def test_an_attempt_without_an_end_ends_at_its_last_sign_of_life():
     events = [*SAVED, started(400, 1), resumed(410, 10)]
     parts = measure(events, now=410, logged={0: LoggedStep(15, 52.0)}, **GOES_ON).attempts[0].parts
     assert parts == {"queued": 10, "starting": 10, "training": 20, "saving": 2, "lost": 10}
-    assert parts_of(events, now=410, **GOES_ON)["queued"] == 10 + 400 - 42, "no line: the save is the last"
+    assert parts_of(events, now=410, **GOES_ON)["queued"] == 10 + 400 - 42, "its save ends it"
 
 
 def test_a_run_that_continues_is_counted_until_now():
     assert parts_of(SAVED, now=50, **GOES_ON)["training"] == 28
     assert parts_of(FAILED, now=200, pending=True)["queued"] == 10 + 39
-    assert parts_of(FAILED, now=200)["queued"] == 10, "nobody knows whether it still waits"
+    assert parts_of(FAILED, now=200)["queued"] == 10, "the job may still wait"
 
 
 def test_nobody_asked_for_more():
@@ -177,14 +177,14 @@ def test_nobody_asked_for_more():
 
 
 def test_ranks_that_began_anew_in_place():
-    """One attempt: rank 1 dies, all begin again in the same allocation."""
+    """In an attempt rank 1 dies, and all ranks restart in the same allocation."""
     events = [started(0), first_step(10), saved(32, 20), event("rank_failed", 40, 0, rank=1)]
     events += [resumed(43, 20, 0), first_step(45, step=21), saved(67, 40), ended(68, "finished")]
     (entry,) = measure(events, now=1e6).attempts
     assert entry.parts == {"starting": 15, "training": 40, "saving": 4, "lost": 8, "ending": 1}
     unsaved = [*events[:2], events[3], {**events[4], "step": 11}, {**events[5], "step": 12}, *events[6:]]
     signs = {0: LoggedStep(step=40, time=65.0)}
-    assert "lost" not in parts_of(unsaved, logged=signs), "the line is of the later ranks"
+    assert "lost" not in parts_of(unsaved, logged=signs), "the ranks after the restart logged the line"
 
 
 @pytest.mark.parametrize(

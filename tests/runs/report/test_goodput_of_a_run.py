@@ -1,4 +1,4 @@
-"""The goodput of a run in its folder: what its lines, its configuration and its status add to the events."""
+"""The goodput of a run folder: events, lines of metrics, configuration and status together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time in which the trainer stood still: a suspended job, a frozen file system."""
+"""The time in which the trainer made no step: a suspended job, a frozen file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGUN = [started(0), event("first_step", 100, 0, step=1)]
 
 
 def lines(*times, first=1, key="loss", every=1, attempt=0):
-    """Return lines of metrics of the steps from `first`, one at each time."""
+    """Return a line of metrics for each time, with steps that count from `first`."""
     return [
         {"step": first + at * every, "attempt": attempt, "time": float(time), key: 1.0}
         for at, time in enumerate(times)
@@ -26,7 +26,7 @@ def lines(*times, first=1, key="loss", every=1, attempt=0):
 USUAL = lines(*range(101, 121))
 """A step a second until 120."""
 AFTER = lines(*range(720, 730), first=21)
-"""The same after 600 seconds without a step."""
+"""A step a second, after 600 seconds without a step."""
 RESTARTED = [
     event("rank_failed", 500, 0, rank=1), event("restarted", 500, 0, restart_count=1, step=20),
     event("resumed", 600, 0, step=20, **{"from": "memory"}), event("first_step", 650, 0, step=21),

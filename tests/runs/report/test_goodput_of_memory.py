@@ -8,7 +8,7 @@ from slurmddp.runs.report.goodput import measure
 from support.runs.run_events import ended, event, saved, started
 
 BEGUN = [started(100), event("first_step", 110, 0, step=1), saved(121, 10)]
-"""One step a second; each save takes one."""
+"""A step a second; each save takes a second."""
 FAILED = event("rank_failed", 141, 0)
 FELL = [*BEGUN, FAILED, event("restarted", 141, 0, restart_count=1, step=30)]
 

@@ -1,4 +1,4 @@
-"""The report page and what it is made of."""
+"""The report page and its parts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fail(folder, attempt, name="failure.json", **left):
 
 
 class Page(HTMLParser):
-    """Collects text and checks that every element is closed where it should be."""
+    """A parser that collects text and checks that every element is closed in its place."""
 
     VOID = {"meta", "br", "link", "img"}  # noqa: RUF012
 
@@ -137,7 +137,7 @@ def test_a_finished_run(folder):
 
 
 def bars_of(html):
-    """Return what each bar says, and how wide the words in it are, in thousandths."""
+    """Return the label of each bar, and the width of each kind of time in it, in thousandths."""
     bars = re.findall(r'<div class="bar" role="img" aria-label="([^"]*)"[^>]*>(.*?)</div>', html)
     slices = [re.findall(r'<i class="(\w+)"[^>]*flex-grow: ([^"]*)"', inner) for _, inner in bars]
     widths = [{word: round(float(grow)) for word, grow in pairs} for pairs in slices]
@@ -204,7 +204,7 @@ def test_the_page_needs_nothing_from_outside_and_every_reference_is_met(folder):
     html = html_of(folder)
     page = Page(html)
     assert all(link.startswith("#") for link in page.links)
-    assert page.links, "the curve refers to its own markers"
+    assert page.links, "the curve links to its markers"
     assert not page.tags & {"script", "link", "img", "iframe"}
     assert not re.search(r"url\((?!#)|@import", html)
     assert "svg" in page.tags
@@ -241,7 +241,7 @@ def test_a_failed_run_shows_rank_host_and_the_end_of_its_last_lines(folder):
     assert "What failed" in text
     assert "Rank 3 on node4 was killed by SIGKILL" in text
     style = re.search(r"pre\.end {([^}]*)}", html)
-    assert style is not None and "column-reverse" in style[1], "scrolled to its end"
+    assert style is not None and "column-reverse" in style[1], "the box shows the end of its text"
     assert re.search(r'<pre class="end"[^>]*><span>File a.py\nboom</span></pre>', html)
 
 
@@ -319,12 +319,12 @@ def test_a_run_without_metrics_has_a_page_too(folder):
 
 def test_a_status_draws_the_report_of_a_run_that_has_ended_since(folder):
     two_attempts(folder)
-    assert with_report(folder, status(folder, None)).report is None, "it still runs"
+    assert with_report(folder, status(folder, None)).report is None, "the run still runs"
     end(folder, 360.0, 1)
     assert with_report(folder, status(folder, None)).report == folder.report_file
     drawn = folder.report_file.stat().st_mtime_ns
     assert with_report(folder, status(folder, None)).report == folder.report_file
-    assert folder.report_file.stat().st_mtime_ns == drawn, "once"
+    assert folder.report_file.stat().st_mtime_ns == drawn, "a report is written once"
     os.utime(folder.metrics_file, ns=(drawn + 1, drawn + 1))
     with_report(folder, status(folder, None))
     assert folder.report_file.stat().st_mtime_ns != drawn

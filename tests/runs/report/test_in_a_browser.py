@@ -27,11 +27,11 @@ from support.runs.run_events import add, saved, started, submitted, write
 WIDTHS = {"screen": 1280, "phone": 390}
 """Pixels."""
 HEIGHT = 3600
-"""Pixels of the picture: more than any page of the test has on a phone."""
+"""Height of the picture in pixels, larger than any page of the test on a phone."""
 LONG = "a_word_without_a_space_" * 9
 
 FRAMES = Path(__file__).with_name("frames.html")
-"""A page that shows pages side by side, and writes what it has measured into itself."""
+"""A page that shows pages side by side, measures them, and writes the results into itself."""
 
 
 def make(folder: RunFolder, config: str, *typed: str) -> RunFolder:
@@ -55,7 +55,7 @@ def log(folder: RunFolder, attempt: int, steps: range, start: float = 3.5) -> No
 
 
 def failed_run(runs: Path) -> RunFolder:
-    """Return a run with everything a report can show."""
+    """Return a run with everything that a report can show."""
     name = f"gpt-{LONG}0a1b2c3d"
     config = (
         "name: gpt\nnodes: 2\nranks_per_node: 4\ngpus_per_node: 4\ntrain: {steps: 400, best: eval_loss}\n"
@@ -157,7 +157,7 @@ def shown(
     width = sum(width for _, _, width in pages)
     options = [
         "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
-        # Without it a page may not measure another page.
+        # Without this flag a page may not measure another page.
         "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}",
         "--virtual-time-budget=30000", f"--window-size={width},{HEIGHT}",
         f"--screenshot={picture}", "--dump-dom",

@@ -1,4 +1,4 @@
-"""Settings of runs, and those in which runs differ."""
+"""The settings of runs, and the settings in which runs differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every second of a run has one word, whatever the record looks like."""
+"""Every second of a run has one kind of time, whatever the record looks like."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIKELY = st.builds(
 
 @st.composite
 def likely_records(draw):
-    """Events as they are meant to be, mostly: attempt after attempt, and clocks that go on."""
+    """Return plausible events: attempt after attempt, with clocks that go forward."""
     time = 0
     events = sorted(draw(st.lists(LIKELY, max_size=20)), key=lambda record: record["attempt"])
     for record in events:

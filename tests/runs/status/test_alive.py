@@ -1,4 +1,4 @@
-"""The process of a local run: known by facts that no clock changes, and never guessed."""
+"""The process of a local run is recognised by facts that no clock changes, and never guessed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def process_start() -> str:
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
 def test_a_clock_that_was_set_changes_nothing(process_start: str, set_by_s: float) -> None:
-    """The kernel moves `btime` with the clock, the time of the record stays where it was."""
+    """The kernel moves `btime` with the clock; the time of the record stays the same."""
     assert is_alive(attempt(os.getpid(), started=time.time() - set_by_s, process_start=process_start)) is True
 
 
@@ -61,7 +61,7 @@ def test_a_zombie_is_gone() -> None:
 def test_a_process_that_proc_hides_is_not_called_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: bool
 ) -> None:
-    """`hidepid` leaves other people's processes out of /proc; not every system has /proc at all."""
+    """With `hidepid`, /proc does not show processes of other accounts; some systems have no /proc."""
     with subprocess.Popen(["true"]) as ended:
         pass
     process_start = process.start_time(os.getpid()) if recorded else None

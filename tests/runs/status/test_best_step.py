@@ -1,4 +1,4 @@
-"""The best step of a run by its records."""
+"""The best step of a run, by its records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurmddp.settings.spec import parse_best
     ],
 )
 def test_only_evaluated_and_saved_steps_count(tmp_path, best, expected):
-    """Step 40 is the best one and not saved; of equal values the newest counts."""
+    """Step 40 is the best but was not saved. Of equal values the newest counts."""
     folder = RunFolder(tmp_path)
     folder.config_file.write_text(f"train:\n  best: {best}\n")
     for step, loss, accuracy in ((10, 3.0, 0.5), (20, 1.0, 0.25), (30, float("nan"), 0.5), (40, 0.5, 0.75)):

@@ -117,7 +117,7 @@ def test_tail_of_odd_files(tmp_path):
 
 
 def follow(folder, *acts, selection=RANK_0, count=20):
-    """Follow the logs of a run in which `acts` happen between two looks, in place of time."""
+    """Follow the logs of a run; each sleep between two looks runs the next of `acts` instead."""
     left = list(acts)
     return list(
         logs.follow(folder, selection, count=count, has_ended=lambda: not left, sleep=lambda _: left.pop(0)())
@@ -194,7 +194,7 @@ def test_a_redrawn_line_shows_its_last_text(tmp_path, text, lines):
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_of_a_line_that_never_ends_only_the_end_is_read(tmp_path, monkeypatch, count):
-    """A progress bar may redraw one line for days."""
+    """A progress bar may redraw a line for days."""
     monkeypatch.setattr(logs, "_LINE_LIMIT", 100_000)
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"begin\n" + b"x" * 1_000_000)

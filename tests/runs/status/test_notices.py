@@ -37,7 +37,7 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
     assert "rank 1" not in out
     run.add_event("rank_failed", attempt=1, rank=3, host="n2", reason="stalled: waiting for data for 94 s")
     assert main(["status", run.name]) == 0
-    assert "made no progress" not in capsys.readouterr().out, "it is shown once, as a failure"
+    assert "made no progress" not in capsys.readouterr().out, "the hang is shown once, as a failure"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_the_folder_alone_settles_an_ended_run(folder, events, state):
         ([SUBMITTED, started(), REQUEUED], None, "cancelled", False),
         ([SUBMITTED, started(), ended("failed", "requeue", code=1)], "PENDING", "stopped", True),
         ([SUBMITTED, started(), ended("failed", code=1), RESUBMITTED], "PENDING", "queued", True),
-        # A controller that lost its state numbers jobs from the beginning, and so does a new sandbox.
+        # A controller that lost its state gives out job ids from 1 again, and so does a new sandbox.
         ([SUBMITTED, started(), ended("failed", code=1), SUBMITTED], "PENDING", "queued", True),
         ([started(), SUBMITTED, ended("failed", code=1), SUBMITTED], "PENDING", "queued", True),
         ([SUBMITTED, started(), CANCELLED], "COMPLETING", "cancelled", True),
@@ -199,7 +199,7 @@ def test_a_suspended_run_says_what_resumes_it(folder):
 
 
 def test_a_cancel_that_left_the_job_to_run_says_so(folder):
-    """Ctrl-C ended `slurmddp cancel` between its mark and its scancel."""
+    """Ctrl-C ended `slurmddp cancel` after it wrote the file `cancelled`, and before scancel."""
     write(folder, SUBMITTED, started())
     folder.cancelled_file.touch()
     slurm = FakeSlurm()
