@@ -23,7 +23,7 @@ from slurmddp.runs import index, ssh_runs
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.owner import READ_ONLY, read_own, refuse_foreign
 from slurmddp.runs.ssh_runs import SshRun
-from slurmddp.runs.status import logs
+from slurmddp.runs.status import merged_logs
 from slurmddp.settings.spec import FUNCTION_CALL
 
 if TYPE_CHECKING:
@@ -251,8 +251,8 @@ class Run:
         if not attempts:
             return ""
 
-        chosen = logs.ChosenLogs(frozenset({rank}))
-        return "\n".join(logs.snapshot(self._folder, attempts[-1], chosen, None))
+        chosen = merged_logs.ChosenLogs(frozenset({rank}))
+        return "\n".join(merged_logs.snapshot(self._folder, attempts[-1], chosen, None))
 
     def stop(self) -> StoppedRun:
         """Ask the run to save and stop, as `slurmddp stop` does.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol
 
-from slurmddp.control.contract import to_json
+from slurmddp.control.json_encoding import to_json
 from slurmddp.errors import UsageError
 
 

@@ -21,7 +21,7 @@ from slurmddp.runs.failures.failure import from_facts
 from slurmddp.runs.folder.history import restart_count, stop_reason, stop_source
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import LineReader
+from slurmddp.runs.status.merged_logs import LineReader
 from slurmddp.runs.status.metrics import own_names, rate_of
 from slurmddp.runs.status.notices import other_places
 from slurmddp.runs.text_format import counted

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurmddp.errors import ConfigError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import ChosenLogs, files, job_lines, label, snapshot
+from slurmddp.runs.status.merged_logs import ChosenLogs, files, job_lines, label, snapshot
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient
 

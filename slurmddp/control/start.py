@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +29,6 @@ from slurmddp.errors import (
     SlurmddpError,
     combine_exit_codes,
 )
-from slurmddp.host.process import OpenFiles
 from slurmddp.launchers.submit import array, queued_jobs
 from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.create import create, free_name
@@ -40,15 +38,12 @@ from slurmddp.runs.folder.owner import refuse_foreign
 from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm import client
-from slurmddp.slurm.limits.queries import max_array_size
 
 if TYPE_CHECKING:
     from slurmddp.settings.spec import Job
 
 ENDED_BY_PERSON = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
 """Exit codes of a training on this machine that a person ended; the runs after it are not started."""
-_OTHER_FILES = 256
-"""Number of open files that a process needs beside the locks of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,20 +267,8 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
     if len(jobs) == 1 or all(job.launcher != "slurm" for job in jobs):
         return [[job] for job in jobs]
 
-    longest = _longest_array(client.SlurmClient()) if client.on_path() else len(jobs)
+    longest = array.longest_array(client.SlurmClient()) if client.on_path() else len(jobs)
     return array.groups(jobs, longest)
-
-
-def _longest_array(slurm: client.SlurmClient) -> int:
-    """Return how many elements an array may have, by SLURM's limit and by the limit of open files.
-
-    While an array is submitted, the lock of each element is an open file.
-    """
-    open_files = OpenFiles.allow_most()
-    longest = max_array_size(slurm)
-    if open_files == resource.RLIM_INFINITY:
-        return longest
-    return min(longest, open_files - _OTHER_FILES)
 
 
 def _start_point_here(

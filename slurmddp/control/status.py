@@ -16,7 +16,7 @@ from slurmddp.runs.folder.history import RecordedAttempt, fold, how_ended, of_ne
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
-from slurmddp.runs.status import logs, run_status
+from slurmddp.runs.status import merged_logs, run_status
 from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.curves import curve_commands
 from slurmddp.runs.status.notices import Notice, notices
@@ -158,5 +158,9 @@ def _last_lines(folder: RunFolder) -> tuple[str, ...]:
     if not attempts:
         return ()
 
-    paths = logs.selected_files(folder, attempts[-1], logs.ChosenLogs(frozenset()))
-    return tuple(f"[{logs.label(path)}] {line}" for path in paths for line in logs.tail(path, _LAST_LINES))
+    paths = merged_logs.selected_files(folder, attempts[-1], merged_logs.ChosenLogs(frozenset()))
+    return tuple(
+        f"[{merged_logs.label(path)}] {line}"
+        for path in paths
+        for line in merged_logs.tail(path, _LAST_LINES)
+    )

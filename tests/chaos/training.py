@@ -18,7 +18,7 @@ from slurmddp.environments.scrub import scrub
 from slurmddp.errors import SlurmError
 from slurmddp.runs.folder.history import History, fold
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import LineReader
+from slurmddp.runs.status.merged_logs import LineReader
 from slurmddp.sandbox import Sandbox
 
 POLL_S = 0.02

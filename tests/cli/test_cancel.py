@@ -14,7 +14,7 @@ import pytest
 import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.control.cancel import Cancelled
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.errors import EXIT_SLURM
 from slurmddp.slurm.states import JobState
 from support.runs.cli_runs import local_process, start, start_here, submit

@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.cli.main import main
 from slurmddp.control.check import CheckedClusters, check_clusters
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
 from slurmddp.runs.folder.excluded_nodes import exclude, share, shared_file
 from slurmddp.runs.folder.layout import RunFolder

@@ -15,7 +15,7 @@ import pytest
 from slurmddp.cli.live_view import RunProgress, RunView, countdown, new_records
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import LineReader
+from slurmddp.runs.status.merged_logs import LineReader
 
 
 class Clock:

@@ -13,7 +13,7 @@ import yaml
 
 import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.report import Reported
 from slurmddp.control.ssh import connection
 from slurmddp.control.ssh.runs import runs_of_sweep

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.remove import Removed
 from slurmddp.errors import EXIT_NO_RUN, EXIT_RUN_STATE, EXIT_SLURM, EXIT_USAGE
 from slurmddp.runs.folder import code_snapshot

@@ -9,7 +9,7 @@ import pytest
 import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.control.check import Checked
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.resume import resume
 from slurmddp.control.start import Started, StartedRun
 from slurmddp.errors import EXIT_CONFIG, EXIT_STOPPED, EXIT_USAGE

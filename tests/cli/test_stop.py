@@ -8,7 +8,7 @@ import pytest
 
 import slurmddp
 from slurmddp.cli.main import main
-from slurmddp.control.contract import from_json
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.stop import Stopped
 from slurmddp.errors import SlurmError
 from support.runs.cli_runs import end, local_process, start, submit

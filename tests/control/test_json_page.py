@@ -23,10 +23,10 @@ from slurmddp.cli.main import COMMANDS
 from slurmddp.control.cancel import cancel
 from slurmddp.control.check import check_clusters
 from slurmddp.control.checkpoints import checkpoints
-from slurmddp.control.contract import VERSION
 from slurmddp.control.diff import diff
 from slurmddp.control.explain import explain
 from slurmddp.control.export import export
+from slurmddp.control.json_encoding import VERSION
 from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
 from slurmddp.control.remove import remove

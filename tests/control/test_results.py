@@ -15,10 +15,10 @@ from slurmddp.checkpoint import state as checkpoint
 from slurmddp.cli.main import main
 from slurmddp.control.cancel import cancel
 from slurmddp.control.checkpoints import checkpoints
-from slurmddp.control.contract import from_json
 from slurmddp.control.diff import diff
 from slurmddp.control.explain import explain
 from slurmddp.control.export import export
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
 from slurmddp.control.report import report

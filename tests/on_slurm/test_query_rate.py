@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.commands import list as command
-from slurmddp.cli.list_view import REFRESH_S, ListView
+from slurmddp.cli.list_watch import REFRESH_S, ListView
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import rich_table
 from slurmddp.sandbox import Sandbox

@@ -100,7 +100,7 @@ def _statuses_over_ssh() -> list[RunStatus]:
 def _watch(sweep: str | None, name: str, limit: int | None, states: frozenset[str]) -> int:
     """Show the table of chosen runs until the reader quits."""
     # A table that is printed once needs none of these modules.
-    from slurmddp.cli.list_view import ListView
+    from slurmddp.cli.list_watch import ListView
     from slurmddp.control.ssh.runs import runs_of_sweep
     from slurmddp.control.ssh.statuses import PacedHosts
     from slurmddp.slurm.paced_client import PacedClient

@@ -16,7 +16,7 @@ from slurmddp.control.logs import logs, selection
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.logs import ChosenLogs, follow
+from slurmddp.runs.status.merged_logs import ChosenLogs, follow
 from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from slurmddp import __version__
-from slurmddp.control.contract import error_from_json
 from slurmddp.control.events import HostGreeting, HostOutput, HostSilent, Report, ignore
-from slurmddp.control.ssh.host_messages import HostMessages
+from slurmddp.control.json_encoding import error_from_json
+from slurmddp.control.ssh.host_stderr import HostMessages
 from slurmddp.errors import LoginNodeError
 
 FLAG = "--over-ssh"

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from slurmddp import __version__
-from slurmddp.control.contract import from_json
 from slurmddp.control.events import HostOutput, Report, ignore
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.listing import list_runs
 from slurmddp.control.ssh.connection import Exchange, LoginNode, exchange
 from slurmddp.errors import LoginNodeError

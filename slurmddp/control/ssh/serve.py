@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from slurmddp import __version__
-from slurmddp.control.contract import error_to_json, to_json
 from slurmddp.control.events import Report, ignore
+from slurmddp.control.json_encoding import error_to_json, to_json
 from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
 from slurmddp.environments.names import OVER_SSH_VARIABLE

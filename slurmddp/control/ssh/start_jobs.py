@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmddp.control.contract import from_json
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.jobs import jobs_of
+from slurmddp.control.json_encoding import from_json
 from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.ssh.runs import pass_through, request_for, run_at
 from slurmddp.control.ssh.submit import code_sent

@@ -9,6 +9,7 @@ runs. A new run copies the code at its first start. A run that existed before ge
 from __future__ import annotations
 
 import re
+import resource
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.host.free_name import first_free
+from slurmddp.host.process import OpenFiles
 from slurmddp.launchers.submit.sbatch import site_options
 from slurmddp.runs.folder.create import check_syntax, prepare, write_code_of_array
 from slurmddp.runs.folder.history import read_history
@@ -24,6 +26,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import END_OF_RUN_NAME, Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS, elements
+from slurmddp.slurm.limits.queries import max_array_size
 from slurmddp.slurm.options import sbatch_options
 from slurmddp.slurm.script import render, render_array
 
@@ -31,6 +34,20 @@ _OF_ONE_RUN = ("job-name", "output")
 """Options of sbatch that differ between runs, although an array has only one value of each."""
 _OF_LENGTH = ("train", "program")
 """The configuration's sections with the keys that extend a finished run: more steps, or other arguments."""
+_OTHER_FILES = 256
+"""Number of open files that a process needs beside the locks of runs."""
+
+
+def longest_array(slurm: SlurmClient) -> int:
+    """Return how many elements an array may have, by SLURM's limit and by the limit of open files.
+
+    While an array is submitted, the lock of each element is an open file.
+    """
+    open_files = OpenFiles.allow_most()
+    longest = max_array_size(slurm)
+    if open_files == resource.RLIM_INFINITY:
+        return longest
+    return min(longest, open_files - _OTHER_FILES)
 
 
 def groups(jobs: Iterable[Job], max_elements: int) -> list[list[Job]]:

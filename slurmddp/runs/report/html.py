@@ -27,7 +27,7 @@ from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 from slurmddp.runs.report import curves
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.time_bars import Bar, time_bars
-from slurmddp.runs.status import logs
+from slurmddp.runs.status import merged_logs
 from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.runs.status.metrics import Curve, LoggedStep, Metrics, read
 from slurmddp.runs.status.peak_memory import PeakMemory, gib, newest_peak_memory
@@ -120,7 +120,7 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
 
     output = ""
     if has_script and run.log:
-        output = "\n".join(logs.tail(run.log, _OUTPUT_LINES))
+        output = "\n".join(merged_logs.tail(run.log, _OUTPUT_LINES))
     return write_page(
         folder.report_file,
         "report.html.j2",

@@ -17,7 +17,7 @@ from slurmddp.runs.folder.history import History, RecordedAttempt, how_ended, re
 from slurmddp.runs.folder.late_files import is_there, names_in
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive
-from slurmddp.runs.status.logs import of_job_without_attempt
+from slurmddp.runs.status.merged_logs import of_job_without_attempt
 from slurmddp.runs.status.metrics import Latest, latest
 from slurmddp.runs.status.verdict import ALL_STEPS, RunVerdict, decide
 from slurmddp.settings.spec import is_own_trainer, total_steps

@@ -15,8 +15,8 @@ import pytest
 import slurmddp
 from slurmddp.cli.main import main
 from slurmddp.control.cancel import cancel
-from slurmddp.control.contract import from_json, to_json
 from slurmddp.control.explain import explain
+from slurmddp.control.json_encoding import from_json, to_json
 from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
 from slurmddp.control.remove import remove

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from slurmddp.cli.commands import list as command
-from slurmddp.cli.list_view import ListView
+from slurmddp.cli.list_watch import ListView
 from slurmddp.control.ssh import statuses
 from slurmddp.control.ssh.statuses import PacedHosts
 from slurmddp.runs import index, ssh_runs

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slurmddp.control.contract import json_value
+from slurmddp.control.json_encoding import json_value
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status, statuses

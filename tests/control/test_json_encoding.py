@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from slurmddp.control.contract import VERSION, from_json, to_json
+from slurmddp.control.json_encoding import VERSION, from_json, to_json
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status import logs
-from slurmddp.runs.status.logs import ChosenLogs
+from slurmddp.runs.status import merged_logs
+from slurmddp.runs.status.merged_logs import ChosenLogs
 
 RANK_0 = ChosenLogs()
 ALL = ChosenLogs(everything=True)
@@ -37,7 +37,7 @@ def fill(folder, attempt=0):
 
 def test_t14_every_line_has_the_label_of_its_process_ranks_in_order(folder):
     fill(folder)
-    lines = list(logs.snapshot(folder, 0, ALL, 1))
+    lines = list(merged_logs.snapshot(folder, 0, ALL, 1))
     assert lines == [
         "[rank 0] two of rank-0.log",
         "[rank 2] two of rank-2.log",
@@ -50,8 +50,8 @@ def test_t14_every_line_has_the_label_of_its_process_ranks_in_order(folder):
 
 def test_t14_rank_0_is_shown_unless_others_are_asked_for(folder):
     fill(folder)
-    assert list(logs.snapshot(folder, 0, RANK_0, 1)) == ["[rank 0] two of rank-0.log"]
-    assert list(logs.snapshot(folder, 0, ChosenLogs(frozenset({2, 10})), 1)) == [
+    assert list(merged_logs.snapshot(folder, 0, RANK_0, 1)) == ["[rank 0] two of rank-0.log"]
+    assert list(merged_logs.snapshot(folder, 0, ChosenLogs(frozenset({2, 10})), 1)) == [
         "[rank 2] two of rank-2.log",
         "[rank 10] two of rank-10.log",
     ]
@@ -60,7 +60,7 @@ def test_t14_rank_0_is_shown_unless_others_are_asked_for(folder):
 def test_the_failing_rank_comes_after_the_logs(folder):
     fill(folder)
     fail(folder, 0)
-    lines = list(logs.snapshot(folder, 0, RANK_0, 0))
+    lines = list(merged_logs.snapshot(folder, 0, RANK_0, 0))
     assert lines == [
         "-- attempt 0: rank 3 on node4 ended with exit code 1; its last lines:",
         "[rank 3] Traceback",
@@ -83,7 +83,7 @@ def test_the_ends_of_other_ranks_and_earlier_failures_are_shown_too(folder):
         ({"signal": "SIGTERM"}, {"signal": "SIGTERM"}, {"exit_code": 75}, {"exit_code": 1})
     ):
         write(folder, 0, f"exit-rank-{rank}", json.dumps({"rank": rank, "host": "node4", **end}))
-    assert list(logs.snapshot(folder, 0, RANK_0, 0)) == [
+    assert list(merged_logs.snapshot(folder, 0, RANK_0, 0)) == [
         "-- attempt 0: rank 1 on node2 was killed by SIGSEGV; the ranks restarted in place",
         "-- attempt 0: rank 3 on node4 ended with exit code 1: no space left: OSError",
         "-- of the other ranks: 2 killed by SIGTERM, 1 exit code 75",
@@ -95,7 +95,7 @@ def test_where_no_rank_has_spoken_node_and_batch_do(folder):
     write(folder, 0, "rank-0.log", "")
     write(folder, 0, "node-0.log", "no module named mine\n")
     write(folder, 0, "batch.log", "")
-    assert list(logs.snapshot(folder, 0, RANK_0, 5)) == ["[node 0] no module named mine"]
+    assert list(merged_logs.snapshot(folder, 0, RANK_0, 5)) == ["[node 0] no module named mine"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000, None])
@@ -104,23 +104,25 @@ def test_tail_gives_the_last_lines(tmp_path, count, ending):
     every = [f"line {number} {'x' * 300}" for number in range(1000)]
     path = tmp_path / "rank-0.log"
     path.write_text("\n".join(every) + ending)
-    assert logs.tail(path, count) == (every if count is None else every[-count:])
+    assert merged_logs.tail(path, count) == (every if count is None else every[-count:])
 
 
 def test_tail_of_odd_files(tmp_path):
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"")
-    assert logs.tail(path, 5) == []
+    assert merged_logs.tail(path, 5) == []
     path.write_bytes(b"caf\xe9 \x00\n\n")
-    assert logs.tail(path, 5) == ["caf\N{REPLACEMENT CHARACTER} \x00", ""]
-    assert logs.tail(path, 0) == []
+    assert merged_logs.tail(path, 5) == ["caf\N{REPLACEMENT CHARACTER} \x00", ""]
+    assert merged_logs.tail(path, 0) == []
 
 
 def follow(folder, *acts, selection=RANK_0, count=20):
     """Follow the logs of a run; each sleep between two looks runs the next of `acts` instead."""
     left = list(acts)
     return list(
-        logs.follow(folder, selection, count=count, has_ended=lambda: not left, sleep=lambda _: left.pop(0)())
+        merged_logs.follow(
+            folder, selection, count=count, has_ended=lambda: not left, sleep=lambda _: left.pop(0)()
+        )
     )
 
 
@@ -189,16 +191,16 @@ def test_follow_of_everything_waits_for_the_first_attempt_and_takes_up_new_ranks
 def test_a_redrawn_line_shows_its_last_text(tmp_path, text, lines):
     path = tmp_path / "rank-0.log"
     path.write_bytes(text)
-    assert logs.tail(path, 5) == lines
+    assert merged_logs.tail(path, 5) == lines
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_of_a_line_that_never_ends_only_the_end_is_read(tmp_path, monkeypatch, count):
     """A progress bar may redraw a line for days."""
-    monkeypatch.setattr(logs, "_LINE_LIMIT", 100_000)
+    monkeypatch.setattr(merged_logs, "_LINE_LIMIT", 100_000)
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"begin\n" + b"x" * 1_000_000)
-    reader = logs.LineReader(path)
+    reader = merged_logs.LineReader(path)
     assert len("".join([*reader.start(count), *reader.flush()])) <= 2 * 100_000
     with path.open("ab") as stream:
         stream.write(b"y" * 1_000_000)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from slurmddp.cli.commands import list as command
-from slurmddp.cli.list_view import ListView
+from slurmddp.cli.list_watch import ListView
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.runs import index
