@@ -112,8 +112,8 @@ def notes(result: Result) -> list[str]:
             sentences.append(f"{row['strategy']} was not measured: {row['note']}")
         elif not row["equals_one_process"]:
             sentences.append(
-                f"{row['strategy']} ends with other weights than the training in one process, so the times "
-                "of its steps are not those of the same work."
+                f"{row['strategy']} ends with other weights than the training in one process: its steps do "
+                "different work."
             )
 
     if result.settings["bench"] == "cluster":

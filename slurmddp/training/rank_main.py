@@ -138,7 +138,7 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
 
 
 def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
-    """Meet the other ranks, and run the preflight if it is on."""
+    """Join the process group, and run the preflight if it is on."""
     checks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
     try:
         distributon.launch()

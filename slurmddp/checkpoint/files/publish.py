@@ -108,7 +108,7 @@ def publish(
     try:
         prune(root, keep_last, target, keep_best)
     except OSError as error:
-        log.warning("Checkpoint %s is written, but older ones could not be deleted: %s", target, error)
+        log.warning("Checkpoint %s is written, but older checkpoints could not be deleted: %s", target, error)
     return target
 
 
