@@ -25,7 +25,7 @@ _PARTS = {
 
 
 def pictures(result: Result) -> dict[str, dict[str, str]]:
-    """Return the pictures of a result by title.
+    """Return the pictures that the tables of a result allow, by title: SVG texts "wide" and "narrow".
 
     Raises:
         SlurmddpError: matplotlib is not installed.
@@ -58,21 +58,21 @@ def pictures(result: Result) -> dict[str, dict[str, str]]:
 
 
 def _add_legend(figure: Figure, size: Size, axes: Axes) -> None:
-    """Add one legend above all panels, which have the same lines."""
+    """Add one legend above all panels; its entries are the lines of `axes`, the same in every panel."""
     handles, labels = axes.get_legend_handles_labels()
     columns = 4 if is_wide(size) else 2
     add_legend(figure, handles=handles, labels=labels, loc="outside upper center", ncols=columns)
 
 
 def _line(algorithm: str) -> dict[str, Any]:
-    """Return the style of an algorithm's line, the same in all pictures; torch's line is dashed."""
+    """Return matplotlib's line style for an algorithm, the same in all pictures; torch's line is dashed."""
     if algorithm not in _ALGORITHMS:
         return {"color": COLOURS["ink"], "linewidth": 1.8, "linestyle": (0, (4, 2))}
     return {"color": LINES[_ALGORITHMS.index(algorithm)], "linewidth": 1.8}
 
 
 def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -> None:
-    """Make the y axis logarithmic, with ticks such as "10 ms" instead of powers of ten."""
+    """Make the y axis logarithmic, with labels such as "10 ms" (a number, a unit, `per`) instead of 10^-2."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: scaled(value, units) + per)
     axes.minorticks_off()
@@ -103,7 +103,8 @@ def _curves(curves: Sequence[Row], size: Size) -> Figure:
         rows = [row for row in curves if row["bytes"] == count]
         drawn: list[list[float]] = []
         for row in rows:
-            # Algorithms with equal work, such as sharded server and ring, share a curve.
+            # The model predicts equal times for algorithms with equal work, such as sharded server and ring.
+            # They share a line with both names, because a second line would cover the first.
             if row["seconds"] in drawn:
                 continue
             drawn.append(row["seconds"])
@@ -124,7 +125,8 @@ def _step_parts(rows: Sequence[Row], size: Size) -> Figure:
     names = [row["strategy"] for row in rows]
     left = [0.0] * len(rows)
     for part, (label, colour) in _PARTS.items():
-        # On a busy machine noise can make a part slightly negative.
+        # `exposed_s` is a difference of measured times, so noise can make it slightly negative, and a bar
+        # can't have a negative width.
         widths = [max(0.0, 1e3 * row[part]) for row in rows]
         axes.barh(names, widths, left=left, color=colour, label=label, height=0.62, zorder=2)
         left = [start + width for start, width in zip(left, widths, strict=True)]

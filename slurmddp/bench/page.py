@@ -36,7 +36,7 @@ _TITLES = {
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value of a table as text; the end of the column's name determines its unit."""
+    """Format a value of a table. The column's name determines the unit: `_s` seconds, `_bytes` bytes."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "bytes":
@@ -57,7 +57,7 @@ def _label(name: str) -> str:
 
 
 def as_table(rows: Sequence[Row]) -> Table:
-    """Return the rows of a result as a table."""
+    """Return a table with a column for each key of the rows, with formatted values."""
     names = dict.fromkeys(name for row in rows for name in row)
     return table(*(_column(name, [row.get(name) for row in rows]) for name in names))
 
@@ -71,7 +71,7 @@ def _column(name: str, values: Sequence[Any]) -> Column:
 
 
 def show(result: Result, stream: TextIO) -> None:
-    """Print a result."""
+    """Print a result to a stream: its headline, its tables with titles, and its notes."""
     print(headline(result), file=stream)
     for name, rows in result.tables.items():
         if rows:
@@ -83,7 +83,7 @@ def show(result: Result, stream: TextIO) -> None:
 
 
 def show_rows(rows: Sequence[Row], stream: TextIO) -> None:
-    """Print a table of a result."""
+    """Print the rows of one table of a result as aligned columns."""
     shown = as_table(rows)
     headers = [column.label for column in shown.columns]
     cells = [[cell.text for cell in row] for row in shown.rows]
@@ -102,7 +102,11 @@ def headline(result: Result) -> str:
 
 
 def notes(result: Result) -> list[str]:
-    """Return the sentences below the tables: the cost model, unequal weights, slow nodes and links."""
+    """Return the sentences below the tables.
+
+    They report the cost model, strategies that were not measured or that end with other weights than the
+    training in one process, and, for `bench cluster`, slow nodes and links.
+    """
     sentences = []
     if result.model:
         sentences.append(_model_note(result.model))
@@ -134,7 +138,7 @@ def _model_note(model: Mapping[str, Any]) -> str:
 
 
 def write_bench_page(result: Result, path: Path) -> None:
-    """Write the page of a result.
+    """Write a result as an HTML page.
 
     Raises:
         SlurmddpError: matplotlib is not installed.

@@ -33,7 +33,7 @@ _CLOCK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The measured tables of a benchmark, with the settings, topology and versions behind them."""
+    """The measured tables of a benchmark, with the settings, topology and versions of the measurement."""
 
     settings: Mapping[str, Any]
     """The fields of `Settings`."""
@@ -64,7 +64,7 @@ def read(path: Path) -> Result:
         if content["format"] != FORMAT:
             raise ConfigError(
                 f"{file} has format {content['format']}; this slurmddp reads format {FORMAT}.",
-                hint="Measure again.",
+                hint="Run the benchmark again with this version.",
             )
 
         return Result(**content)
@@ -81,7 +81,10 @@ def read(path: Path) -> Result:
 
 
 def differences(first: Result, second: Result) -> dict[str, tuple[Any, Any]]:
-    """Return each setting and each fact of the topology that differs, except host names, with both values."""
+    """Return the settings and topology values that differ: name to (first value, second value).
+
+    Host names may differ, and are left out.
+    """
     facts = {**first.settings, **first.topology}
     other_facts = {**second.settings, **second.topology}
     return {
@@ -92,7 +95,11 @@ def differences(first: Result, second: Result) -> dict[str, tuple[Any, Any]]:
 
 
 def compare(first: Result, second: Result) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows that both results have: the time in each of them, and the ratio of the times.
+    """Compare the median times of the rows that both results have.
+
+    Returns:
+        By table, a row for each compared time: the columns that identify it (see `KEYS`), `first_s`,
+        `second_s`, and `ratio` = second / first.
 
     Raises:
         MismatchError: the results were not measured with equal settings on equal topologies.
@@ -102,7 +109,7 @@ def compare(first: Result, second: Result) -> dict[str, list[dict[str, Any]]]:
         text = "; ".join(f"{name}: {value} and {other}" for name, (value, other) in different.items())
         raise MismatchError(
             f"The two results can't be compared, because they differ in {text}.",
-            hint="Measure again with equal settings and equally many ranks and nodes.",
+            hint="Run one of the benchmarks again with the settings, ranks and nodes of the other.",
         )
 
     compared: dict[str, list[dict[str, Any]]] = {}
@@ -124,16 +131,17 @@ def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
 
 
 def slow_parts(result: Result, factor: float = 2.0) -> list[str]:
-    """Return a sentence for each slow node or link of `bench cluster`.
+    """Return a sentence for each slow disk, wrong clock, slow node and slow link; empty if there is none.
 
     A disk is slow if it has less than 1/`factor` of the best bandwidth. A link is slow if it has less than
-    1/`factor` of the best bandwidth, or over five times the shortest latency. The latency of a link is its
-    shortest exchange, because busy processors delay other exchanges. If most links of a node are slow, the
-    sentence names the node instead of its links.
+    1/`factor` of the best bandwidth, or over five times the shortest latency of all links. The latency of a
+    link is the time of its fastest exchange, because busy processors can delay any other exchange. If over
+    half of a node's links are slow, one sentence names the node instead of these links. A clock is wrong if
+    it differs by more than 0.1 s from the first node's clock.
 
     Args:
         result: a result of `bench cluster`.
-        factor: a bandwidth that is so many times below the best is slow.
+        factor: a bandwidth counts as slow if `factor` times this bandwidth is still below the best one.
     """
     nodes = result.tables.get("nodes", ())
     links = result.tables.get("links", ())
@@ -162,11 +170,17 @@ def slow_parts(result: Result, factor: float = 2.0) -> list[str]:
 
 
 def _slow_links(slow: Sequence[Row], links: Sequence[Row], best: float) -> list[str]:
-    """Return sentences about the nodes whose links are mostly slow, and then about the other slow links."""
+    """Return a sentence for each node with over half of its links slow, then for each other slow link.
+
+    Args:
+        slow: the rows of the slow links.
+        links: the rows of all links.
+        best: the best bandwidth of all links, in bytes per second.
+    """
     names = dict.fromkeys(name for row in slow for name in (row["from"], row["to"]))
 
     def share(name: str) -> float:
-        """Return the share of a node's links that are slow; 0 if it has a single link."""
+        """Return the fraction of a node's links that are slow; 0 for a node with a single link."""
         links_of_node = [row for row in links if name in (row["from"], row["to"])]
         if len(links_of_node) < 2:
             return 0.0

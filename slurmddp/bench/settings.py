@@ -24,7 +24,7 @@ _UNITS = {"B": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings that two comparable results share.
+    """The settings of a benchmark; only results with equal settings can be compared.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -52,50 +52,59 @@ class Settings:
 
         for name in ("repetitions", "width", "layers", "batch"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} is {getattr(self, name)}.", hint="Give a number above 0.")
+                raise ConfigError(f"--{name} is {getattr(self, name)}.", hint="Give 1 or more.")
         if self.warmup < 0:
-            raise ConfigError(f"--warmup is {self.warmup}.", hint="Give 0 or more.")
+            raise ConfigError(f"--warmup is {self.warmup}, which is negative.", hint="Give 0 or more.")
 
         if not self.sizes or any(size < 4 or size % 4 for size in self.sizes):
             raise ConfigError(
-                f"--sizes are {list(self.sizes)} bytes.",
-                hint="Give multiples of 4 bytes: the benchmark reduces numbers of 32 bits.",
+                f"--sizes contains a size that is not a multiple of 4 bytes: {list(self.sizes)} (bytes).",
+                hint="Give multiples of 4 bytes: the benchmark reduces tensors of 32-bit numbers.",
             )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise ConfigError if `ranks` ranks can't run the benchmark."""
+        """Raise ConfigError if `ranks` is 1, or if the benchmark can't divide its batch by `ranks`."""
         if ranks < 2:
             raise ConfigError(
-                f"The benchmark {self.bench!r} compares ranks, and there is a single rank.",
+                f"The benchmark {self.bench!r} needs at least 2 ranks, and there is a single rank.",
                 hint="Start more ranks: slurmddp bench ... -n 2, or nodes=2.",
             )
 
         if self.bench in _SHARE_A_BATCH and self.batch % ranks:
             raise ConfigError(
-                f"A batch of {self.batch} samples can't be shared by {ranks} ranks.",
+                f"A batch of {self.batch} samples can't be shared by {ranks} ranks, because it is not a "
+                f"multiple of {ranks}.",
                 hint="Give a multiple of the number of ranks as --batch.",
             )
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
+        """Return the settings as one line of JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """Return the settings in a line of JSON."""
+        """Return the settings that a text from `to_json` describes."""
         fields = json.loads(text)
         fields["sizes"] = tuple(fields["sizes"])
         return cls(**fields)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the bytes of sizes such as "1kB,64MB", in rising order; raise ConfigError for a wrong size."""
+    """Parse sizes such as "1kB,64MB".
+
+    Returns:
+        The sizes in bytes, sorted and without duplicates. A kB is 1,000 bytes.
+
+    Raises:
+        ConfigError: a part between commas is not a number with the unit B, kB, MB or GB.
+    """
     sizes = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(B|kB|MB|GB)\s*", part)
         if not match:
             raise ConfigError(
-                f"{part.strip()!r} is not a size.", hint=f"Give numbers with B, kB, MB or GB: {SIZES}."
+                f"--sizes contains {part.strip()!r}, which is not a size.",
+                hint=f"Give numbers with B, kB, MB or GB, for example {SIZES}.",
             )
         sizes.add(int(match[1]) * _UNITS[match[2]])
 
@@ -103,6 +112,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def size_label(size: int) -> str:
-    """Return a size in bytes in the form of `parse_sizes`: "64kB"."""
+    """Format a number of bytes as `parse_sizes` reads it, with the largest unit that divides it: "64kB"."""
     unit = max((name for name in _UNITS if size % _UNITS[name] == 0), key=lambda name: _UNITS[name])
     return f"{size // _UNITS[unit]}{unit}"

@@ -35,11 +35,11 @@ LINES = ("#c2570c", "#2f6fde", "#2a9d6f", "#a855c7", "#c9a227", "#d6457b", "#4fa
 def picture(
     name: str, draw: Callable[[Size], Figure], *, wide: Size = (9.2, 3.9), narrow: Size = (4.6, 3.9)
 ) -> dict[str, str]:
-    """Return a picture as SVG for a page, drawn for a wide and for a narrow window.
+    """Draw a figure twice, for a wide and for a narrow window, and return both as SVG for a page.
 
     Args:
         name: prefix that makes the ids of the picture unique on its page.
-        draw: draws the picture in a given size.
+        draw: returns the figure in a given size.
         wide: size for a wide window, in inches.
         narrow: size for a phone, in inches.
 
@@ -60,7 +60,7 @@ def figure_svg(name: str, draw: Callable[[], Figure]) -> str:
 
     Args:
         name: prefix that makes the ids of the figure unique on its page.
-        draw: returns the figure.
+        draw: called without arguments, returns the figure.
 
     Raises:
         SlurmddpError: matplotlib is missing.
@@ -73,7 +73,11 @@ def figure_svg(name: str, draw: Callable[[], Figure]) -> str:
 
 
 def write_png(path: Path, draw: Callable[[], Figure]) -> None:
-    """Write a figure on white as a PNG file; raise SlurmddpError if matplotlib is missing."""
+    """Write a figure with a white background as a PNG file.
+
+    Raises:
+        SlurmddpError: matplotlib is missing.
+    """
     buffer = io.BytesIO()
     with _default_style():
         draw().savefig(buffer, format="png", dpi=160)
@@ -84,10 +88,15 @@ def write_png(path: Path, draw: Callable[[], Figure]) -> None:
 
 @contextmanager
 def _default_style(salt: str = "") -> Iterator[None]:
-    """Use matplotlib's defaults, because a user's matplotlibrc may require LaTeX or a dark background.
+    """Set matplotlib's default style during the block.
+
+    A user's matplotlibrc could require LaTeX or a dark background.
 
     Args:
-        salt: seed of the ids in an SVG.
+        salt: matplotlib derives the ids in an SVG from it (`svg.hashsalt`).
+
+    Raises:
+        SlurmddpError: matplotlib is missing.
     """
     try:
         import matplotlib
@@ -100,19 +109,23 @@ def _default_style(salt: str = "") -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["svg.fonttype"] = "none"
-        # Ids must not be random: the same run has to produce the same page, byte for byte.
+        # Without a salt matplotlib chooses random ids, but the same run has to give the same SVG bytes.
         matplotlib.rcParams["svg.hashsalt"] = salt
         yield
 
 
 def is_wide(size: Size) -> bool:
-    """Return whether a picture has room for panels side by side."""
+    """Return whether a picture is wider than 6 inches, so that panels fit side by side."""
     return size[0] > 6
 
 
 def new_figure(size: Size, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure and the axes of its panels, side by side if it is wide, else one below another."""
-    # pyplot would choose a backend for the whole process and keep every figure in memory.
+    """Return an empty figure and the axes of its panels.
+
+    The panels are side by side if the figure is wide (`is_wide`), else one below another.
+    """
+    # The figure is made without pyplot, which would choose a backend for the whole process and keep every
+    # figure in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,7 +137,7 @@ def new_figure(size: Size, panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def label_axes(axes: Axes, across: str, up: str, title: str = "") -> None:
-    """Set labels, grid and colours of axes.
+    """Set labels, title, grid and colours of axes, and hide their frame.
 
     Args:
         axes: the axes.
@@ -140,17 +153,26 @@ def label_axes(axes: Axes, across: str, up: str, title: str = "") -> None:
         side.set_visible(False)
 
     if title:
-        # A dollar sign in a name must not begin a formula.
+        # A title may contain a name with dollar signs, which matplotlib would read as a formula.
         axes.set_title(title, loc="left", color=COLOURS["ink"], fontweight="bold", parse_math=False)
 
 
 def add_legend(owner: Axes | Figure, **where: Any) -> None:
-    """Add a legend without a frame to axes or to a whole figure."""
+    """Add a legend without a frame to axes or to a whole figure.
+
+    Args:
+        owner: the axes or the figure.
+        where: further arguments of matplotlib's `legend`, such as `loc`.
+    """
     owner.legend(frameon=False, labelcolor=COLOURS["ink"], fontsize=9, **where)
 
 
 def _for_page(text: str, name: str) -> str:
-    """Return matplotlib's SVG without XML head and size, with unique ids and the page's colours and font."""
+    """Convert matplotlib's SVG for use inside a page.
+
+    XML head, metadata, width and height are removed, ids get the prefix `name`, colours become CSS variables,
+    and the font becomes that of the page.
+    """
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)

@@ -13,13 +13,13 @@ from slurmddp.templates import template
 
 
 def write_page(path: Path, template_name: str, *, kind: str, name: str, **content: Any) -> Path:
-    """Write a page, and return its path.
+    """Render a template, write it as an HTML file, and return the path of the file.
 
     Args:
         path: the file to write.
         template_name: the template of the page, which extends `page.html.j2`.
-        kind: the kind of subject, such as "Sweep".
-        name: the name of the subject.
+        kind: what the page is about, such as "Sweep"; shown before the name.
+        name: the name of the run, sweep or benchmark.
         content: further values for the template; the template escapes their text.
     """
     text = template(template_name).render(
@@ -35,7 +35,7 @@ def write_page(path: Path, template_name: str, *, kind: str, name: str, **conten
 
 
 def coded(text: str) -> Any:
-    """Return a text as escaped HTML, with the text between backticks as code."""
+    """Return a text as escaped HTML, in which text between backticks becomes a `<code>` element."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Cell:
-    """A text with its own format."""
+    """A table cell with its own colour, link or badge."""
 
     text: str
     tone: str = ""
@@ -22,7 +22,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: a label and the values of all rows. None and an empty text are shown as `-`."""
+    """A table column: a label, and a value for each row. None and an empty text are shown as `-`."""
 
     label: str
     values: Sequence[Any]
@@ -34,7 +34,7 @@ class Column:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells of the column."""
+        """The cells of the column, with plain values formatted by `show`."""
         return [value if isinstance(value, Cell) else Cell(self._text(value)) for value in self.values]
 
     def _text(self, value: Any) -> str:
@@ -45,7 +45,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, made of columns of the same length."""
+    """A table of a page: columns with equally many values."""
 
     columns: Sequence[Column]
     best: int | None = None
@@ -53,11 +53,16 @@ class Table:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """The cells of each row."""
+        """The rows of the table, each with a cell for every column."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
 def table(*columns: Column, best: int | None = None) -> Table:
-    """Return a table without columns that are empty in all rows."""
+    """Return a table of the given columns, without columns that are empty in all rows.
+
+    Args:
+        columns: the columns.
+        best: index of the row to emphasize; None: no row.
+    """
     kept = [column for column in columns if any(cell.text != "-" for cell in column.cells)]
     return Table(kept, best)

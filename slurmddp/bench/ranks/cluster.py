@@ -29,7 +29,11 @@ _SMALL_BYTES = 8
 
 
 def measure_cluster(d: Distributon, settings: Settings) -> dict[str, Any]:
-    """Return the tables `nodes`, `links` and `all_reduce`."""
+    """Measure nodes, links and torch's all-reduce. All ranks call it.
+
+    Returns:
+        The rows of the tables `nodes`, `links` and `all_reduce`.
+    """
     links = measure_links(d, settings)
     nodes = d.all_gather(_measure_node(d, _clock_offset(d, settings)))
     return {
@@ -40,7 +44,10 @@ def measure_cluster(d: Distributon, settings: Settings) -> dict[str, Any]:
 
 
 def _measure_node(d: Distributon, offset_s: float) -> dict[str, Any]:
-    """Return the row of this rank's node; empty except on its first rank.
+    """Measure this rank's node: cores, memory, disk bandwidth and GPUs.
+
+    Returns:
+        The node's row of the table `nodes`; empty on all ranks but the first of the node.
 
     All nodes write to the disk at the same time, as they do in a training.
     """
@@ -61,12 +68,12 @@ def _measure_node(d: Distributon, offset_s: float) -> dict[str, Any]:
 
 
 def _name(d: Distributon) -> str:
-    """Return host name and node number: several nodes may be emulated on one host."""
+    """Return HOST:NODE; the node number distinguishes nodes that are emulated on one host."""
     return f"{socket.gethostname()}:{d.node_rank}"
 
 
 def disk_bandwidth(folder: Path, size: int) -> float:
-    """Return the bytes per second at which a file of `size` bytes reaches the disk of a folder."""
+    """Write `size` bytes to a file in a folder, and return the bytes per second, including the fsync."""
     block = os.urandom(1 << 20)
     with tempfile.TemporaryFile(dir=folder) as file:
         began = time.perf_counter()
@@ -80,8 +87,10 @@ def disk_bandwidth(folder: Path, size: int) -> float:
 def _clock_offset(d: Distributon, settings: Settings) -> float:
     """Return the seconds by which this node's clock is ahead of the first node's clock.
 
+    The first rank of each node measures it; the other ranks return 0. All ranks call it.
+
     Source:
-        Cristian, Probabilistic clock synchronization, 1989: the shortest exchange is the most exact.
+        Cristian, Probabilistic clock synchronization, 1989. The offset of the fastest exchange is used.
     """
     offset = 0.0
     for node in range(1, d.nodes):
@@ -102,14 +111,15 @@ def _time(value: float, device: torch.device) -> torch.Tensor:
 
 
 def _offset(peer: int, device: torch.device, exchanges: int) -> float:
-    """Return the seconds by which the clock of this rank is ahead of the clock of `peer`."""
+    """Return the seconds by which this rank's clock is ahead of `peer`'s, from the fastest exchange."""
     durations_and_offsets = []
     for _ in range(exchanges):
         sent_at = time.time()
         peer_time = _time(0.0, device)
         distributed.send(_time(sent_at, device), peer)
         distributed.recv(peer_time, peer)
-        # Reading the value waits for a GPU, so the time of receipt is taken afterwards.
+        # `recv` on a GPU returns before the message has arrived; `item` waits for it. So the time of receipt
+        # is read after `item`.
         peer_at = float(peer_time.item())
         received_at = time.time()
 
@@ -120,7 +130,11 @@ def _offset(peer: int, device: torch.device, exchanges: int) -> float:
 
 
 def measure_links(d: Distributon, settings: Settings) -> list[dict[str, Any]]:
-    """Return latency and bandwidth of all pairs of nodes; disjoint pairs are measured at the same time."""
+    """Measure latency and bandwidth between the first ranks of each pair of nodes.
+
+    Pairs without a common node are measured at the same time. All ranks call it, and all get the rows of
+    the table `links`.
+    """
     names = d.all_gather(_name(d))
     rows = []
     for pairs in rounds(d.nodes):
@@ -150,7 +164,8 @@ def _one_way_times(peer: int, d: Distributon, settings: Settings, size: int) -> 
         lambda: distributed.send(data, peer),
         lambda: distributed.recv(data, peer),
     ]
-    # The lower rank sends first.
+    # The lower rank sends first, and the higher rank receives first: if both sent first, they would wait for
+    # each other.
     if d.rank > peer:
         actions.reverse()
 

@@ -26,7 +26,12 @@ _CURVE_BYTES = (1_000, 1_000_000, 64_000_000)
 
 
 def measure_collectives(d: Distributon, settings: Settings) -> dict[str, Any]:
-    """Return the table `all_reduce`, and the cost model that was fitted to a part of its sizes."""
+    """Measure torch's all-reduce and every algorithm in `ALGORITHMS`, and fit the cost model to their times.
+
+    Returns:
+        `all_reduce`: the rows of this table. `model`: the fitted cost model (see `cost_model`); empty if the
+        settings have too few sizes to hold some out of the fit.
+    """
     rows = all_reduce_table(d, settings, [TORCH, *ALGORITHMS])
     times = [
         Measurement.all_reduce(row["algorithm"], d.world_size, row["bytes"], row["median_s"])
@@ -40,14 +45,14 @@ def measure_collectives(d: Distributon, settings: Settings) -> dict[str, Any]:
 
 
 def all_reduce_table(d: Distributon, settings: Settings, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each size and algorithm.
+    """Measure all-reduce algorithms, and return a row for each size and algorithm.
 
-    The algorithms take turns, so that a disturbance of the machine affects all of them.
+    Each repetition runs every algorithm once, so that a disturbance of the machine affects all of them.
 
     Args:
         d: a launched Distributon.
         settings: sizes, repetitions and warm-up.
-        names: keys of `ALGORITHMS`, or `TORCH`.
+        names: the algorithms: keys of `ALGORITHMS`, or `TORCH`.
     """
     return [row for size in settings.sizes for row in _rows_of_size(d, settings, size, names)]
 
@@ -55,7 +60,8 @@ def all_reduce_table(d: Distributon, settings: Settings, names: Sequence[str]) -
 def _rows_of_size(
     d: Distributon, settings: Settings, size: int, names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    # Each rank has different numbers: equal numbers would hide a wrong sum.
+    # The seed depends on the rank: with equal numbers on all ranks, an algorithm that adds the wrong rank's
+    # numbers would still give the right sum.
     source = torch.rand(size // 4, generator=torch.Generator().manual_seed(settings.seed + d.rank))
     source = source.to(d.device)
     expected = source.clone()
@@ -93,15 +99,23 @@ def _reduction(name: str, flat: torch.Tensor, link: CountedLink | GroupLink) -> 
 
 
 def _largest_error(name: str, source: torch.Tensor, expected: torch.Tensor, link: CountedLink) -> float:
-    """Reduce once over `link`, which counts; return the largest difference from torch's sum."""
+    """Reduce `source` once over `link`, which counts messages and bytes.
+
+    Returns:
+        The largest absolute difference of an element from `expected`, the sum by torch's all-reduce.
+    """
     flat = source.clone()
     _reduction(name, flat, link)()
     return float((flat - expected).abs().max())
 
 
 def _counts(name: str, link: CountedLink, device: torch.device) -> dict[str, int | None]:
-    """Return the messages and bytes that the busiest rank sends; None for torch's own all-reduce."""
-    # All ranks take part in this collective, for torch's all-reduce too.
+    """Return the columns `messages` and `bytes_sent`: the maximum over all ranks that `link` has counted.
+
+    Both are None for torch's own all-reduce, which does not use the link.
+    """
+    # Called for torch's all-reduce too, although its counts are not used, because it is a collective: the
+    # ranks must all call it.
     messages, sent = of_slowest_rank([link.messages, link.bytes], device)
     if name == TORCH:
         return {"messages": None, "bytes_sent": None}
@@ -109,7 +123,7 @@ def _counts(name: str, link: CountedLink, device: torch.device) -> dict[str, int
 
 
 def _additions(d: Distributon, settings: Settings) -> list[Measurement]:
-    """Time the addition of two tensors of each size, on all ranks at once."""
+    """Time the addition of two tensors of each size, on all ranks at once, for the fit of the cost model."""
     measurements = []
     for size in settings.sizes:
         total = torch.rand(size // 4, device=d.device)
@@ -125,7 +139,12 @@ def _additions(d: Distributon, settings: Settings) -> list[Measurement]:
 
 
 def cost_model(times: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the fitted constants, their error on held-out sizes, and curves up to 1,024 nodes."""
+    """Fit the cost model to times, without the held-out sizes.
+
+    Returns:
+        The fitted constants, the errors of the predictions for the held-out sizes, and `curves`: for each
+        algorithm and size, the predicted seconds on 2 to 1,024 ranks.
+    """
     validation = validate(times)
     return {
         **asdict(validation.costs),

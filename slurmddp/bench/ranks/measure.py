@@ -35,18 +35,21 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def run(d: Distributon, settings: Settings) -> None:
-    """Measure on all ranks; rank 0 writes `bench.json` into the run folder, or into the current folder."""
+    """Measure on all ranks; rank 0 writes `bench.json` into the run folder.
+
+    A Distributon that belongs to no run has no run folder; the file is then written into the current folder.
+    """
     result = measure(d, settings)
     if d.is_global_zero:
         result.write((d.run_folder or Path()) / FILE_NAME)
 
 
 def measure(d: Distributon, settings: Settings) -> Result:
-    """Return the result of a benchmark. All ranks call it.
+    """Run the benchmark that the settings name, and return its result. All ranks call it.
 
     Args:
         d: a launched Distributon.
-        settings: equal on all ranks.
+        settings: the settings of the benchmark, equal on all ranks.
 
     Raises:
         ConfigError: there is a single rank, or the batch can't be shared by the ranks.
@@ -71,7 +74,7 @@ def measure(d: Distributon, settings: Settings) -> Result:
 
 
 def _topology(d: Distributon) -> dict[str, Any]:
-    """Return nodes, hosts, cores and devices of all ranks."""
+    """Return the topology of a result: ranks, nodes, backend; host, node, cores and GPU of each rank."""
     gpu = torch.cuda.get_device_name(d.device) if d.device.type == "cuda" else ""
     places = d.all_gather([d.node_rank, socket.gethostname(), usable_cpus(), gpu])
     return {

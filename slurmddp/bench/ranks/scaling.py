@@ -16,13 +16,15 @@ STRONG = "strong"
 
 
 def numbers(world_size: int) -> list[int]:
-    """Return the numbers of ranks to measure: 1, 2, 4, ... and all ranks."""
+    """Return the numbers of ranks to measure: the powers of two below `world_size`, and `world_size`."""
     powers = [1 << power for power in range(world_size.bit_length()) if 1 << power < world_size]
     return [*powers, world_size]
 
 
 def efficiency(kind: str, alone_s: float, ranks: int, seconds: float) -> float:
-    """Return the share of ideal scaling: weak t1 / tN, strong t1 / (N tN), with the time tN on N ranks.
+    """Return the parallel efficiency, which is 1 for ideal scaling.
+
+    With the time tN of a step on N ranks, it is t1 / tN for weak scaling and t1 / (N tN) for strong scaling.
 
     Args:
         kind: `WEAK`: the batch per rank is fixed; `STRONG`: the batch of all ranks is fixed.
@@ -35,10 +37,10 @@ def efficiency(kind: str, alone_s: float, ranks: int, seconds: float) -> float:
 
 
 def measure_scaling(d: Distributon, settings: Settings) -> dict[str, Any]:
-    """Return the table `scaling`.
+    """Time steps on 1, 2, 4, ... and all ranks, and return the rows of the table `scaling`.
 
-    With weak scaling each rank has as many samples as on all ranks; with strong scaling the ranks share the
-    whole batch.
+    Weak scaling: each rank has `batch / world_size` samples on any number of ranks. Strong scaling: the ranks
+    share the whole batch, rounded down to a multiple of their number. All ranks call it.
     """
     samples_per_rank = settings.batch // d.world_size
     rows: list[dict[str, Any]] = []
@@ -59,7 +61,11 @@ def measure_scaling(d: Distributon, settings: Settings) -> dict[str, Any]:
 
 
 def _step_times(d: Distributon, settings: Settings, ranks: int, batch: int) -> list[float]:
-    """Return the step times of the slowest of the first `ranks` ranks; the other ranks wait."""
+    """Train on the first `ranks` ranks while the other ranks wait.
+
+    Returns:
+        The maximum over the ranks of the seconds of each step, without the warm-up steps.
+    """
     count = settings.warmup + settings.repetitions
     samples = batch // ranks
     group = distributed.new_group(list(range(ranks)))

@@ -22,7 +22,7 @@ _MOMENTUM = 0.9
 
 
 def build_model(settings: Settings, device: torch.device) -> nn.Module:
-    """Return a multilayer perceptron, with equal weights at each call."""
+    """Build a multilayer perceptron; equal settings give equal initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         layers: list[nn.Module] = []
@@ -35,18 +35,18 @@ def build_model(settings: Settings, device: torch.device) -> nn.Module:
 def wrap_ddp(
     model: nn.Module, device: torch.device, group: distributed.ProcessGroup | None = None
 ) -> nn.Module:
-    """Return torch's DistributedDataParallel of a model, over all ranks or the ranks of a group."""
+    """Wrap a model in torch's DistributedDataParallel over the ranks of a group; None: all ranks."""
     devices = [device] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=devices, process_group=group)
 
 
 def build_optimizer(model: nn.Module) -> Optimizer:
-    """Return the optimizer of all contestants."""
+    """Return SGD with momentum for a model, with the same learning rate for every compared strategy."""
     return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
 
 
 def build_batches(settings: Settings, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return inputs and targets of `batch` samples, with equal numbers on all ranks."""
+    """Return `_BATCHES` batches (inputs, targets) of `batch` random samples, the same on all ranks."""
     generator = torch.Generator().manual_seed(settings.seed)
     return [
         (
@@ -59,7 +59,7 @@ def build_batches(settings: Settings, batch: int) -> list[tuple[torch.Tensor, to
 
 @dataclass
 class StepTimes:
-    """Seconds of each step on this rank, and of its parts."""
+    """Seconds of each step on this rank, split into data, forward and backward pass, and optimizer."""
 
     data: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ class StepTimes:
 
     @property
     def whole(self) -> list[float]:
-        """Seconds of each whole step."""
+        """Seconds of each step: the sum of data, gradients and optimizer."""
         return [sum(parts) for parts in zip(self.data, self.gradients, self.optimizer, strict=True)]
 
 
@@ -81,13 +81,13 @@ def train(
     device: torch.device,
     before: Callable[[], object] = lambda: None,
 ) -> StepTimes:
-    """Take steps on this rank's share of each batch and time them.
+    """Train on this rank's slice of each batch, and return the seconds of each step.
 
     Args:
         model: the module to call in training.
         optimizer: the optimizer of the model.
-        batches: the batches of all ranks together.
-        share: the samples of this rank.
+        batches: the batches, each with the samples of all ranks; used in turn.
+        share: the slice of each batch that this rank trains on.
         steps: number of steps.
         device: the device of the model.
         before: called before each step, outside of the measured time.
@@ -114,11 +114,12 @@ def train(
 
 
 def reset_peak(device: torch.device) -> None:
-    """Set the peak of `peak_memory` to the present memory."""
+    """Reset the peak that `peak_memory` returns to the memory that is in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
 
-    # 5 resets the peak of a process (proc(5)). On a kernel that refuses it, the peak stays.
+    # Writing 5 resets the peak resident set size of this process, see proc(5). If the kernel refuses, the
+    # benchmark goes on, and `peak_memory` includes the memory of earlier trainings.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

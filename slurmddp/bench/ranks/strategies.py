@@ -28,7 +28,7 @@ Contestant = Callable[[nn.Module, torch.device], Built]
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing: for a wrapper without `close`, and for a training without a barrier before its steps."""
 
 
 def _torch_ddp(model: nn.Module, device: torch.device) -> Built:
@@ -76,20 +76,23 @@ ALONE: Mapping[str, Contestant] = {"single": _single, "data_parallel": _data_par
 
 
 def contestants() -> dict[str, Contestant]:
-    """Return every strategy of slurmddp, and torch's wrappers, by name."""
+    """Return what the benchmark compares, by name: slurmddp's strategies and torch's own wrappers."""
     shipped = {name: _strategy(name) for name in strategies.STRATEGIES if name not in ALONE}
     return {**ALONE, "torch DDP": _torch_ddp, "torch FSDP": _torch_fsdp, **shipped}
 
 
 def measure_strategies(d: Distributon, settings: Settings) -> dict[str, Any]:
-    """Return the table `strategies`."""
+    """Train the model under every contestant, and return the rows of the table `strategies`.
+
+    All ranks call it.
+    """
     expected = _reference(settings, d.device)
     rows = [_row(d, settings, name, build, expected) for name, build in contestants().items()]
     return {"strategies": rows}
 
 
 def _reference(settings: Settings, device: torch.device) -> torch.Tensor:
-    """Return the final weights of the training in one process."""
+    """Train on whole batches in this process alone, and return the final weights as a flat tensor."""
     model = steps.build_model(settings, device)
     batches = steps.build_batches(settings, settings.batch)
     share = slice(0, settings.batch)
@@ -99,7 +102,7 @@ def _reference(settings: Settings, device: torch.device) -> torch.Tensor:
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
-    """Return all weights, gathered from all ranks if they are sharded."""
+    """Return all weights of a model as one flat tensor; sharded weights are gathered from all ranks."""
     weights = []
     for parameter in model.parameters():
         tensor: Any = parameter.detach()
@@ -113,7 +116,18 @@ def _weights(model: nn.Module) -> torch.Tensor:
 def _row(
     d: Distributon, settings: Settings, name: str, build: Contestant, expected: torch.Tensor
 ) -> dict[str, Any]:
-    """Measure the parts of a step without a strategy, and then the step with it; return the row."""
+    """Train the bare model and then the wrapped one, and return the row of a contestant.
+
+    Args:
+        d: a launched Distributon.
+        settings: the settings of the benchmark.
+        name: name of the contestant.
+        build: wraps the model and builds the optimizer.
+        expected: the final weights of the training in one process.
+
+    Returns:
+        The columns of `_columns`; if `build` raises SlurmddpError, only its message, as `note`.
+    """
     alone = name in ALONE
     samples = settings.batch // d.world_size
     share = slice(d.rank * samples, (d.rank + 1) * samples)
@@ -156,14 +170,25 @@ def _columns(
     difference: float,
     peak: int,
 ) -> dict[str, Any]:
-    """Return the columns of a row, with the times of the slowest rank.
+    """Return the columns of a contestant's row; times, memory and difference are maxima over all ranks.
 
-    The parts are means over all steps, because some strategies communicate in some of their steps only.
+    The parts of a step are means, not medians, because some strategies communicate only in some of the steps.
+
+    Args:
+        d: a launched Distributon.
+        settings: the settings of the benchmark.
+        times: the times of the wrapped model.
+        bare: the times of the bare model. The time of `times` beyond them is exposed communication.
+        difference: the largest difference of a final weight from the training in one process.
+        peak: the peak memory in bytes.
     """
     zeros = [0.0] * (settings.warmup + settings.repetitions)
 
     def of_slowest(seconds: list[float]) -> list[float]:
-        """Return the times of the slowest rank; a rank that has measured nothing passes an empty list."""
+        """Return the maximum over all ranks for each step after the warm-up.
+
+        A rank that has not trained passes an empty list, which counts as zeros.
+        """
         return of_slowest_rank(seconds or zeros, d.device)[settings.warmup :]
 
     whole = of_slowest(times.whole)

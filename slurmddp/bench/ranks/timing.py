@@ -11,7 +11,7 @@ from torch import distributed
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that an action takes on this rank, including its work on a GPU."""
+    """Call a function, and return its seconds on this rank, including the GPU work that it starts."""
     synchronize(device)
     began = time.perf_counter()
     action()
@@ -20,7 +20,7 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has completed its work."""
+    """Wait until a GPU has completed its queued work; return at once for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -28,14 +28,14 @@ def synchronize(device: torch.device) -> None:
 def of_slowest_rank(
     values: Sequence[float], device: torch.device, group: distributed.ProcessGroup | None = None
 ) -> list[float]:
-    """Return the maximum of each value over all ranks. All ranks call it."""
-    # On the rank's device: some backends move tensors of a GPU only.
+    """Return the maximum of each value over all ranks of a group. All ranks of the group call it."""
+    # The tensor is on the rank's device, because some backends, such as NCCL, reduce only GPU tensors.
     largest = torch.tensor(list(values), dtype=torch.float64, device=device)
     distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=group)
     return [float(value) for value in largest.tolist()]
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:
-    """Return median and interquartile range of times in seconds, as columns of a row."""
+    """Return the median and the interquartile range of times, as the columns `median_s` and `spread_s`."""
     quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
     return {"median_s": statistics.median(times), "spread_s": quarters[2] - quarters[0]}
