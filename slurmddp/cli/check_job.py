@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
-    """Print for each job when SLURM would start it, or why it would not; return the exit code.
+    """Print for each job when SLURM would start it, or why SLURM would not start it.
 
     Args:
         groups: the jobs of each submission: one job, or the jobs of an array, which are checked together.
         as_json: whether to print JSON.
 
+    Returns:
+        `EXIT_CONFIG` if SLURM would not start one of the jobs, else `EXIT_FINISHED`.
+
     Raises:
-        ConfigError: a job runs on this machine.
+        ConfigError: a job runs on this machine, so SLURM can't check it.
         SlurmError: SLURM does not answer.
     """
     checked = check(groups)
@@ -36,11 +39,11 @@ def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
 
 
 def _print(job: CheckedJob) -> None:
-    """Print the result of a check for a job or an array."""
+    """Print the reasons and notes for a job or an array, and whether SLURM would start it."""
     for finding in job.reasons:
         print(finding)
 
-    # If the message of sbatch is the only reason, a note names the setting that causes it.
+    # Printed for refused jobs, too: if the message of sbatch is the only reason, a note names its cause.
     for note in job.notes:
         print(f"note: {note}")
 

@@ -36,11 +36,11 @@ def script(shell: str) -> str:
 
 
 def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **options: Any) -> None:
-    """Print the completions of the line in `COMP_LINE`, and exit.
+    """Print the completions of the command line in the variable `COMP_LINE`, and exit.
 
     Args:
         commands: the description of each command, by name.
-        module_of: returns the module of a command.
+        module_of: returns the module of the command with the given name.
         options: further arguments of `argcomplete.autocomplete`.
     """
     import argcomplete
@@ -52,23 +52,23 @@ def answer(commands: Mapping[str, str], module_of: Callable[[str], Any], **optio
     # The shell completes the last argument, unless a blank follows it.
     complete = arguments if line.endswith(" ") else arguments[:-1]
     if chosen in complete and _has_program(module_of(chosen), complete[complete.index(chosen) + 1 :]):
-        # The program takes any arguments, so the shell falls back to its own completion.
+        # The arguments of a program are unknown here. Without candidates, the shell uses its own completion.
         raise SystemExit(0)
 
     argcomplete.autocomplete(parser(commands, module_of, chosen), always_complete_options=False, **options)
 
 
 def _has_program(module: Any, arguments: Sequence[str]) -> bool:
-    """Return whether the arguments of a command already name the program that the command starts."""
+    """Return whether the arguments already name a program, as `train.py` does after `slurmddp run`."""
     return hasattr(module, "split") and bool(module.split(arguments)[1])
 
 
 def parser(
     commands: Mapping[str, str], module_of: Callable[[str], Any], chosen: str
 ) -> argparse.ArgumentParser:
-    """Return a parser of all commands, of which only the chosen command has arguments.
+    """Return a parser that knows all commands, but only the arguments of the command `chosen`.
 
-    The arguments of a command need the import of its module, which takes time.
+    To know the arguments of a command, its module must be imported, which takes time.
     """
     whole = argparse.ArgumentParser(prog="slurmddp", allow_abbrev=False)
     for flag in ("--version", "--debug"):
@@ -97,7 +97,7 @@ def _attach(command: argparse.ArgumentParser) -> None:
 
 
 def runs(prefix: str, **_context: Any) -> list[str]:
-    """Return the names of local runs, the newest first, then the names of runs over ssh."""
+    """Return the names that begin with `prefix`: local runs, the newest first, then runs over ssh."""
     names = [*(run.name for run in index.all_runs()), *(run.name for run in reversed(ssh_runs()))]
     return [name for name in names if name.startswith(prefix)]
 
@@ -113,7 +113,10 @@ def runs_and_sweeps(prefix: str, **_context: Any) -> list[str]:
 
 
 def active_runs(prefix: str, **_context: Any) -> list[str]:
-    """Return the names of runs and sweeps that may have a job or a process, judged by their records alone."""
+    """Return the names of runs and sweeps that may have a job or a process, without asking SLURM.
+
+    Local runs and sweeps are judged by the records in their folders. All runs over ssh are included.
+    """
     local_names = [
         folder.name for folder in index.all_runs() if folder.name.startswith(prefix) and _may_live(folder)
     ]
@@ -134,12 +137,15 @@ def _may_live(folder: RunFolder) -> bool:
     try:
         return read_history(folder).may_live
     except (SlurmddpError, OSError):
-        # A damaged record hides only its run.
+        # A damaged record removes only its own run from the candidates.
         return False
 
 
 def scripts(prefix: str) -> list[str]:
-    """Return the Python files and the folders whose paths begin with `prefix`; nothing if it is empty."""
+    """Return the Python files and the folders whose paths begin with `prefix`.
+
+    Empty if `prefix` is empty or holds `=`, so that it is the beginning of a setting.
+    """
     if not prefix or "=" in prefix:
         return []
 
@@ -164,7 +170,7 @@ def settings_and_scripts(prefix: str, **_context: Any) -> list[str]:
 
 
 def benchmarks(prefix: str, **_context: Any) -> list[str]:
-    """Return the benchmarks and the actions on results that begin with `prefix`."""
+    """Return the first arguments of `slurmddp bench` that begin with `prefix`: benchmarks, show, compare."""
     return [word for word in (*BENCHES, "show", "compare") if word.startswith(prefix)]
 
 
@@ -181,12 +187,12 @@ def _choices(group: str) -> Iterable[str]:
 
 
 def settings(prefix: str, **_context: Any) -> list[str]:
-    """Return the settings that begin with `prefix`: for `model=`, one setting for each model."""
+    """Return the settings that begin with `prefix`: `model=` for `mod`, `model=gpt` for `model=`."""
     return [text for text in _settings(prefix) if text.startswith(prefix)]
 
 
 def _settings(prefix: str) -> Iterator[str]:
-    """Yield candidates for a word: keys before its `=` is typed, values after it."""
+    """Yield settings that may complete a word: `key=` while it has no `=`, else `key=value`."""
     typed, equals_sign, _ = prefix.partition("=")
     name = typed.lstrip("+")
     if equals_sign:
@@ -218,7 +224,7 @@ def _settings_with_value(typed: str, name: str) -> Iterator[str]:
 
 
 def _values(kind: Any) -> Sequence[str]:
-    """Return all values of a type, if there are few."""
+    """Return the values of a bool or a Literal; empty for any other type."""
     if kind is bool:
         return ("true", "false")
     if get_origin(kind) is Literal:
@@ -227,7 +233,10 @@ def _values(kind: Any) -> Sequence[str]:
 
 
 def _arguments(node: str) -> list[str]:
-    """Return the arguments of the class or function that the project chooses for a node, as setting keys."""
+    """Return keys for the arguments of the class or function that the project chooses for a node.
+
+    An example is `model.width` for the node `model`. Empty if the configuration can't be composed.
+    """
     from slurmddp.config.checks.signatures import signature_of
     from slurmddp.config.composition.compose import COMPOSITION_ERRORS, compose_plan, make_plan
 

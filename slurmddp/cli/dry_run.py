@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show(job: Job) -> int:
-    """Print the batch script of a job, or the commands of a local run; submit nothing."""
+    """Print the batch script of a job, or the commands of a local run; submit nothing; return exit code 0."""
     if job.launcher == "local":
         print(_local_commands(job))
         return EXIT_FINISHED
@@ -38,7 +38,16 @@ def show(job: Job) -> int:
 
 
 def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) -> int:
-    """Print the points of a sweep, its job arrays, and the script of the first point; start nothing."""
+    """Print the points of a sweep, the scripts of its job arrays, and the script of its first point.
+
+    Args:
+        jobs: the jobs of the points.
+        name: the name of the sweep.
+        show_one: prints the script of a job.
+
+    Returns:
+        The exit code 0.
+    """
     from slurmddp.control.sweep import points_of, runs_dir_of
     from slurmddp.launchers.submit import array
     from slurmddp.slurm.script import render_array
@@ -57,7 +66,10 @@ def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) ->
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs of each array; without an answer of SLURM, arrays have no length limit."""
+    """Return the jobs of a sweep, split into the job arrays in which they would be submitted.
+
+    If SLURM does not answer, its largest array length is unknown, and the arrays are split as if it had none.
+    """
     from slurmddp.control.start import groups
     from slurmddp.launchers.submit import array
     from slurmddp.slurm import client
@@ -65,7 +77,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
 
     if client.on_path() and any(job.launcher == "slurm" for job in jobs):
         try:
-            # Raises without an answer; the length limit would read as 0 then.
+            # Raises SlurmError if SLURM does not answer; `groups` would then assume a length limit of 0.
             cluster_name(client.SlurmClient())
             return groups(jobs)
         except SlurmError as error:
@@ -83,7 +95,7 @@ def _sent_by_submitit(job: Job) -> list[str]:
 
 
 def _left_idle(job: Job) -> list[str]:
-    """Return a note if an elastic job that loses a node would leave further nodes idle."""
+    """Return a note if an elastic job could not use all remaining nodes after the loss of one; else empty."""
     remaining = job.resources.nodes - 1
     if not job.elastic or not remaining:
         return []
@@ -100,7 +112,10 @@ def _left_idle(job: Job) -> list[str]:
 
 
 def _limits(job: Job) -> list[str]:
-    """Return a note on each limit of this machine's SLURM that the job exceeds; none without SLURM."""
+    """Return a note for each limit of this machine's SLURM that the job exceeds.
+
+    Empty if this machine has no SLURM commands; a note if SLURM does not answer.
+    """
     from slurmddp.launchers.submit.fit import fit_of
     from slurmddp.slurm import client
     from slurmddp.slurm.script import render

@@ -37,7 +37,7 @@ REFUSED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to a parser."""
+    """Add Hydra's flags to a parser: `--cfg`, `--info`, `--config-name` and others."""
     add = parser.add_argument
     add(
         "-c", "--cfg", nargs="?", const=_SHOWN[0], metavar="|".join(_SHOWN),
@@ -77,8 +77,8 @@ def sources(args: argparse.Namespace) -> Sources:
     moved back to `args.overrides`.
 
     Raises:
-        ConfigError: the value of a flag is unknown.
-        UsageError: a flag needs another flag that is missing, or contradicts another flag.
+        ConfigError: `--cfg` or `--info` has an unknown value.
+        UsageError: `--resolve` or `--package` is given without `--cfg`, or `--info` with `--multirun`.
     """
     from slurmddp.config.composition.sources import DEFAULT, Sources
 
@@ -111,13 +111,16 @@ def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: b
     """Print the configuration of a job, Hydra's own configuration, or both, as YAML.
 
     Args:
-        args: the flags; `cfg` and `package` choose what is printed.
+        args: the parsed flags. `cfg` is `job`, `hydra` or `all`; `package` is the key to print, if any.
         job: the job.
         sources: the config files and folders.
-        many: whether this is one of several YAML documents, each of which begins with `---`.
+        many: whether to print `---` and the name of the run first, because several documents are printed.
+
+    Returns:
+        The exit code 0.
 
     Raises:
-        ConfigError: the configuration has no such `--package`.
+        ConfigError: the configuration does not have the key that `--package` names.
     """
     import yaml
 
@@ -138,7 +141,7 @@ def show_config(args: argparse.Namespace, job: Job, sources: Sources, *, many: b
         shown = _part(shown, args.package)
 
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
-    # YAML ends a plain value with three dots.
+    # With --package, the part may be a plain value, after which PyYAML writes a line with three dots.
     print(text.removesuffix("...\n"), end="")
 
     return EXIT_FINISHED
@@ -155,7 +158,7 @@ def _part(config: Any, package: str) -> Any:
 
 
 def show_info(args: argparse.Namespace, project_dir: Path, sources: Sources) -> int:
-    """Print how Hydra composes the configuration: plugins, search path, defaults, result."""
+    """Print how Hydra composes the configuration, as chosen by `--info`; return exit code 0."""
     from slurmddp.config.composition import inspect
 
     inspect.show_info(args.info, args.overrides, project_dir, sources)

@@ -14,7 +14,7 @@ from slurmddp.errors import UsageError
 
 
 class ResultOfStart(Protocol):
-    """The result of an action that starts runs."""
+    """The result of an action that starts runs; it has the exit code of the command."""
 
     @property
     def exit_code(self) -> int: ...
@@ -31,7 +31,7 @@ def print_json(result: Any) -> None:
 
 
 def start_and_print(args: argparse.Namespace, start: Callable[[], ResultOfStart]) -> int:
-    """Run an action that starts runs, print its result if `--json` is given, and return its exit code."""
+    """Call `start`, print its result as JSON if `--json` is given, and return the result's exit code."""
     with lines_beside_json(args):
         result = start()
 
@@ -43,7 +43,10 @@ def start_and_print(args: argparse.Namespace, start: Callable[[], ResultOfStart]
 
 @contextmanager
 def lines_beside_json(args: argparse.Namespace) -> Iterator[None]:
-    """Redirect printed lines to stderr if `--json` is given, so that stdout holds only the document."""
+    """Redirect stdout to stderr inside the block if `--json` is given.
+
+    Then stdout holds only the JSON document that is printed after the block.
+    """
     if not args.json:
         yield
         return

@@ -37,7 +37,7 @@ class ListView:
     Args:
         paths: returns the paths of local runs, the most recently active first; called at each refresh.
         limit: the largest number of runs to show; None: as many as fit.
-        table: draws the statuses of runs.
+        table: returns the table of the given statuses.
         slurm: the client that queries SLURM.
         over_ssh: returns the statuses of runs on other machines, without waiting for these machines.
         states: the states of the runs to show; empty: all states.
@@ -97,7 +97,7 @@ class ListView:
             runs = [run for run in runs if run.state in self.states]
             count = len(runs)
 
-        # Ordered by age: in the order of their last activity, running runs would change places all the time.
+        # Sorted by creation time. Sorted by last activity, running runs would change places all the time.
         runs.sort(key=lambda run: (run.created or 0.0, run.name), reverse=True)
         shown = runs[:limit]
 
@@ -106,10 +106,14 @@ class ListView:
         return Group(self.table(shown), "", Text(footer, style="bright_black"))
 
     def read(self, folders: Sequence[RunFolder]) -> list[RunStatus]:
-        """Return the statuses of runs; the folder alone judges a job newer than the last query of SLURM."""
+        """Return the statuses of runs.
+
+        SLURM is queried only from time to time. The status of a run whose job was submitted after the last
+        query is read from its run folder alone.
+        """
         runs = statuses(folders, self.slurm)
         if self.slurm.error is not None:
-            # Without SLURM's answer, the states of jobs are unknown.
+            # SLURM did not answer, so these runs are shown as unknown, not as their folders describe them.
             return runs
 
         return [
@@ -135,7 +139,12 @@ class ListView:
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits some seconds for a typed q, without Enter, and returns whether it came."""
+    """Read the keys of the terminal without Enter inside the block.
+
+    Yields:
+        A function that waits the given number of seconds for the key q. It returns True as soon as q is
+        typed or the terminal is closed, else False.
+    """
     if not sys.stdin.isatty():
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])
         return
@@ -152,7 +161,7 @@ def _single_keys() -> Iterator[Callable[[float], bool]]:
         while (remaining := end - time.monotonic()) > 0:
             if select.select([terminal], [], [], remaining)[0]:
                 typed = os.read(terminal, 64)
-                # No byte: the terminal is gone.
+                # `read` returns no bytes once the terminal is closed.
                 if not typed or b"q" in typed.lower():
                     return True
 

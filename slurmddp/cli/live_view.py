@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
-"""Seconds between two plain lines."""
+"""Seconds between two lines with a step, if no progress bar is drawn."""
 _RATE_WINDOW = 12
-"""Number of logged steps from which the time to go is computed."""
+"""Number of logged steps from which the remaining time is computed."""
 _RUNS = "running, no step reported"
 """The activity of a program that may never report a step."""
 
@@ -66,7 +66,8 @@ class RunProgress:
 
     Args:
         total_steps: the number of optimizer steps of the run; None if only its program knows it.
-        is_foreign: whether the program may report no steps, so that its preparations have no visible end.
+        is_foreign: whether the program may report no steps. The activity after its start is then "running,
+            no step reported", because nothing would end an activity such as "importing torch".
     """
 
     def __init__(self, total_steps: int | None, *, is_foreign: bool = False) -> None:
@@ -88,7 +89,7 @@ class RunProgress:
         if not isinstance(step, int):
             return
         if step < self.step:
-            # The ranks went back to an older state, so the time between these steps measures no speed.
+            # The ranks resumed from an older checkpoint. The time since the last record is not that of steps.
             self._points.clear()
 
         self.step = step
@@ -119,7 +120,10 @@ class RunProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds to go at the speed of the last logged steps; None before two steps, or without a total."""
+        """The remaining seconds at the speed of the last logged steps.
+
+        None before two steps are logged, or if the number of steps of the run is unknown.
+        """
         if len(self._points) < 2 or self.total_steps is None:
             return None
 
@@ -130,11 +134,11 @@ class RunProgress:
         return (self.total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
 
     def of_total(self, step: object) -> str:
-        """Return a step, and the total if it is known: `10/40` or `10`."""
+        """Return a step, with the number of steps of the run if it is known: `10/40` or `10`."""
         return str(step) if self.total_steps is None else f"{step}/{self.total_steps}"
 
     def facts(self) -> list[str]:
-        """Return loss, held-out loss, speed and time to go as texts, without those that are not known."""
+        """Return loss, held-out loss, speed and remaining time as texts; unknown values are left out."""
         facts: list[str] = []
         if self.loss is not None:
             facts.append(f"loss {self.loss:.3f}")
@@ -149,11 +153,14 @@ class RunProgress:
 
 
 def _describe(record: dict[str, Any], activity: str) -> tuple[str, str]:
-    """Return the line to print about an event, and the activity to show until the next step.
+    """Return the line to print about an event, and what the run does until its next step, for the bar.
 
     Args:
-        record: the event.
-        activity: the activity before the event.
+        record: the event, a record of `attempts.jsonl`.
+        activity: what the run did before the event; returned again if the event does not change it.
+
+    Returns:
+        The line, empty if nothing is printed, and the activity, empty if none is to be shown.
     """
     event = record.get("event")
     attempt = record.get("attempt", 0)
@@ -188,7 +195,10 @@ def _describe(record: dict[str, Any], activity: str) -> tuple[str, str]:
 
 
 def _describe_restart(record: dict[str, Any]) -> str:
-    """Return the line about a restart in place: its number, other nodes, and the step that was reached."""
+    """Return the line about a restart of the ranks in place.
+
+    The line has the number of the restart, the nodes if they changed, and the last step before the restart.
+    """
     details = [f"restart {restart_count(record)}", other_places(record)]
     line = f"the ranks restart in place ({', '.join(filter(None, details))})"
     step = record.get("step", -1)
@@ -216,14 +226,14 @@ def _short(number: float) -> str:
 
 
 class RunView:
-    """The view of one run: a context manager, whose owner calls `tick`.
+    """The progress of one run on a screen: a context manager. Each call of `tick` shows new records.
 
     Args:
         folder: the run folder.
         total_steps: the number of optimizer steps of the run; None if only its program knows it.
         stream: the output; None: stdout.
         live: whether to draw a progress bar; None: only if `stream` is a terminal.
-        output: whether to show the output of rank 0, for a program that may write no metrics.
+        output: whether to also show the output of rank 0, for a program that may write no metrics.
         now: returns the time in seconds.
     """
 
@@ -271,7 +281,7 @@ class RunView:
             self._bar = None
 
     def tick(self) -> None:
-        """Read the new records of the run, and show them."""
+        """Read the records that the run has written since the last call, and show them."""
         records = [*new_records(self._events), *new_records(self._metrics)]
         for record in sorted(records, key=_written_at):
             if "event" not in record:
@@ -288,10 +298,10 @@ class RunView:
         self._draw()
 
     def _show_output(self, *, is_complete: bool = False) -> None:
-        """Show the new lines of rank 0.
+        """Print the lines that rank 0 has written since the last call.
 
         Args:
-            is_complete: whether no more output follows, so that a last line without a line break is shown.
+            is_complete: whether to print a last line without a line break, because no more output follows.
         """
         if self._rank_log is None:
             return
@@ -303,7 +313,7 @@ class RunView:
             self.print(line)
 
     def print(self, text: str) -> None:
-        """Print a line, above the bar if there is one. An output that can't be written is no error."""
+        """Print a line, above the progress bar if there is one; ignore a stream that can't be written."""
         with _discard_if_unread(self._stream):
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
@@ -311,7 +321,10 @@ class RunView:
                 print(text, file=self._stream, flush=True)
 
     def _show_record(self, record: dict[str, Any]) -> None:
-        """Print every evaluation; without a bar also other logged steps, one in `PLAIN_EVERY_S`."""
+        """Print a record of `metrics.jsonl` if it holds an evaluation.
+
+        If no progress bar is drawn, other records are printed, too, but at most one in `PLAIN_EVERY_S`.
+        """
         step = f"step {self.progress.of_total(record.get('step'))}"
         if isinstance(record.get("eval_loss"), (int, float)):
             metrics = [f"{name} {record[name]:.4f}" for name in own_names([record])]
@@ -331,7 +344,7 @@ class RunView:
             total = progress.total_steps
             step = progress.of_total(progress.step)
         else:
-            # Without a total, the bar shows that the run is busy.
+            # With total=None, rich draws a moving bar: the run is busy, but has no step yet.
             total = None
             step = ""
 
@@ -342,9 +355,9 @@ class RunView:
 
 @contextmanager
 def _discard_if_unread(stream: TextIO) -> Iterator[None]:
-    """Discard all further output once the stream can't be written any more.
+    """Redirect the stream to /dev/null if the block can't write it; raise nothing.
 
-    Examples are `slurmddp train | head -1`, a closed terminal, and a full disk.
+    This happens in `slurmddp train | head -1`, and with a closed terminal or a full disk.
     """
     try:
         yield
@@ -356,7 +369,7 @@ def _discard_if_unread(stream: TextIO) -> Iterator[None]:
 
 
 def _progress(stream: TextIO) -> Progress:
-    """Return the progress bar, with a column for the step and a column for facts."""
+    """Return the progress bar, with a column for the step and a column for losses, speed and time."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -12,16 +12,22 @@ from slurmddp.errors import ConfigError
 
 
 def of_settings(parsed: argparse.Namespace) -> dict[str, str | None] | None:
-    """Return the keys of the login node that the settings name; None if the command runs on this machine.
+    """Return the keys `ssh`, `ssh_folder` and `python` of the login node that the settings name.
+
+    Args:
+        parsed: the parsed command line.
+
+    Returns:
+        None if the settings name no login node, so that the command runs on this machine.
 
     Raises:
-        ConfigError: a search is to be submitted over ssh.
+        ConfigError: the command starts a search over ssh, which is not possible.
     """
     if parsed.cfg or parsed.info:
-        # Both only print the configuration, so they need no cluster.
+        # --cfg and --info only print the configuration, which this machine can do.
         return None
 
-    # Hydra is imported on use.
+    # Imported here, because these modules import Hydra, which --cfg and --info do not need at this point.
     from slurmddp.cli import hydra_flags
     from slurmddp.config.composition.compose import login_node
 

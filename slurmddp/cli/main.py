@@ -79,13 +79,13 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, so that all errors are printed alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with the message of argparse as a sentence, and with near choices."""
+        """Raise UsageError with argparse's message as a sentence, and with names similar to a wrong one."""
         if choice := _INVALID_CHOICE.search(message):
             near = near_matches(choice[1], re.findall(r"[\w-]+", choice[2]))
             raise UsageError(f"{self.prog} has no {choice[1]!r}. {near}")
 
         for action in self._actions:
-            # argparse lists an optional argument among the missing ones if another one is missing.
+            # If a required argument is missing, argparse also lists the optional ones, with nargs="*".
             if action.nargs == "*":
                 message = message.replace(f", {action.metavar}", "")
             if action.choices and message.endswith(f" {action.metavar or action.dest}"):
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A shell asks for completions.
+    # The shell sets this variable when it calls slurmddp to complete a command line.
     if "_ARGCOMPLETE" in os.environ:
         from slurmddp.cli.completion import answer
 
@@ -108,11 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_NOT_LINUX, file=sys.stderr)
         return EXIT_CONFIG
 
-    # No file of a run may be writable for everybody. sbatch passes the umask on to the job.
+    # Files of a run must not be writable by others (o+w). Set here, because sbatch passes it to the job.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A rank may print characters that the encoding of this terminal lacks.
+        # A rank may print characters that this terminal's encoding lacks. They are escaped, not an error.
         sys.stdout.reconfigure(errors="backslashreplace")
 
     try:
@@ -127,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout is gone. Without the redirection, Python would print another error at its exit.
+        # The pipe of stdout is closed, as by `| head`. Python flushes stdout at its exit, and would print
+        # another error if stdout were not redirected to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
@@ -137,14 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open standard streams that were closed for this process, as by `>&-`: for these Python has None."""
+    """Open /dev/null in place of standard streams that are closed, as by `>&-`, and so None in `sys`."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Return the words for slurmddp, and the words of the user's program; None if the command runs none."""
+    """Split a command line into slurmddp's own arguments, and the program that the command starts.
+
+    Returns:
+        The arguments of slurmddp, and the program with its arguments. The latter is None for a command such
+        as `list`, which starts no program.
+    """
     name = next((word for word in arguments if word != "--debug"), "")
     if name not in COMMANDS or not hasattr(module := _module(name), "split"):
         return arguments, None
@@ -162,9 +168,9 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
     """Run a command on this machine or on its login node; return the exit code.
 
     Args:
-        arguments: the words for slurmddp.
-        program: the words of the user's program; None if the command runs none.
-        typed: the whole command line.
+        arguments: slurmddp's own arguments, without `--debug`; the first is the name of the command.
+        program: the program and its arguments; None for a command that starts no program.
+        typed: the whole command line, without `slurmddp`.
     """
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -172,7 +178,7 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
     if arguments[0] == "--version":
         print(f"slurmddp {__version__}")
         return EXIT_FINISHED
-    # This machine is a login node, and a laptop calls; see `slurmddp.control.ssh`.
+    # Over ssh, slurmddp on another machine calls slurmddp on this login node; see `slurmddp.control.ssh`.
     if arguments[0] == "--over-ssh":
         from slurmddp.control.ssh import serve
 
@@ -194,7 +200,7 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
     try:
         parsed = _parse(parser, arguments[1:])
     except SystemExit as argparse_exit:
-        # After --help.
+        # argparse exits after it has printed the text of --help.
         return int(argparse_exit.code or 0)
 
     if program is not None:
@@ -211,7 +217,7 @@ def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) 
 
 
 def _require_folder() -> None:
-    """Raise ConfigError if the current folder was removed: every command looks for files there."""
+    """Raise ConfigError if the current folder was removed, because every command looks for files there."""
     try:
         os.getcwd()  # noqa: PTH109 - the import of pathlib would delay the help
     except FileNotFoundError as error:
@@ -221,7 +227,17 @@ def _require_folder() -> None:
 def _run_on_login_node(
     name: str, typed: Sequence[str], parsed: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> int | None:
-    """Run a command on its login node, and return the exit code; None if it runs on this machine."""
+    """Run a command on the login node that its settings or its run name.
+
+    Args:
+        name: the name of the command.
+        typed: the whole command line, without `slurmddp`.
+        parsed: the parsed arguments of the command.
+        parser: the parser of the command.
+
+    Returns:
+        The exit code; None if no login node is named, so that the command must run on this machine.
+    """
     if name in _SUBMITTING:
         from slurmddp.cli.login_node import of_settings
 
@@ -233,7 +249,7 @@ def _run_on_login_node(
 
         return over_ssh.start(keys, typed)
 
-    # Without a run over ssh, a command does not need the modules that connect to hosts.
+    # If no run over ssh is recorded, the slow import of the modules that connect to hosts is avoided.
     from slurmddp.runs import ssh_runs
 
     if not ssh_runs.are_recorded():
@@ -245,11 +261,15 @@ def _run_on_login_node(
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Parse flags and arguments in any order; raise UsageError with suggestions for an unknown flag."""
+    """Return the parsed flags and arguments, which may be mixed.
+
+    Raises:
+        UsageError: a flag or argument is unknown; the message suggests similar flags.
+    """
     try:
         parsed, rest = parser.parse_known_intermixed_args(arguments)
     except TypeError:
-        # argparse can't mix flags and arguments of a command with sub-commands.
+        # argparse refuses to parse flags between arguments if the parser has sub-commands.
         parsed, rest = parser.parse_known_args(arguments)
 
     if rest:
@@ -268,7 +288,15 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 
 
 def _hint_for_train(flag: str, arguments: Sequence[str]) -> str:
-    """Return how to type a setting, or an argument of a script, that was typed as a flag; may be empty."""
+    """Return a hint for an unknown flag of `slurmddp train` or `slurmddp run`.
+
+    The flag may belong to Hydra or to a script, or be a setting (`--seed 1` for `seed=1`). Empty for any
+    other flag.
+
+    Args:
+        flag: the unknown flag.
+        arguments: the arguments of the command.
+    """
     from slurmddp.cli import hydra_flags
     from slurmddp.settings.keys import every_key
 

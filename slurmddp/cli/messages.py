@@ -41,7 +41,7 @@ def print_event(event: object) -> None:
 
 
 def _print_event_over_ssh(event: object) -> None:
-    """Print an event of a connection to a login node; ignore all other events."""
+    """Print an event about a login node: it does not answer, or the code was sent; ignore other events."""
     from slurmddp.control import events
     from slurmddp.runs.text_format import counted
 
@@ -81,7 +81,7 @@ def report(error: SlurmddpError, *, debug: bool = False) -> int:
 
 
 def report_machine(error: OSError) -> int:
-    """Print an error of the machine, such as a full disk; return the exit code 1."""
+    """Print an error of the operating system, such as a full disk; return the exit code 1."""
     hint = "Free some space or correct the permissions, then run the command again."
     return report(SlurmddpError(f"{plain(error)}.", hint=hint))
 

@@ -10,14 +10,14 @@ from slurmddp.errors import ConfigError, plain
 
 
 def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
-    """Write files that do not exist yet.
+    """Write the files that do not exist yet, and keep the files that exist.
 
     Args:
         folder: the project folder.
         files: the text of each file, by its path in the project.
 
     Yields:
-        A line for each file, once it is written or kept.
+        For each file the line to print about it: `wrote PATH` or `kept PATH`.
 
     Raises:
         ConfigError: a file can't be written.
@@ -29,7 +29,7 @@ def write_new(folder: Path, files: Mapping[Path, str]) -> Iterator[str]:
         except OSError as error:
             raise ConfigError(
                 f"{path.absolute()} can't be written: {plain(error)}.",
-                hint="Choose a folder in which you may write, or free some space.",
+                hint="Choose a folder in which you may write, or free some disk space.",
             ) from error
 
         yield f"wrote   {name}" if is_new else f"kept    {name} (exists; not changed)"

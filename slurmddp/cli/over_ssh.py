@@ -30,16 +30,16 @@ _MARKER = "the-run-over-ssh"
 
 
 def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
-    """Run a submission on the login node of its settings, and return the exit code.
+    """Copy the project to a login node, run the command there, and return its exit code.
 
     Args:
-        keys: `ssh`, `ssh_folder` and `python` of the login node.
+        keys: the settings `ssh`, `ssh_folder` and `python` of the login node.
         typed: the whole command line, without `slurmddp`.
 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run this version; nothing was started.
     """
-    # Only a submission needs the modules that send code.
+    # Imported here, because only the commands that submit a job send code.
     from slurmddp.control.ssh.submit import submit
 
     return submit(keys, typed, terminal=_terminal(), report=print_event)
@@ -87,7 +87,10 @@ def forward(
 
 
 def _terminal() -> dict[str, str] | None:
-    """Return the variables that describe this terminal to the host; None if the output is no terminal."""
+    """Return environment variables that describe this terminal to the login node, such as TERM and COLUMNS.
+
+    None if the output goes to no terminal.
+    """
     if not sys.stdout.isatty():
         return None
 
@@ -104,13 +107,16 @@ def _named_by_run(
     parsed: argparse.Namespace,
     parse: Callable[[Sequence[str]], argparse.Namespace],
 ) -> tuple[SshRun, list[str]] | None:
-    """Return the run over ssh that a command names, and the command line with the full name of each run.
+    """Return the run over ssh that a command names, and the command line for the login node.
+
+    The arguments are described at `forward`.
 
     Returns:
-        None if the command names no run over ssh.
+        None if the command names no run over ssh. In the command line, the full name of the run replaces the
+        typed name, which may be only its beginning or missing.
 
     Raises:
-        UsageError: the command names two runs that lie on different machines.
+        UsageError: the command names two runs on different machines.
     """
     keys = _NAMES.get(name, ("run",))
     names = [getattr(parsed, key) for key in keys]
@@ -122,7 +128,10 @@ def _named_by_run(
     if not known:
         return None
     if len(known) < len(named_runs) or len({run.host for run in known}) > 1:
-        raise UsageError("The two runs lie on different machines.", hint="Compare runs of one cluster.")
+        raise UsageError(
+            "The two runs are on different machines.",
+            hint="Choose runs on one machine: the column FOLDER of `slurmddp list` begins with the host.",
+        )
 
     command_line = list(typed)
     for key, word, run in zip(keys, names, known, strict=True):
@@ -141,12 +150,15 @@ def _place(
     word: str,
     parse: Callable[[Sequence[str]], argparse.Namespace],
 ) -> int:
-    """Return the index of an argument's value in a command line that may hold the same word twice.
+    """Return the index of the value of an argument in a command line.
+
+    The command line may hold the same word elsewhere, as the value of a flag. So each occurrence is replaced
+    by a marker, until the parser returns the marker as the value of the argument.
 
     Args:
         command_line: the whole command line.
         name: the name of the command.
-        key: the name of the argument.
+        key: the name of the argument in the parser.
         word: the value of the argument.
         parse: parses the words after the name of the command.
     """
@@ -157,7 +169,7 @@ def _place(
         try:
             parsed = parse([other for other in marked[start:] if other != "--debug"])
         except UsageError:
-            # The word is the value of a flag that takes only listed values or numbers.
+            # This occurrence is the value of a flag that takes only numbers or listed values.
             continue
 
         if getattr(parsed, key) == _MARKER:
@@ -167,7 +179,13 @@ def _place(
 
 
 def _show_report(run: SshRun, *, opens: bool, as_json: bool) -> None:
-    """Copy the report of a run or sweep to this machine, and print its path or its JSON document."""
+    """Copy the report of a run or sweep from its login node to this machine, and print the path.
+
+    Args:
+        run: the run or sweep.
+        opens: whether to open the report in a browser.
+        as_json: whether to print JSON instead of the path.
+    """
     from slurmddp.control.ssh.reports import fetch_report
     from slurmddp.host import browser
 

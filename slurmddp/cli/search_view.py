@@ -10,7 +10,7 @@ from slurmddp.runs.text_format import number, shorter
 
 
 class SearchView(StartView):
-    """A view that prints each event of a search: pass it as `report`."""
+    """A function that prints each event of a search: pass an instance as `report`."""
 
     def __call__(self, event: object) -> None:
         """Print an event."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StartView:
-    """A view that prints each event of a start: pass it as `report`."""
+    """A function that prints each event of the start of runs: pass an instance as `report`."""
 
     def __init__(self) -> None:
         self._training: RunView | None = None
@@ -88,7 +88,12 @@ class StartView:
                 messages.print_event(event)
 
     def _begin_training(self, job: Job, allocation: Allocation | None) -> None:
-        """Print where a run trains, and show its progress from now on."""
+        """Print where a run trains, and open the view that shows its progress.
+
+        Args:
+            job: the job of the run.
+            allocation: the SLURM allocation in which the command runs; None on this machine.
+        """
         folder = RunFolder(job.run_dir)
         place = "this machine"
         if allocation:
@@ -106,8 +111,8 @@ class StartView:
 
         sys.stdout.flush()
 
-        # A program other than the trainer may report nothing but its output. A detached training has no
-        # terminal, and the output is in the run's logs.
+        # A program other than the trainer may report no steps, so its output is shown. A detached
+        # run has no terminal to show it on; the logs of the run hold the output.
         shows_output = not job.program.is_own_trainer and DETACHED_VARIABLE not in os.environ
         view = RunView(folder, total_steps(job.program.config), output=shows_output)
         self._training = self._screen.enter_context(view)
@@ -140,12 +145,12 @@ def _print_of_sweep(event: SweepBegins | PointBegins | PointFailed | PointsLeft 
 
 
 def how_to_show(sweep: str) -> str:
-    """Return the commands that show a sweep or a search, as the last lines of its start."""
+    """Return two lines with the commands that show the report and the runs of a sweep or search."""
     return f"report  slurmddp report {sweep}\nsweep   slurmddp list {sweep}"
 
 
 def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None:
-    """Print the ids of jobs that SLURM has queued."""
+    """Print the ids of jobs that SLURM has queued, with their sizes and the commands to follow them."""
     match event:
         case SubmittedJob(job, job_id, notes):
             folder = RunFolder(job.run_dir)
@@ -182,9 +187,9 @@ def _nodes(job: Job) -> str:
 
 
 def _print_places(folder: RunFolder) -> None:
-    """Print the folder of a run, and the version of its code."""
+    """Print the folder of a run and the version of its code, or a tip if the project is not in git."""
     print(f"folder  {folder.path}")
-    # With snapshot=false there is no such file.
+    # With snapshot=false, the run has no file with the version of its code.
     with suppress(OSError):
         note = read_regular(folder.code_note_file).decode().strip()
         if NOT_IN_GIT not in note:
@@ -194,24 +199,24 @@ def _print_places(folder: RunFolder) -> None:
 
 
 def _has_other_runs(folder: RunFolder) -> bool:
-    """Return whether the folder of runs holds another run."""
+    """Return whether there is another run beside this run folder."""
     others = [path for path in folder.path.parent.iterdir() if path != folder.path]
     return any(RunFolder(path).config_file.is_file() for path in others)
 
 
 def _how_to_follow(name: str) -> str:
-    """Return the commands that follow a run."""
+    """Return two lines with the commands that show the status and the logs of a run."""
     return f"follow  slurmddp status {name}\n        slurmddp logs -f {name}"
 
 
 def _print_finished(event: AlreadyFinished) -> None:
-    """Print that a run has finished, and the commands that train it again or further."""
+    """Print that a run has finished, and how to start it again from step 0 or to train it longer."""
     status = event.status
     print(f"{status.name} is finished: {status.detail}.")
     if status.report is not None:
         print(f"report  {status.report}")
 
-    # After the name of the script, `--again` would be an argument of the script.
+    # For a script the whole command is shown: after the name of the script, `--again` would be the script's.
     again = "--again"
     script = own_script(event.job.program.config["program"])
     if script:
@@ -227,7 +232,7 @@ def _print_finished(event: AlreadyFinished) -> None:
 
 
 def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
-    """Return the lines about the end of a run on this machine, with the paths of its results."""
+    """Return the lines about the end of a run on this machine: its results, or what the same command does."""
     folder = RunFolder(job.run_dir)
     if exit_code == EXIT_FINISHED:
         return _results(folder, status)
@@ -242,13 +247,13 @@ def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
 
 
 def _next_start(job: Job, folder: RunFolder) -> str:
-    """Return what the same command does next, for a script without a checkpoint in the run folder."""
+    """Return a sentence about the next start of a script that has saved nothing in the run folder."""
     again = "The same command starts the script again"
     pattern = job.program.config["program"].get("checkpoints")
     if not pattern:
         return f"{again}; slurmddp knows its checkpoints only if program.checkpoints=PATH names them."
     if saved(folder, job.project_dir, job.saved_files).files:
-        # Only the script can check such a file, which it may have been writing when it was stopped.
+        # slurmddp promises no resume here: the script may have been stopped while it wrote such a file.
         return f"{again}. Files match program.checkpoints, but slurmddp can't check them: {job.saved_files}"
 
     return f"{again}; no saved file matches program.checkpoints={pattern}."

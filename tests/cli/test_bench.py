@@ -18,8 +18,8 @@ from support.runs.train_runs import only_run
     [
         (["collective"], EXIT_USAGE, "Did you mean"),
         ([], EXIT_USAGE, "needs an action"),
-        (["show"], EXIT_USAGE, "takes 1 name(s) or file(s), but got 0"),
-        (["compare", "a"], EXIT_USAGE, "takes 2 name(s) or file(s), but got 1"),
+        (["show"], EXIT_USAGE, "takes 1 run(s) or file(s), but 0 were given"),
+        (["compare", "a"], EXIT_USAGE, "takes 2 run(s) or file(s), but 1 were given"),
         (["scaling", "--sizes", "7"], EXIT_CONFIG, "'7', which is not a size"),
         (["collectives", "-n", "1"], EXIT_CONFIG, "needs at least 2 ranks, and there is a single rank"),
         (["scaling", "-n", "2", "--batch", "7"], EXIT_CONFIG, "7 samples can't be shared by 2 ranks"),

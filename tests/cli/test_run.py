@@ -229,7 +229,7 @@ def test_the_run_is_named_for_the_program_and_sized_by_ranks(project, capsys):
         ([], EXIT_USAGE, "needs a script, a command, or -m with a module: slurmddp run train.py"),
         (["-m"], EXIT_USAGE, "needs a script, a command, or -m with a module"),
         (["show.py", "???"], EXIT_CONFIG, r"argument \?\?\?, which means a missing value"),
-        (["program.script=a.py", "show.py"], EXIT_USAGE, "omit 'program.script=a.py'"),
+        (["program.script=a.py", "show.py"], EXIT_USAGE, "'program.script=a.py' is given as a setting"),
         (["-n", "two", "show.py"], EXIT_CONFIG, "-n needs a whole number of at least 1, not two"),
         (["--dryrun", "show.py"], EXIT_USAGE, "no flag '--dryrun'. Did you mean --dry-run?"),
         (["-n", "0", "show.py"], EXIT_CONFIG, "-n needs a whole number of at least 1, not 0"),

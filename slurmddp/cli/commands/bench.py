@@ -27,7 +27,7 @@ _READERS = {
     "show": "print the result of a run and write its page",
     "compare": "compare two results; results with different settings are refused",
 }
-"""Actions on results."""
+"""Actions that read the results of benchmarks."""
 MODULE = "slurmddp.bench.ranks"
 _TIME_LIMIT = "00:30:00"
 """The default time limit is half an hour, because a cluster starts short jobs sooner."""
@@ -75,25 +75,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _only(arguments: list[str], count: int, usage: str) -> list[str]:
-    """Return the arguments; raise UsageError if their number is not `count`."""
+    """Return `arguments` if their number is `count`.
+
+    Raises:
+        UsageError: there are more or fewer arguments; `usage` tells how to type the action.
+    """
     if len(arguments) != count:
         raise UsageError(
-            f"`slurmddp bench {usage}` takes {count} name(s) or file(s), but got {len(arguments)}."
+            f"`slurmddp bench {usage}` takes {count} run(s) or file(s), but {len(arguments)} were given."
         )
     return arguments
 
 
 def _measure(args: argparse.Namespace) -> int:
-    """Run the benchmark as `slurmddp run` does; print the result of a run that has ended."""
+    """Run the benchmark as `slurmddp run` does, and return the exit code.
+
+    Print the result if the run has ended, else the command that prints it later.
+    """
     from slurmddp.bench.results import FILE_NAME
     from slurmddp.runs import index
 
     given = {name: value for name in _NUMBERS if (value := getattr(args, name)) is not None}
     settings = Settings(bench=args.action, sizes=parse_sizes(args.sizes), **given)
     named = [word.partition("=")[2] for word in args.words if word.startswith("name=")]
-    # The time in the name makes each benchmark a new run: the same command measures again.
+    # The default name has the time in it, so that the same command starts a new run and measures again.
     name = named[-1] if named else time.strftime(f"bench-{args.action}-%Y%m%d-%H%M%S", time.gmtime())
-    # A benchmark saves nothing from which a second attempt could resume.
+    # Not requeued: a benchmark saves no checkpoint from which a second attempt could resume.
     args.overrides = [f"name={name}", f"time_limit={_TIME_LIMIT}", "policy.requeue=false", *args.words]
     args.launcher = None
     args.program = ["-m", MODULE, settings.to_json()]
@@ -110,14 +117,14 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _path(word: str) -> Path:
-    """Return the path of a result, which is named by its file, its run folder or its run."""
+    """Return the path of a result: `word` if it is an existing path, else the folder of the run `word`."""
     from slurmddp.runs import index
 
     return Path(word) if Path(word).exists() else index.find(word).path
 
 
 def _show(word: str) -> int:
-    """Print a result and write its page; return the exit code."""
+    """Print a result, and write bench.html beside it; return the exit code."""
     from slurmddp.bench.page import show, write_bench_page
     from slurmddp.bench.results import read
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancel one run, or the runs of a sweep."""
+    """Cancel one run, or the runs of a sweep; print what happened; return the exit code."""
     result = cancel(args.run)
     if args.json:
         print_json(result)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentences(run: CancelledRun) -> Iterator[str]:
-    """Yield sentences about the outcome for a run."""
+    """Yield sentences about what happened to the jobs or the process of a run."""
     if not run.cancelled:
         yield f"{run.name} has nothing to cancel: it is {run.state} ({run.detail})."
         return
@@ -49,7 +49,7 @@ def _sentences(run: CancelledRun) -> Iterator[str]:
 
 
 def _of_process(name: str, process: LocalProcess) -> str:
-    """Return a sentence about the outcome for the process of a local run."""
+    """Return a sentence about what happened to the process of a run on this machine."""
     if process.outcome == "stopping":
         return (
             f"{name} is cancelled: process {process.pid} saves a checkpoint and stops. "

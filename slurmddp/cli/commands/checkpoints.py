@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(result: Checkpoints) -> None:
-    """Print the table of checkpoints, and the problems of those that can't be loaded."""
+    """Print the table of checkpoints, and for each checkpoint that can't be loaded the reason."""
     if not result.checkpoints:
         print(f"There are no checkpoints yet in {result.folder}.", file=sys.stderr)
         return
@@ -61,7 +61,7 @@ def _print(result: Checkpoints) -> None:
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    """Return a checkpoint as a row of the table."""
+    """Return the cells of a checkpoint, in the order of `HEADERS`."""
     marks: list[str] = []
     if row.latest:
         marks.append("latest")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print drafts, write them, or print findings; return the exit code."""
+    """Draft cluster files, or compare cluster files with this site; return the exit code."""
     return _detect(args.partitions, write=args.write) if args.action == "detect" else _check(args)
 
 
@@ -56,7 +56,7 @@ def drafts(site: Site, names: Sequence[str] = ()) -> dict[Path, str]:
         names: partitions to draft; empty: all partitions that take jobs of this account.
 
     Raises:
-        ConfigError: there is no such partition.
+        ConfigError: a partition of `names` does not exist, or takes no jobs of this account.
         SlurmError: no partition takes jobs of this account.
     """
     from slurmddp.slurm.limits.cluster_draft import draft, file_name, usable
@@ -97,7 +97,11 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Print the findings about cluster files; return the exit code."""
+    """Print in what each cluster file differs from this site, and the nodes that new runs avoid.
+
+    Returns:
+        `EXIT_CONFIG` if a cluster file does not fit this site, else `EXIT_FINISHED`.
+    """
     from slurmddp.control.check import check_clusters
 
     result = check_clusters(Path.cwd(), args.names)
@@ -115,7 +119,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _print_avoided(nodes: Sequence[AvoidedNode]) -> None:
-    """Print the nodes of this SLURM that new runs avoid, with the reasons, and how to use them again."""
+    """Print the nodes that new runs avoid, each with the reason, and how to use a node again."""
     from slurmddp.runs.folder.excluded_nodes import shared_file
 
     if nodes:

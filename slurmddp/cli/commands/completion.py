@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the code for a shell."""
+    """Print the completion code for a shell; return the exit code."""
     print(script(args.shell), end="")
     return EXIT_FINISHED

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the workers and the script, or submit them; return the exit code."""
-    # --help needs none of these modules.
+    # Imported here, so that --help does not wait for these modules.
     from slurmddp.config.checks.paths import check_script
     from slurmddp.launchers.local import exec as ranks
     from slurmddp.settings.spec import CONTROLLER, first_script

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result(key: str, value: Any) -> str:
-    """Return a result as a cell of the table."""
+    """Return the text of a result: a percentage for goodput and mfu, `-` for None."""
     if value is None:
         return _MISSING
     if key in ("goodput", "mfu"):

@@ -28,13 +28,16 @@ def split(
     begins: Callable[[str], bool] = lambda word: not word.startswith("-"),
     with_value: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[list[str], list[str]]:
-    """Split a command line into the words for slurmddp, and the words of the program.
+    """Split a command line at the first word of the program, or at `--`, which is dropped.
 
     Args:
         arguments: all words after the name of the command.
-        begins: decides whether a word begins the program.
-        with_value: further flags whose value is the next word. A flag that may stand alone lists its values;
-            a flag that needs a value lists none.
+        begins: returns whether a word, which is not the value of a flag, is the first word of the program.
+        with_value: flags besides `_WITH_VALUE` whose next word may be their value. A flag without listed
+            values always takes the next word; a flag with listed values takes it only if it is listed.
+
+    Returns:
+        The arguments of slurmddp, and the program with its arguments; the latter is empty without a program.
     """
     at = 0
     while at < len(arguments):
@@ -56,11 +59,17 @@ def split(
 
 
 def add_count(parser: argparse.ArgumentParser, *flags: str, purpose: str) -> None:
-    """Add a flag whose value is a number of ranks or nodes."""
+    """Add a flag whose value is a number of ranks or nodes.
+
+    Args:
+        parser: the parser of the command.
+        flags: the names of the flag, the short ones first.
+        purpose: the help text.
+    """
 
     def read(text: str) -> int:
         if re.fullmatch(r"0*[1-9]\d{0,8}", text) is None:
-            # argparse would put its own text before the message of an ArgumentTypeError.
+            # Not an ArgumentTypeError, because argparse would put its own text before the message.
             raise ConfigError(
                 f"{flags[0]} needs a whole number of at least 1, not {text}.",
                 hint=f"An example: {flags[0]} 2.",
@@ -86,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the program as every rank; return the exit code of the first rank that fails."""
-    # --help does not need this module.
+    # Imported here, so that --help does not wait for this module.
     from slurmddp.launchers.local import exec as ranks
 
     if not args.program:

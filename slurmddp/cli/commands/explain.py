@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of a run, and why it waits or what to do about its end."""
+    """Print the state of a run, why it waits, and what to do about it; return the exit code."""
     result = explain(args.run)
     if args.json:
         print_json(result)
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(run: Explanation) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a run as (name, text)."""
+    """Yield the lines to print about a run, each as (label, text)."""
     yield "state", f"{run.state}: {run.detail}"
     if run.advice:
         yield "next", run.advice
@@ -53,7 +53,7 @@ def _lines(run: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _of_wait(wait: Wait) -> Iterator[tuple[str, str]]:
-    """Yield SLURM's facts about a waiting job as (name, text)."""
+    """Yield lines about a waiting job, each as (label, text): reason, queue, expected start, limits."""
     yield "reason", wait.reason or "SLURM gives none yet"
     if wait.ahead == 1:
         yield "queue", "1 job of its partition is ahead of it"

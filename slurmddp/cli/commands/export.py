@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the weights of a model to a file, and print its path."""
+    """Write the weights of a model to a file, and print the path of the file; return the exit code."""
     result = export(
         args.run, step=args.step, best=args.best, output=args.output, model=args.object, force=args.force
     )

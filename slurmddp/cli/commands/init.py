@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files of a project and print the next command."""
+    """Write the files of a project, and print the command to type next; return the exit code."""
     folder: Path = args.folder
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a folder.", hint="Choose another name.")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files() -> dict[Path, str]:
-    """Return the text of each file of the example project, by its path."""
+    """Return the text of each file of the example project, by its path in the project."""
     root = Path(templates.__file__).with_name("project")
     texts = {
         path.relative_to(root): path.read_text(encoding="utf-8")
@@ -57,7 +57,10 @@ def _files() -> dict[Path, str]:
 
 
 def _cluster_files() -> dict[Path, str]:
-    """Return drafts of cluster files by their paths; none if no SLURM answers."""
+    """Return the texts of drafts of cluster files, by their paths in the project.
+
+    Empty if this machine has no SLURM commands, or if SLURM does not answer, which is printed as a note.
+    """
     from slurmddp.cli.commands.cluster import drafts
     from slurmddp.slurm import client
     from slurmddp.slurm.limits.queries import describe

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each run, after one query of SLURM for all of them."""
+    """Print the table of runs, or keep it up to date with `--watch`; return the exit code."""
     if args.limit < 1:
         raise ConfigError(f"--limit is {args.limit}.", hint="Use at least 1, or --all.")
 
@@ -87,19 +87,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _statuses_over_ssh() -> list[RunStatus]:
-    """Return the statuses of runs that were submitted over ssh."""
+    """Return the statuses of the runs that were submitted over ssh; their login nodes are asked."""
     if not ssh_runs.are_recorded():
         return []
 
-    # Without such runs, a list does not need the modules that connect to hosts.
+    # Imported only if runs over ssh are recorded, because the modules that connect to hosts load slowly.
     from slurmddp.control.ssh.statuses import statuses_over_ssh
 
     return statuses_over_ssh(print_event)
 
 
 def _watch(sweep: str | None, name: str, limit: int | None, states: frozenset[str]) -> int:
-    """Show the table of chosen runs until the reader quits."""
-    # A table that is printed once needs none of these modules.
+    """Show the table of the selected runs, and refresh it, until q is typed; return the exit code.
+
+    Args:
+        sweep: the sweep whose runs are shown; None: the runs of all sweeps and all other runs.
+        name: the beginning of the names of the runs to show; empty: all names.
+        limit: the largest number of runs to show; None: as many as fit the screen.
+        states: the states of the runs to show; empty: all states.
+    """
+    # Imported here, because only --watch needs these modules.
     from slurmddp.cli.list_watch import ListView
     from slurmddp.control.ssh.runs import runs_of_sweep
     from slurmddp.control.ssh.statuses import PacedHosts
@@ -129,9 +136,9 @@ def print_listing(listing: Listing, *, name: str = "", states: Collection[str] =
     """Print a table of runs.
 
     Args:
-        listing: the runs.
-        name: the prefix by which runs were selected; empty: all names.
-        states: the states by which runs were selected; empty: all states.
+        listing: the runs, and the numbers of runs and points that are not in it.
+        name: the beginning of the names of the selected runs; empty: all names.
+        states: the states of the selected runs; empty: all states.
     """
     if listing.missing:
         print(f"{listing.missing} of {listing.points} points have no run folder.", file=sys.stderr)
@@ -158,7 +165,7 @@ def print_listing(listing: Listing, *, name: str = "", states: Collection[str] =
 
 
 def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """Return the cells of the table, and the style of each row's state."""
+    """Return the rows of the table, in the order of `HEADERS`, and the color of the state in each row."""
     shown = settings(runs)
     rows = [
         (
@@ -177,7 +184,10 @@ def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]
 
 
 def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
-    """Return the typed settings of each run, without settings that all runs with the same `name=` share."""
+    """Return the settings with which each run was started, as one short line, by the path of the run.
+
+    Left out are settings that all runs with the same first part of the name share.
+    """
     typed = {run.path: _typed(RunFolder(run.path)) for run in runs}
     names = {run.path: run.name.rpartition("-")[0] or run.name for run in runs}
     shown = {}
@@ -191,7 +201,10 @@ def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
 
 
 def _typed(folder: RunFolder) -> list[str]:
-    """Return the typed settings of a run, without its name and cluster, and without secrets."""
+    """Return the settings with which a run was started, without its name and cluster.
+
+    Secrets are hidden. Empty if the record of the settings can't be read.
+    """
     try:
         overrides = folder.typed()
     except (OSError, ValueError):
@@ -203,6 +216,6 @@ def _typed(folder: RunFolder) -> list[str]:
 
 
 def steps(run: RunStatus) -> str:
-    """Return the step of a run, and the number of its steps if it is known: `270/400`."""
+    """Return the last step of a run, with the number of all its steps if that is known: `270/400`."""
     reached = "-" if run.step is None else str(run.step)
     return f"{reached}/{run.total_steps}" if run.total_steps is not None else reached

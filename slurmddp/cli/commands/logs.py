@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the logs of one run."""
+    """Print the logs of one run, or follow them with `-f`; return the exit code."""
     ranks = args.rank or ()
     nodes = args.node or ()
     if args.follow and args.attempt is None:
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _follow(folder: RunFolder, chosen: ChosenLogs, count: int | None) -> int:
     """Print the last `count` lines of logs, then new lines until the run ends; return the exit code."""
-    # A notice about a slow SLURM would appear among the lines of the log.
+    # Notes about a slow SLURM are dropped, because they would be printed between the lines of the log.
     slurm = SlurmClient(report=lambda _text: None)
     try:
         for line in follow(folder, chosen, count=count, has_ended=end_of(folder, slurm)):
@@ -110,7 +110,7 @@ def _follow(folder: RunFolder, chosen: ChosenLogs, count: int | None) -> int:
 
 
 def _count(text: str) -> int | None:
-    """Parse a number of lines; None stands for all lines."""
+    """Return the value of `--lines`: a number, or None for `all`."""
     if text == "all":
         return None
     if text.isdecimal():

@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the path of a run or of its report, and open the report where there is a display."""
+    """Print the path of a report, and open it in a browser if there is a display; return the exit code.
+
+    With `--folder`, only print the path of the run folder.
+    """
     if args.folder:
         print(index.find(args.run).path)
         return EXIT_FINISHED

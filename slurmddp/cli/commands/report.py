@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report of a run, or the reports of a sweep's runs and the page that compares them."""
+    """Write the report of a run, or of a sweep and all its runs; print its path; return the exit code."""
     result = report(args.run)
     if args.json:
         print_json(result)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a new run with the settings of an existing run, in the folder of its project."""
+    """Start a new run with the settings of an existing run, from the project folder of that run."""
     command = command_again(args.run)
     os.chdir(command.project_dir)
     args.overrides = [*command.settings, *args.changes]

@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove one run, or a sweep and its runs."""
+    """Remove one run, or a sweep and its runs; return the exit code.
+
+    Raises:
+        UsageError: `--yes` is missing.
+        RunStateError: some runs of a sweep can't be removed, because they are active.
+    """
     if not args.yes:
         raise _unconfirmed(args.run)
 
@@ -72,7 +77,7 @@ def _unconfirmed(name: str) -> UsageError:
 
 
 def _print(event: object) -> None:
-    """Print the outcome for a run."""
+    """Print that a run was removed, or why a run was kept."""
     if isinstance(event, RemovedRun):
         print(f"{event.name} is removed ({_contents(event)}).")
     elif isinstance(event, KeptRun):
@@ -82,7 +87,7 @@ def _print(event: object) -> None:
 
 
 def _contents(run: RemovedRun) -> str:
-    """Return the size and content of a run folder as a phrase."""
+    """Return the size of a run folder, its number of checkpoints, and files written into code/, as text."""
     described = f"{size_text(run.size_bytes)}, {counted(run.checkpoints, 'checkpoint')}"
     if run.written:
         described += f", files that the run wrote into code/: {first_items(run.written, _NAMED)}"

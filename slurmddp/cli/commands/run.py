@@ -38,7 +38,7 @@ _WITH_VALUE = {**hydra_flags.WITH_VALUE, "--launcher": ()}
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the words for slurmddp, and the program: `[-m] PROGRAM ARGUMENT...`."""
+    """Split a command line into slurmddp's own arguments, and the program: `[-m] PROGRAM ARGUMENT...`."""
     return split_before(arguments, lambda word: word == "-m" or not _SETTING_OR_FLAG.match(word), _WITH_VALUE)
 
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
-    # Refused, with what to type instead.
+    # Parsed only to be refused: `_refuse_launcher` tells what to type instead.
     parser.add_argument("--launcher", help=argparse.SUPPRESS)
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)
@@ -62,15 +62,17 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     """Run the program as every rank, submit it, or show the job; return the exit code.
 
     Args:
-        args: the parsed command line, and the program.
-        check: raises ConfigError if the job must not be started.
+        args: the parsed command line; `args.program` is the program and its arguments.
+        check: called with the job before it starts; raises ConfigError if the job must not be started.
     """
     _refuse_launcher(args)
     program = settings_of_program(args.program, _added_keys(args.overrides))
     for word in args.overrides:
         if word.lstrip("+").startswith(("program.script=", "program.args=")):
             raise UsageError(
-                f"slurmddp run takes the script and its arguments from the command line; omit {word!r}."
+                f"{word!r} is given as a setting, but slurmddp run takes the script and its arguments from "
+                "the end of the command line.",
+                hint="Omit the setting: slurmddp run SCRIPT.py ARGUMENT ...",
             )
 
     args.overrides += program
@@ -82,14 +84,17 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     try:
         return train.run(args, check)
     except ConfigError as error:
-        # The user typed -n, not the setting for which it stands.
+        # The command line has -n in place of the setting, so the message names -n, too.
         error.message = error.message.replace("ranks_per_node=", "-n ")
         error.hint = error.hint.replace("ranks_per_node=", "-n ")
         raise
 
 
 def _refuse_launcher(args: argparse.Namespace) -> None:
-    """Refuse the former flag and setting for torchrun; show the command to type instead."""
+    """Raise UsageError for the removed flag `--launcher` and the removed setting `program.torchrun`.
+
+    The hint is the command that starts the same program by torchrun.
+    """
     settings = [word for word in args.overrides if not word.lstrip("+").startswith(REMOVED_TORCHRUN)]
     if args.launcher is None and len(settings) == len(args.overrides):
         return
@@ -105,13 +110,17 @@ def _refuse_launcher(args: argparse.Namespace) -> None:
     nodes = [word.partition("=")[2] for word in settings if word.startswith("nodes=")]
     command = torchrun_command(ranks, args.program, has_nodes=nodes[-1:] not in ([], ["1"]))
     raise UsageError(
-        "slurmddp run starts torchrun like any other command, as one rank on each node.",
+        "slurmddp run has no flag or setting for torchrun any more: torchrun is a command like any other, "
+        "which runs as one rank on each node.",
         hint=f"Type {shlex.join(['slurmddp', 'run', *settings, '-n', '1', '--', *command])}",
     )
 
 
 def _added_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys that the user has added, to which arguments of the program may refer."""
+    """Return the keys of settings that slurmddp does not have, such as `lr` for `+lr=0.1`.
+
+    Arguments of the program may refer to them: `${lr}`.
+    """
     from slurmddp.settings.arguments import key_of
     from slurmddp.settings.keys import TOP
 

@@ -75,7 +75,7 @@ def _add_sizes(up: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out one action; return the exit code."""
+    """Start, stop or show a sandbox, or print the lines that select it; return the exit code."""
     if args.action == "up":
         return _up(args)
 
@@ -110,7 +110,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _flags(args: argparse.Namespace) -> str:
-    """Return the flags with which another command selects this sandbox."""
+    """Return the flags `--name` and `--dir` for another command on the same sandbox; empty by default."""
     flags = ""
     if args.name != "default":
         flags += f" --name {args.name}"
@@ -121,7 +121,11 @@ def _flags(args: argparse.Namespace) -> str:
 
 
 def _status(sandbox: Sandbox) -> int:
-    """Print the state of daemons, nodes and jobs; return the exit code."""
+    """Print the daemons that don't run, the states of the nodes, and the number of jobs.
+
+    Returns:
+        `EXIT_FINISHED` if the sandbox is healthy, else `EXIT_SLURM`.
+    """
     status = sandbox.status()
     print(f"The sandbox {sandbox.request.name!r} in {sandbox.root}: {describe(sandbox.plan)}.")
     dead = ", ".join(name for name, alive in status.daemons.items() if not alive)

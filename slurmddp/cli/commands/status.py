@@ -25,7 +25,7 @@ from slurmddp.runs.text_format import (
 )
 
 _SILENT_S = 60.0
-"""A run that has been silent for this time is shown with an outdated speed."""
+"""Seconds since the last heartbeat after which the shown speed is marked as outdated."""
 _FAILURE_LINES = 12
 """Number of last lines shown for a failure."""
 _RESTARTS = 5
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(run: RunDetails) -> None:
-    """Print the facts of a run, one in a line."""
+    """Print the name of a run and the lines of `_lines`, each with its label."""
     print(paint(without_control(run.name), "bold", sys.stdout))
     for name, fact in _lines(run):
         text = without_control(fact)
@@ -77,7 +77,7 @@ def _print(run: RunDetails) -> None:
 
 
 def _lines(run: RunDetails) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a run as (name, text), the most important first."""
+    """Yield the lines to print about a run, each as (label, text), the most important first."""
     yield "state", run.detail
     if run.advice:
         yield "next", run.advice
@@ -94,7 +94,8 @@ def _lines(run: RunDetails) -> Iterator[tuple[str, str]]:
     if run.avoided_nodes:
         yield "avoids", f"{', '.join(run.avoided_nodes)}: failed recently"
         if run.active and run.state in ("queued", "stopped") and run.job_id:
-            # SLURM keeps the exclusion of a waiting job, even if too many other nodes fail meanwhile.
+            # SLURM keeps the excluded nodes of a waiting job, even if too many other nodes fail meanwhile.
+            # So the command that clears them is shown.
             yield "", f"`scontrol update JobId={run.job_id} ExcNodeList=` lets the job start on them."
 
     for notice in run.notices:
@@ -115,7 +116,7 @@ def _lines(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _restarts(run: RunDetails) -> Iterator[tuple[str, str]]:
-    """Yield the last restarts of the ranks in place, each with the failure before it."""
+    """Yield a line for each of the last `_RESTARTS` restarts in place, with the failure that caused it."""
     name = "restarted"
     for restart in run.restarted[-_RESTARTS:]:
         yield name, f"{local_time(restart.time)} {restart.after}".rstrip() + f": {restart.sentence}"
@@ -126,7 +127,10 @@ def _restarts(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _failure(run: RunDetails) -> Iterator[tuple[str, str]]:
-    """Yield the failure of a run; if no rank failed, the last lines of an unexplained end."""
+    """Yield the failure of a run and the lines of the log that explain it.
+
+    If no failure of a rank is recorded, yield the last lines of the log, if `run` has any.
+    """
     lines = run.last_lines[-_FAILURE_LINES:]
     if run.failure is not None:
         yield "failure", run.failure.sentence
@@ -139,7 +143,7 @@ def _failure(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _progress(run: RunDetails) -> Iterator[tuple[str, str]]:
-    """Yield step, losses, metrics, speed and checkpoints of a run."""
+    """Yield lines about step, losses, metrics, speed and checkpoints of a run."""
     if run.step is not None:
         text = str(run.step)
         if run.total_steps:
@@ -157,7 +161,7 @@ def _progress(run: RunDetails) -> Iterator[tuple[str, str]]:
         yield "metrics", ", ".join(f"{name} {number(value)}" for name, value in run.metrics.items())
 
     if run.rate is not None:
-        # With a hanging file server or a suspended job, the last recorded speed stays in the records.
+        # A run that hangs or is suspended records no new speed, so its last speed is marked as outdated.
         text = f"{run.rate:,.0f} {run.rate_unit}{_use(run)}"
         if run.state == "running" and run.seen is not None and run.time - run.seen > _SILENT_S:
             text += " until the last heartbeat"
@@ -170,7 +174,7 @@ def _progress(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _use(run: RunDetails) -> str:
-    """Return the utilisation of the devices as a phrase; empty unless the training counts its operations."""
+    """Return TFLOP/s per rank and MFU as text; empty if the run does not record them."""
     text = ""
     if run.tflops is not None:
         text += f", {run.tflops:.3g} TFLOP/s per rank"
@@ -181,7 +185,7 @@ def _use(run: RunDetails) -> str:
 
 
 def _place(run: RunDetails) -> Iterator[tuple[str, str]]:
-    """Yield job, nodes, attempts, start and end of a run."""
+    """Yield lines about job, nodes, attempts, start and end of a run."""
     if run.job_id is not None:
         place = f" on {run.nodes}" if run.nodes else ""
         yield "job", (run.allocation or run.job_id) + place
@@ -197,7 +201,7 @@ def _place(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _goodput(goodput: Goodput) -> str:
-    """Return the share of time spent on training, and the uses of time, the largest first."""
+    """Return the fraction of the run's time spent on training, and how the time splits, longest first."""
     sizes = sorted(goodput.parts.items(), key=lambda part: -part[1])
     names: dict[str, str] = {}
     if goodput.share is None:
@@ -228,7 +232,7 @@ def _print_attempts(run: RunDetails) -> None:
 
 
 def _print_times(run: RunDetails) -> None:
-    """Print where the time of each attempt went, and the phases of the newest start."""
+    """Print how the time of each attempt splits, and how long each phase of the last start took."""
     goodput = run.goodput
     kinds = list(goodput.parts)
     if kinds:
@@ -263,7 +267,7 @@ def _print_memory(run: RunDetails) -> None:
 
 
 def _short(seconds: float) -> str:
-    """Return a duration for a table: with tenths below 10 s, empty below 0.05 s."""
+    """Return a duration for a table: with tenths of a second below 10 s, empty below 0.05 s."""
     if seconds >= 9.95:
         return duration(seconds)
     if seconds >= 0.05:
@@ -272,5 +276,5 @@ def _short(seconds: float) -> str:
 
 
 def _ago(run: RunDetails, moment: float | None) -> str:
-    """Return a time, and how long ago it was."""
+    """Return a time, and how long ago it was; `-` for None."""
     return "-" if moment is None else f"{local_time(moment)} ({duration(run.time - moment)} ago)"

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentence(run: StoppedRun) -> str:
-    """Return a sentence about the outcome for a run."""
+    """Return a sentence about what the run does after it was asked to stop, or why it can't stop."""
     if run.outcome == "inactive":
         return f"{run.name} has nothing to stop: it is {run.state} ({run.detail})."
     if run.outcome == "dequeued":
@@ -68,7 +68,7 @@ def _sentence(run: StoppedRun) -> str:
 
 
 def _of_queued(run: StoppedRun) -> str:
-    """Return a sentence about the outcome for a run whose jobs held no nodes."""
+    """Return a sentence about a stopped run whose jobs were waiting in the queue."""
     saved = "has saved and " if run.has_saved else ""
     stays = f"{run.name} {saved}stays stopped"
     jobs = ", ".join(run.jobs)

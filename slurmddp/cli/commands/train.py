@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 
     Args:
         args: the parsed command line.
-        check: raises ConfigError if the job must not be started.
+        check: called with each job before it starts; raises ConfigError if the job must not be started.
     """
     refuse_json_of_text(args)
     sources = hydra_flags.sources(args)
@@ -90,7 +90,13 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
 
 
 def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]], sources: Sources) -> int:
-    """Start a sweep or a search, or print its scripts or configurations; return the exit code."""
+    """Start a sweep or a search, or print or check its jobs; return the exit code.
+
+    Args:
+        args: the parsed command line.
+        jobs_of_points: returns the jobs of points, each given by its settings.
+        sources: the config files and folders.
+    """
     from slurmddp.cli import check_job, dry_run
     from slurmddp.cli.start_view import StartView
     from slurmddp.config.composition import search_space
@@ -101,7 +107,7 @@ def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]]
     if search_space.is_search(args.overrides):
         from slurmddp.cli.search_view import SearchView
 
-        # Optuna is optional.
+        # Imported here, because only a search needs this module.
         from slurmddp.control import search as trials
 
         search = search_space.read(args.overrides, working_folder(), sources)
@@ -136,7 +142,7 @@ def _show_script(job: Job) -> int:
 
 
 def _settings() -> str:
-    """Return the table of settings for the help."""
+    """Return the table of settings for `slurmddp train --help`: keys, meanings and defaults."""
     from slurmddp.settings.keys import every_key
 
     keys = [key for key in every_key().values() if not key.name.startswith(("cluster.", "strategy."))]
