@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if command == "begin":
         from slurmddp.batch.begin import begin
 
-        # A signal that comes now must not end this process: the ranks start, and get the signal themselves.
+        # A signal during `begin` must not end it: the ranks start all the same and get the signal themselves.
         for number in _STOPS:
             signal.signal(number, _do_nothing)
         job = SlurmJob(environ, log=_log_to_stderr, names=names)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
-        # SLURM signals this process when it grants the requeue.
+        # SLURM signals this process when it grants the requeue, but the exclusions are sent after that.
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
         first_node_lost(attempt, SlurmJob(environ, log=_log, names=names))
@@ -92,17 +92,17 @@ def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """Ignore a signal; SLURM's commands don't inherit this handler, as they would inherit SIG_IGN."""
+    """Ignore a signal. Child processes would inherit SIG_IGN, but they don't inherit this handler."""
 
 
 def _log(text: str, descriptor: int = 1) -> None:
-    """Print a line at once; ignore a full disk, which must not change what follows."""
+    """Write a line to a file descriptor, unbuffered; ignore a write error, such as a full disk."""
     with suppress(OSError):
         os.write(descriptor, os.fsencode(f"{text}\n") if text else b"")
 
 
 def _log_to_stderr(text: str) -> None:
-    """Print a line to the error output, since the shell reads the standard output."""
+    """Write a line to stderr, because the batch script evaluates what `begin` prints to stdout."""
     _log(text, 2)
 
 

@@ -33,7 +33,7 @@ _LATE_S = (1, 2, 3)
 
 
 class BatchSettings(NamedTuple):
-    """The facts and rules of a job that the batch step follows: `job.json`, written at submission."""
+    """A job's settings for the batch step, as `job.json` holds them since the submission."""
 
     name: str
     """The job's name in the tokens of its submissions."""
@@ -69,7 +69,7 @@ class BatchSettings(NamedTuple):
 
 def read_settings(folder: RunFolder) -> BatchSettings:
     """Return the settings in `job.json`; ignore keys that this version does not know."""
-    # This host may have cached the file of an earlier submission, which is gone; a listing corrects that.
+    # A host that ran an earlier job of the run may still show the old file; listing the folder corrects that.
     names_in(folder.path)
 
     values = json.loads(folder.job_file.read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def read_settings(folder: RunFolder) -> BatchSettings:
 
 @contextmanager
 def log_write_error(what: str, log: Callable[[str], None]) -> Iterator[None]:
-    """Log that `what` could not be recorded, on a full disk for example, and go on."""
+    """Suppress an OSError of the `with` block, such as a full disk, and log that `what` was not recorded."""
     try:
         yield
     except OSError as error:
@@ -87,18 +87,18 @@ def log_write_error(what: str, log: Callable[[str], None]) -> Iterator[None]:
 
 
 class Attempt:
-    """An attempt that has been claimed."""
+    """A claimed attempt of a run: reads and writes its records, and decides its outcome."""
 
     def __init__(
         self, folder: RunFolder, number: int, settings: BatchSettings, job_id: str, log: Callable[[str], None]
     ) -> None:
-        """Open the records of an attempt.
+        """Set what identifies the attempt; read and write nothing.
 
         Args:
             folder: the run folder.
             number: the number of the attempt.
             settings: the settings of the run.
-            job_id: the job of the attempt.
+            job_id: the id of the job that runs the attempt.
             log: called with each line for the log of the batch step.
         """
         self.folder = folder
@@ -111,7 +111,12 @@ class Attempt:
         self._start_file = self.log_dir / "start.json"
 
     def start(self, node_list: str, restart_count: int) -> None:
-        """Record the start of the attempt, and what the run has saved by then."""
+        """Write `start.json` with the time and the newest saves, and add the event `started`.
+
+        Args:
+            node_list: the nodes of the job, as a host list.
+            restart_count: the number of requeues before this start of the job.
+        """
         start = {"time": int(time.time()), **self._saved()._asdict()}
         facts = {"restart_count": restart_count, "nodes": node_list, "launcher": "slurm"}
         with log_write_error("The event `started`", self.log):
@@ -124,7 +129,7 @@ class Attempt:
         return saved(self.folder, Path(self.settings.project), self.settings.checkpoints)
 
     def _read_start(self) -> dict[str, Any]:
-        """Return the record of the start; empty if it is missing or damaged."""
+        """Return the content of `start.json`; empty if the file is missing or damaged."""
         try:
             start = json.loads(self._start_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -142,28 +147,39 @@ class Attempt:
         return progressed(Saved(start.get("step", 0), start.get("files", "")), self._saved())
 
     def exit_code_of(self, node: int) -> int | None:
-        """Return the exit code that a node's agent left; None if it left no code."""
+        """Return the exit code that the agent of a node has recorded; None if it has recorded none."""
         return self.folder.exit_code_of(self.number, node)
 
     def common_exit_code(self, sleep: Callable[[float], None]) -> int | None:
-        """Return 0 if all agents left with 0, or 75 if some left with 75 and all others with 0; else None."""
+        """Combine the exit codes of all agents.
+
+        Args:
+            sleep: waits for some seconds.
+
+        Returns:
+            0 if all agents recorded 0; 75 if at least one recorded 75 and the others 0; None otherwise.
+        """
         common = EXIT_FINISHED
         for node in range(self.settings.nodes):
             code = self._await_exit_code(node, sleep)
             if code not in (EXIT_FINISHED, EXIT_STOPPED):
-                # An agent that had not begun when a person stopped the run leaves no code.
+                # An agent that had not started when a person stopped the run records no code. The attempt
+                # counts as stopped all the same.
                 is_late = code is None and common == EXIT_STOPPED and self.folder.is_stopped
                 return common if is_late else None
 
             common = max(common, code)
-            # The agent of node 0 has followed all other agents, and knows which of them were needed.
+            # If nodes may be lost, node 0's code is enough: its agent knows which other agents were needed.
             if self.settings.tolerates_node_loss:
                 return common
 
         return common
 
     def _await_exit_code(self, node: int, sleep: Callable[[float], None]) -> int | None:
-        """Return the exit code that a node's agent left; wait for a file that is shown late."""
+        """Return the exit code of a node's agent; None if no code is recorded within six seconds.
+
+        A shared file system may show the file with the code late.
+        """
         for delay in _LATE_S:
             look_again(self.log_dir)
             code = self.exit_code_of(node)
@@ -175,14 +191,14 @@ class Attempt:
         return self.exit_code_of(node)
 
     def recorded_failure(self) -> int | None:
-        """Return the exit code of the first failure, 0 if the record holds no code; None without a record."""
+        """Return the exit code in `failure.json`, 0 if it holds no code; None without this file."""
         if not is_there(self.folder.failure_file(self.number)):
             return None
         code = self._failure().get("exit_code")
         return code if isinstance(code, int) else 0
 
     def _failure(self) -> dict[str, Any]:
-        """Return the record of the first failure; empty if it is missing or damaged."""
+        """Return the content of `failure.json`; empty if the file is missing or damaged."""
         try:
             failure = json.loads(read_text(self.folder.failure_file(self.number)) or "")
         except ValueError:
@@ -190,27 +206,28 @@ class Attempt:
         return failure if isinstance(failure, dict) else {}
 
     def silent_nodes(self) -> list[int]:
-        """Return the nodes whose agents left no exit code."""
+        """Return the indexes of the nodes whose agents recorded no exit code."""
         return self.folder.silent_nodes(self.number, self.settings.nodes)
 
     def replaced_nodes(self) -> list[int]:
-        """Return the silent nodes without which node 0's agent let the ranks continue."""
+        """Return the indexes of the nodes without an exit code that the attempt continued without."""
         without = {node for event in self._events("continued") for node in event["without"]}
         return [node for node in self.silent_nodes() if node in without]
 
     def lost_agents(self, hosts: Sequence[str]) -> dict[int, str]:
-        """Return the host of each agent that began and left no exit code, by node.
+        """Return the host of each agent that started but recorded no exit code, by node index.
 
-        Such an agent was killed, or its host failed. A host that is not among `hosts` is empty.
+        Such an agent was killed, or its host failed. The name is empty for an index beyond `hosts`.
         """
         names = names_in(self.log_dir)
         lost = [node for node in self.silent_nodes() if self.folder.node_log(self.number, node).name in names]
         return {node: hosts[node] if node < len(hosts) else "" for node in lost}
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
-        """Return the events of one kind since this attempt started."""
+        """Return this attempt's events of one kind, such as `ended`, since the attempt started."""
         events = [event for event in self.folder.readable_events() if event.get("attempt") == self.number]
-        # An earlier attempt may have had this number, if a person has deleted its logs.
+        # If a person deletes the logs of an attempt, a later attempt gets the same number. So only the events
+        # since the newest start count.
         starts = [index for index, event in enumerate(events) if event.get("event") == "started"]
         newest = events[max(starts, default=0) :]
         return [event for event in newest if event.get("event") == kind]
@@ -235,9 +252,10 @@ class Attempt:
             code: the exit code of the attempt.
             job_state: the state of the job: one of the names in `requeue_policy`.
             has_progressed: whether the run has saved anything new since the attempt started.
-            near_limit: whether SLURM had sent the signal for the time limit.
+            near_limit: whether SLURM had sent the signal that precedes the time limit.
         """
-        # A preemption may come while the training starts, but a time limit has to leave enough time for that.
+        # A preemption may come before the first step, so the event `first_step` has to show that the run
+        # trained. A time limit must leave time for the first step, so it counts without this event.
         at_limit = job_state in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
         end = requeue_policy.End(
             code,
@@ -267,11 +285,11 @@ class Attempt:
         Args:
             outcome: the outcome of the attempt.
             has_progressed: whether the run has saved anything new since the attempt started.
-            lost: the hosts of lost agents, by node.
-            is_revised: whether this attempt has an `ended` event already, and nothing starts the run again.
+            lost: the hosts of lost agents, by node index.
+            is_revised: whether the event corrects an earlier one: the run could not be started again.
         """
         facts: dict[str, Any] = {"exit_code": outcome.code, "outcome": outcome.outcome}
-        # With this mark the run goes on if SLURM starts the job again after all.
+        # For `begin` a run with this field is not over: it goes on if SLURM starts the job again after all.
         if is_revised:
             facts["requeued"] = False
         facts["next"] = outcome.next

@@ -47,10 +47,10 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
             job, `element` if the script of a sweep's array runs it.
 
     Returns:
-        The exit code of the batch script if nothing is printed.
+        The exit code with which the batch script ends if nothing is printed.
     """
     if not job.id:
-        job.log("SLURM_JOB_ID is not set: this script is for sbatch.")
+        job.log("SLURM_JOB_ID is not set. Submit this script with sbatch.")
         return EXIT_FAILED
 
     array = job.environ.get("SLURM_ARRAY_JOB_ID")
@@ -61,7 +61,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
         )
         return EXIT_CONFIG
 
-    # The command that submitted this job has just changed the folder.
+    # The submission has just changed the folder, so this host may have an old listing in its cache.
     look_again(folder.path)
     settings = read_settings(folder)
     events = folder.readable_events()
@@ -72,7 +72,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
     if _leaves_failed_nodes(folder, job, settings, events):
         return EXIT_FINISHED
 
-    # SLURM answers while the attempt is recorded.
+    # The queries run in the background while the attempt is recorded.
     await_limits = limits(job, settings.signal_lead_s, settings.grace_s)
     try:
         number = folder.claim_attempt()
@@ -117,7 +117,7 @@ def _refusal(
 
 
 def _final_outcome(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: bool) -> str:
-    """Return the outcome of a run that is over; empty otherwise.
+    """Return the outcome of a run that is over, for a requeued or resubmitted job; empty otherwise.
 
     SLURM may restart a job whose run has ended (a site's RequeueExit, `scontrol requeue` by hand). A run may
     also end before a resubmitted job starts.
@@ -134,9 +134,9 @@ def _final_outcome(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: 
 
 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) -> str:
-    """Return the other job that trains this run now, with its nodes; empty if there is none.
+    """Return the other job that trains this run now, as `ID on NODES`; empty if there is none.
 
-    SLURM runs this job, and the attempt that it started has not ended.
+    SLURM shows the other job as running, and the attempt that it started has no `ended` event.
     """
     last_events: dict[str, str] = {}
     for event in events:
@@ -148,7 +148,7 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
         return ""
 
     for queued in job.queue("--jobs", ",".join(sorted(open_jobs))) or ():
-        # Another cluster, or a controller that lost its state, may have given the id to a job of others.
+        # The id may belong to another job: ids repeat on another cluster, and after slurmctld lost its state.
         is_ours = may_be_of(names, queued.run, script_of(queued.job_id, queued.script))
         if queued.state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
             return f"{queued.job_id} on {queued.nodes}"
@@ -158,15 +158,21 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
 def _leaves_failed_nodes(
     folder: RunFolder, job: SlurmJob, settings: BatchSettings, events: list[dict[str, Any]]
 ) -> bool:
-    """Requeue the job if SLURM gave it a failed node and soon has others; return whether it was requeued."""
+    """Requeue the job if it got a node that failed under the last attempt and other nodes are free soon.
+
+    `Exclusions.others_are_free` decides whether they are.
+
+    Returns:
+        Whether SLURM has requeued the job.
+    """
     exclusions = Exclusions(folder, job, settings, start_time=int(time.time()))
     is_noted = note_vanished(exclusions, folder, events)
     if not (is_noted and settings.requeue and exclusions.others_are_free()):
         return False
 
     exclusions.choose()
-    # When SLURM grants the request, it ends this process and the commands that it has started by SIGTERM. All
-    # ignore it: the exclusions are sent after that.
+    # When SLURM grants the requeue, it sends SIGTERM to this process and to the commands that this process
+    # has started. They must ignore it, because the exclusions can be sent only after the requeue.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reply = job.scontrol("requeue", job.id)
     if reply.code == 0:
@@ -179,12 +185,17 @@ def _leaves_failed_nodes(
 
 
 def limits(job: SlurmJob, signal_lead_s: int, grace_s: int | None) -> Callable[[], dict[str, str]]:
-    """Ask when SLURM ends the job, how long it then waits before it kills, and which processes it signals.
+    """Start queries for the end of the job, the time until SIGKILL and the processes that SLURM signals.
 
-    The batch step asks SLURM once for all ranks: a thousand ranks that ask would be too many.
+    The batch step asks SLURM once for all ranks: queries from a thousand ranks would load slurmctld.
+
+    Args:
+        job: the job.
+        signal_lead_s: `policy.signal_lead_s`, which becomes a variable as well.
+        grace_s: `policy.grace_s`, instead of SLURM's KillWait and GraceTime; None: ask SLURM for both.
 
     Returns:
-        A function that waits for the values of the variables; values that are not known are empty.
+        A function that waits for the replies and returns the variables; an unknown value is empty.
     """
 
     def end_time() -> str:

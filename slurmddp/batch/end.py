@@ -30,7 +30,7 @@ _CODES_OF_RANKS = {
 
 
 class AttemptEnd:
-    """The end of one attempt, in the seconds that SLURM leaves."""
+    """The conclusion of one attempt: records failed nodes and the outcome, requeues or resubmits the job."""
 
     def __init__(self, attempt: Attempt, job: SlurmJob, *, terminated: bool = False) -> None:
         """Prepare the end of `attempt`, which ran in `job`.
@@ -47,11 +47,14 @@ class AttemptEnd:
         self._exclusions = Exclusions(attempt.folder, job, attempt.settings, start_time=attempt.start_time)
 
     def conclude(self, code: int | None) -> int:
-        """Find out how the ranks ended and carry out what follows; return the exit code of the batch script.
+        """Decide and record the outcome of the attempt, and requeue or resubmit a job that is to run again.
 
         Args:
             code: the exit code of the subshell with the setup lines and srun; None if bash could not read
                 these lines.
+
+        Returns:
+            The exit code of the batch script.
         """
         try:
             return self._conclude(self._code_before_ranks(code))
@@ -59,7 +62,10 @@ class AttemptEnd:
             self._await_slurm()
 
     def _code_before_ranks(self, code: int | None) -> int:
-        """Return the code; as a plain failure if a setup line ended the subshell before any rank started."""
+        """Return the exit code of the subshell, and note whether any rank was started.
+
+        If a setup line ended the subshell before that, a code that only ranks may use becomes EXIT_FAILED.
+        """
         log = self._job.log
         if code is None:
             log("bash can't read the setup lines of the cluster file; no rank was started.")
@@ -80,7 +86,7 @@ class AttemptEnd:
             return self.carry_out(srun_code, has_progressed=False).code
 
         self._find_failed_nodes()
-        # At once, because SLURM soon ends this process.
+        # SLURM has requeued the job and soon ends this process, so the exclusions are sent at once.
         if job.state == requeue_policy.REQUEUED:
             self._exclusions.choose()
             self._exclusions.send()
@@ -99,14 +105,14 @@ class AttemptEnd:
             srun_code, failure=failure, agents=agents, job_state=job.state, progressed=has_progressed
         )
         if code is None:
-            # SLURM may have learned meanwhile what became of the node of an agent that is gone.
+            # An agent is gone for an unknown reason. SLURM may have noticed by now that its node failed.
             job.poll_patiently()
             self._find_failed_nodes()
             code = EXIT_FAILED
         return self.carry_out(code, has_progressed).code
 
     def _find_failed_nodes(self) -> None:
-        """Note the nodes that failed, and whether the loss of a node ended the attempt."""
+        """Record the nodes that failed; set the job state to `NODE_FAIL` if a lost node ended the attempt."""
         attempt = self._attempt
         job = self._job
         hosts = dict(enumerate(job.hosts))
@@ -114,16 +120,16 @@ class AttemptEnd:
         silent = {hosts[node] for node in attempt.silent_nodes() if node in hosts}
         self.note_failed_nodes(silent, replaced)
 
-        # SLURM may not know yet that it has lost a node.
+        # A node failed and the attempt did not continue without it, but SLURM still shows a running job.
         if job.state == requeue_policy.RUNNING and (silent - replaced) & self._exclusions.failed:
             job.state = requeue_policy.NODE_FAIL
 
     def note_failed_nodes(self, silent: Collection[str], replaced: Collection[str]) -> None:
-        """Note the nodes that failed under the attempt, so that the next attempt avoids them.
+        """Record the nodes that failed under the attempt, so that the next attempt avoids them.
 
         Args:
-            silent: nodes whose agents left no exit code.
-            replaced: nodes without which the attempt continued.
+            silent: names of the nodes whose agents recorded no exit code.
+            replaced: names of the nodes without which the attempt continued.
         """
         self._exclusions.note_failed(
             self._job.node_list,
@@ -141,12 +147,12 @@ class AttemptEnd:
         lost: Mapping[int, str] | None = None,
         may_requeue: bool = True,
     ) -> requeue_policy.Outcome:
-        """Decide what follows by the state of the job, record it, and do it.
+        """Decide and record the outcome of the attempt, and requeue or resubmit a job that is to run again.
 
         Args:
             code: the exit code of the attempt.
             has_progressed: whether the run has saved anything new since the attempt started.
-            lost: the hosts of lost agents, by node; None: after a failure, the agents that left no code.
+            lost: the hosts of lost agents, by node index; None: after a failure, the agents without a code.
             may_requeue: whether SLURM may requeue the job; otherwise a new job is submitted.
 
         Returns:
@@ -161,7 +167,7 @@ class AttemptEnd:
             )
             return requeue_policy.Outcome("superseded", "none", EXIT_NO_PROGRESS)
 
-        # A batch script that was killed may have recorded the end before.
+        # A batch script that was killed may have recorded the end already; then the recorded outcome holds.
         recorded = attempt.recorded_end()
         outcome = recorded or self._decide(code, has_progressed)
         if outcome.next == "requeue" and (job.facts.get("Requeue") == "0" or not may_requeue):
@@ -179,7 +185,7 @@ class AttemptEnd:
             self._exclusions.choose()
         job.log(f"Attempt {attempt.number}: {outcome.outcome}, next: {outcome.next}.")
 
-        # Before the request for the requeue: SLURM ends this process when it grants the request.
+        # The end is recorded before the requeue, because SLURM ends this process when it grants the requeue.
         if recorded is None:
             attempt.record_end(outcome, has_progressed, lost=lost)
         if outcome.next == "none":
@@ -196,7 +202,7 @@ class AttemptEnd:
         return self._attempt.decide(code, self._job.state, has_progressed, near_limit=near_limit)
 
     def _run_again(self, outcome: requeue_policy.Outcome) -> requeue_policy.Outcome:
-        """Requeue the job or submit a new job; return the outcome, with what was done as `next`."""
+        """Requeue the job, or else submit a new job; return the outcome with `next` set to what was done."""
         folder = self._attempt.folder
         job = self._job
         if outcome.next == "requeue" and requeue(job):
@@ -219,7 +225,7 @@ class AttemptEnd:
         return outcome._replace(next="none")
 
     def _await_slurm(self) -> None:
-        """Wait to be ended by SLURM, on a host that SLURM gave up when it requeued the job.
+        """Wait for SLURM to end this process if SLURM gave this host up when it requeued the job.
 
         SLURM ends this process when the host reports back. If the process ended before that, the slurmd on
         this host would report "already running" at the next start of the job. SLURM would then drain the node

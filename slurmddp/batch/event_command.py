@@ -23,19 +23,19 @@ _SLACK_S = 5
 
 
 def kind_of_end(outcome: str, next_: str) -> str:
-    """Return the name of the event for the end of an attempt: `requeued`, or how the run ended."""
+    """Return the event for an attempt's end: `requeued`, `finished`, `stopped`, `cancelled` or `failed`."""
     if next_ != "none":
         return "requeued"
     return outcome if outcome in ("finished", "stopped", "cancelled") else "failed"
 
 
 class EventCommands:
-    """The commands that one process of a run has started, one for each event."""
+    """The runs of the `policy.on_event` command that this process has started, one for each event."""
 
     def __init__(
         self, folder: RunFolder, command: Sequence[str], project: Path, log: Callable[[str], None]
     ) -> None:
-        """Prepare the commands of a run.
+        """Set the command and where it runs; start nothing.
 
         Args:
             folder: the run folder.
@@ -57,7 +57,7 @@ class EventCommands:
         Args:
             kind: started, requeued, finished, stopped, cancelled or failed.
             attempt: the number of the attempt.
-            facts: further facts for the command.
+            facts: further fields of the event.
         """
         if not self._command:
             return
@@ -89,7 +89,7 @@ class EventCommands:
             self._log(f"The command of policy.on_event was not started: {error}")
 
     def wait(self) -> None:
-        """Wait until the commands have ended or were killed."""
+        """Wait until all started commands have ended or were killed, at most 25 seconds."""
         deadline = time.monotonic() + TIMEOUT_S + _SLACK_S
         for watcher in self._watchers:
             with suppress(subprocess.TimeoutExpired):

@@ -30,7 +30,7 @@ def lost_nodes(batch_log: Path) -> set[str]:
 
 
 class Exclusions:
-    """The nodes that the next attempts avoid: noted in the run folder, then sent to SLURM."""
+    """The nodes that the next attempts avoid: recorded in the run folder, then excluded from the job."""
 
     def __init__(
         self, folder: RunFolder, job: SlurmJob, settings: BatchSettings, *, start_time: float
@@ -56,7 +56,7 @@ class Exclusions:
 
     @property
     def _has_notes(self) -> bool:
-        """Whether the run notes failed nodes and has noted any."""
+        """Whether `policy.exclude_failed_h` is above 0 and the run has recorded failed nodes."""
         return self._hours > 0 and bool(read_text(self._folder.excluded_file))
 
     def note_failed(
@@ -68,14 +68,15 @@ class Exclusions:
         silent: Collection[str] = (),
         replaced: Collection[str] = (),
     ) -> bool:
-        """Note the nodes that failed under an attempt; return whether any was noted.
+        """Record the nodes that failed under an attempt; return whether any of the records is new.
 
         Args:
-            node_list: the nodes of the attempt.
+            node_list: the nodes of the attempt, as a host list.
             start_time: when the attempt started, in epoch seconds.
             batch_log: the log of the attempt's batch script.
-            silent: nodes whose agents left no exit code; their slurmd is probed.
-            replaced: nodes without which the attempt continued.
+            silent: names of the nodes whose agents recorded no exit code; each counts as failed if its slurmd
+                accepts no connection.
+            replaced: names of the nodes without which the attempt continued.
         """
         nodes = self._job.nodes(node_list)
         lost = lost_nodes(batch_log)
@@ -103,7 +104,7 @@ class Exclusions:
         return is_noted
 
     def _exchange(self, start_time: float) -> None:
-        """Share the nodes that failed under this attempt, and adopt those of other runs on this cluster."""
+        """Add the run's failed nodes to the list that all runs share; take over those of this cluster."""
         if self._hours <= 0 or not (self._has_notes or shared_nodes()):
             return
 
@@ -114,7 +115,7 @@ class Exclusions:
                 adopt(self._folder, cluster)
 
     def _note(self, node: str, reason: str, start_time: float) -> bool:
-        """Note a failed node; return whether the note is new for this attempt."""
+        """Record a failed node; return whether the record is new for this attempt."""
         self.failed.add(node)
         if self._hours <= 0 or node in excluded_nodes(self._folder, since=start_time):
             return False
@@ -123,22 +124,26 @@ class Exclusions:
         with log_write_error(f"The failed node {node}", self._job.log):
             exclude(self._folder, node, reason, hours=self._hours)
             return True
-        # A note that can't be written would be new at each start, and requeue the job for ever.
+        # A record that can't be written must not count: it would be new at each start, and `begin` would
+        # requeue the job for ever.
         return False
 
     def _chosen_by_person(self) -> set[str]:
         """Return the nodes that a person excludes, in the cluster file or at sbatch."""
-        # SLURM's list also holds the nodes that this run has excluded.
+        # ExcNodeList also holds the nodes that this run has excluded, so they are subtracted.
         asked_for = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
         by_person = asked_for - set(excluded_nodes(self._folder, now=0.0))
 
-        # For sbatch a value with a slash is the name of a file with nodes.
+        # For sbatch a value with a slash is the name of a file with nodes; that file is not read here.
         if "/" not in self._by_person:
             by_person.update(hosts_of(self._by_person))
         return by_person
 
     def choose(self) -> None:
-        """Choose all failed nodes, only the newest, or none, as the cluster can spare them."""
+        """Set `choice` to all failed nodes, those of this attempt or none: the first that SLURM would accept.
+
+        The nodes that a person excludes are always part of `choice`.
+        """
         if not self._has_notes:
             return
 
@@ -159,12 +164,12 @@ class Exclusions:
 
         self.choice = ",".join(sorted(by_person))
         self._job.log(
-            f"The next attempt may run on {','.join(failed)} again: SLURM would not accept the job without "
-            f"({refusal})."
+            f"The next attempt may run on {','.join(failed)} again: SLURM would refuse a job that excludes "
+            f"these failed nodes ({refusal})."
         )
 
     def send(self) -> None:
-        """Send the choice to SLURM, which accepts it only while the job is pending."""
+        """Set the job's ExcNodeList to `choice`; SLURM accepts the change only while the job is pending."""
         if not self._has_notes or self._is_sent:
             return
         current = self._job.facts.get("ExcNodeList", "")
@@ -175,7 +180,7 @@ class Exclusions:
             reply = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
             if reply.code == 0 or not reply.is_retryable:
                 break
-            # Just after a requeue, SLURM's accounting may hold the job's record.
+            # Just after a requeue SLURM may refuse the change, while its accounting holds the job's record.
             self._job.sleep(1)
 
         if reply.code == 0:
@@ -183,10 +188,12 @@ class Exclusions:
             self._job.log(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
         else:
             self._job.log(reply.err.strip())
-            self._job.log(f"SLURM does not let this job exclude {self.choice or 'no node'}.")
+            self._job.log(
+                f"SLURM refused to set the excluded nodes of this job to {self.choice or '(none)'}."
+            )
 
     def others_are_free(self) -> bool:
-        """Decide whether the job got a failed node, may be requeued, and would soon get other nodes."""
+        """Decide whether the job got failed nodes, may be requeued, and would get others within `_SOON_S`."""
         hosts = self._job.hosts
         noted = excluded_nodes(self._folder, now=self._start_time)
         failed = set(hosts) & set(noted)
@@ -206,9 +213,9 @@ class Exclusions:
 
 
 def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Note failed nodes of an attempt without an `ended` event; return whether any was noted.
+    """Record the failed nodes of the last attempt if it has no `ended` event; return whether any is new.
 
-    The first host of such an attempt may have failed, together with the batch script.
+    The batch script of such an attempt is gone, perhaps because its host, the first one, failed.
     """
     turns = [event for event in events if event.get("event") in ("started", "ended")]
     if not turns or turns[-1]["event"] == "ended":

@@ -29,18 +29,18 @@ SCRIPT = "script"
 
 
 def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
-    """End the attempt as its batch script would have, if the script is gone; at most one agent does so."""
+    """Conclude the attempt in place of its batch script if the script is gone; at most one agent does so."""
     mark = attempt.log_dir / "first-node-lost"
     try:
         mark.mkdir()
     except OSError:
-        # Another agent does this.
+        # Another agent has created the folder and does this already.
         return
 
     first = job.hosts[0] if job.hosts else ""
     lost = _find_lost(attempt, job, first)
     if not lost:
-        # The script may be lost later.
+        # The script still runs. It may end later, and then another call has to be possible.
         mark.rmdir()
         return
 
@@ -50,7 +50,8 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
     if code is None:
         lost_agents[0] = first
 
-    # SLURM ended the ranks, unless they had ended before the script was killed alone.
+    # With the node lost, or with code 75, SLURM ended the ranks. Otherwise they had ended before the script
+    # was killed.
     if lost == NODE or code == EXIT_STOPPED:
         job.state = requeue_policy.NODE_FAIL
     else:
@@ -58,7 +59,8 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
 
     if lost == NODE:
         job.log(f"SLURM has lost {first}, on which the batch script of job {job.id} ran.")
-        # A node that was set DOWN by hand may be back at once, and srun may not have reported its loss yet.
+        # The state of the node may not show the loss: a node that was set DOWN by hand may be up again. srun
+        # may not have reported it yet. So the node counts as failed if SLURM has taken it from the job.
         held = hosts_of(job.facts.get("NodeList", ""))
         is_given_up = bool(held) and first not in held
         end.note_failed_nodes(silent=[first], replaced=[first] if is_given_up else [])
@@ -69,17 +71,23 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
         EXIT_FAILED if code is None else code,
         attempt.has_progressed(),
         lost=lost_agents,
-        # A job that SLURM ends accepts no exclusion, and the lost node may still hold it.
+        # A job that SLURM is ending accepts no exclusion and may still hold the lost node, so a new job is
+        # submitted instead.
         may_requeue=lost == SCRIPT or job.facts.get("JobState") == "RUNNING",
     )
-    # Nothing else would end a job that tolerates the loss of nodes before its time limit.
+    # SLURM does not end a job that tolerates the loss of nodes; it would hold its nodes to the time limit.
     is_over = outcome.next != "requeue" and outcome.outcome != "superseded"
     if attempt.settings.tolerates_node_loss and is_over:
         job.scancel()
 
 
 def _find_lost(attempt: Attempt, job: SlurmJob, first: str) -> str:
-    """Return `NODE` or `SCRIPT` if this job's batch script is gone, with its node or alone; empty if not."""
+    """Query SLURM until it shows whether the batch script of the job is gone.
+
+    Returns:
+        `NODE` if the first node is lost, `SCRIPT` if only the script was killed. Empty if the script is not
+        gone, or if that is still unclear after `_POLLS` queries.
+    """
     for _ in range(_POLLS):
         job.poll()
         lost = _lost_by_facts(attempt, job, first)
@@ -94,33 +102,37 @@ def _find_lost(attempt: Attempt, job: SlurmJob, first: str) -> str:
 
 
 def _lost_by_facts(attempt: Attempt, job: SlurmJob, first: str) -> str | None:
-    """Decide what is lost by the newest facts: `NODE`, `SCRIPT` or empty; None if SLURM may not know yet."""
+    """Decide by the newest output of scontrol what is lost: `NODE`, `SCRIPT` or nothing (empty).
+
+    The result is None if SLURM may not know yet.
+    """
     state = job.facts.get("JobState", "")
-    # The controller is away.
+    # slurmctld did not answer.
     if not state:
         return None
     if job.restarts != job.restart_count or state not in ("RUNNING", "COMPLETING", "FAILED"):
         return ""
 
     if state != "RUNNING":
-        # SLURM ends a job whose script was killed. A script that ends by itself records the end before.
+        # SLURM ends a job whose script was killed. A script that ended by itself has recorded the end, so
+        # nothing is lost.
         if not job.script_was_killed or attempt.recorded_end() is not None:
             return ""
         return SCRIPT if attempt.exit_code_of(0) is not None else NODE
 
-    # SLURM has not seen yet that the script on this node is gone.
+    # This is the first node, so it is up, and SLURM has not noticed yet that the script is gone.
     if job.environ.get("SLURM_NODEID") == "0":
         return None
-    # SLURM ends the job by itself, and requeues it.
+    # Without --no-kill SLURM itself ends and requeues a job that loses a node.
     if not attempt.settings.tolerates_node_loss and job.facts.get("Requeue") == "1":
         return ""
-    # SLURM took the node from the job.
+    # SLURM has taken the first node from the job.
     held = hosts_of(job.facts.get("NodeList", ""))
     if held and first not in held:
         return NODE
 
     nodes = job.nodes(first)
-    # Only the agent on the first node has ended, or this node was cut off.
+    # The first node answers: only its agent has ended, or this node was cut off from it for a time.
     if not job.unanswering(nodes):
         return ""
     return NODE if _DOWN.search(nodes[0].get("State", "")) else None

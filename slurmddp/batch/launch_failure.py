@@ -36,9 +36,10 @@ class LaunchFailure(NamedTuple):
 def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
     """Return the first agent that SLURM could not start; None if there is none.
 
-    srun reports it and the agent has no log. The report alone is no proof: the setup lines may call srun too.
+    srun reports the failed launch and the agent has no log. The report alone is not enough: it may come from
+    an srun in the setup lines.
     """
-    # With spare nodes or `elastic`, the other agents begin without the missing agent.
+    # With spare nodes or `elastic`, the other agents start without the missing agent: nothing has failed.
     if attempt.settings.tolerates_node_loss:
         return None
 
@@ -51,7 +52,7 @@ def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | No
 
 
 def _node_of(report: re.Match[str], hosts: Sequence[str]) -> int:
-    """Return the index of the node in a report of srun, which starts one task on each node.
+    """Return the index of the node that srun reports, by the host or by the task: one task runs on each node.
 
     The index is `len(hosts)` if the node is not among `hosts`.
     """
@@ -61,7 +62,7 @@ def _node_of(report: re.Match[str], hosts: Sequence[str]) -> int:
 
 
 def record(attempt: Attempt, failure: LaunchFailure) -> None:
-    """Record the failure as the first failure of the attempt, unless it has recorded one."""
+    """Write the failure to `failure.json` and add the event `rank_failed`, unless the file exists already."""
     facts = {
         "rank": None,
         "node_rank": failure.node,

@@ -22,7 +22,7 @@ class Saved(NamedTuple):
 
 
 def saved(folder: RunFolder, project: Path, pattern: str) -> Saved:
-    """Return what a run has saved so far.
+    """Return the step of the newest checkpoint, and a hash of the files that the program saves itself.
 
     Args:
         folder: the run folder.
@@ -39,9 +39,9 @@ def progressed(before: Saved, after: Saved) -> bool:
 
 
 def latest_name(folder: RunFolder) -> str:
-    """Return the name of the newest checkpoint; empty before the first."""
-    # A listing of a folder that does not exist looks up its name, and the client of a network file system
-    # then remembers for a while that the folder does not exist.
+    """Return the name of the newest checkpoint; empty if there is none."""
+    # Reading in a folder that does not exist looks up its name, and an NFS client then remembers for a while
+    # that the name does not exist. `is_there` lists the parent folder instead.
     if not is_there(folder.checkpoints_dir):
         return ""
     return re.sub(r"[^A-Za-z0-9-]", "", read_text(folder.checkpoints_dir / "latest") or "")
@@ -54,8 +54,8 @@ def newest_step(name: str) -> int:
 
 
 def _hash_of(project: Path, pattern: str) -> str:
-    """Return a hash of the names, sizes and times of the files of a glob; empty without a file."""
-    # Only programs that save files of their own need these modules.
+    """Return a hash of the names, sizes and times of the files of a glob; empty if no file matches."""
+    # Imported here, because only programs that save files of their own need these modules.
     import glob
     import hashlib
 
@@ -69,7 +69,7 @@ def _hash_of(project: Path, pattern: str) -> str:
 
 
 def _files(path: str) -> Iterator[str]:
-    """Yield `path`, or the files below it if it is a folder; links to folders are followed once."""
+    """Yield `path`, or the files below it if it is a folder; each folder once, even if links lead to it."""
     if os.path.isfile(path):  # noqa: PTH113
         yield path
 
@@ -83,7 +83,7 @@ def _files(path: str) -> Iterator[str]:
 
 def _size_and_time(path: str) -> tuple[int, int]:
     """Return the size and the time of the last change of a file; zeros if it is gone."""
-    # The program may replace the file just now.
+    # The program may have removed the file since the glob found it.
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError:

@@ -20,7 +20,7 @@ _HOLD = "#SBATCH --hold"
 def requeue(job: SlurmJob) -> bool:
     """Requeue the job; return whether SLURM has requeued it, even if SLURM's reply was lost."""
     for delay in _REQUEUE_DELAYS_S:
-        # The request would requeue the other job.
+        # `scontrol requeue` would requeue the other job that has this id now.
         if job.is_forgotten:
             job.log(f"SLURM has given the id {job.id} to another job, so this job can't be requeued.")
             return False
@@ -39,12 +39,12 @@ def requeue(job: SlurmJob) -> bool:
 
 
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
-    """Submit a new job into the same run folder; return whether SLURM has it.
+    """Submit a new job into the same run folder; return whether SLURM has queued it.
 
     A begin time and a hold delay only the first job of a run: at a requeue SLURM does not apply them either.
 
-    A token stands among the arguments of the script. The batch step finds the job by this token if sbatch
-    queued the job and its reply was lost.
+    One argument of the script is a token of this submission. If sbatch queued the job but its reply was lost,
+    the batch step finds the job by this token.
 
     Args:
         folder: the run folder.
@@ -63,7 +63,8 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         if delay:
             job.sleep(delay)
         queue = job.queue()
-        # The sbatch before may have queued the job, although it failed.
+        # The last sbatch failed, but may have queued the job. Without the queue this is unknown, and another
+        # sbatch could queue a second job.
         if queue is None and delay:
             continue
 
@@ -80,14 +81,14 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         if _is_held(folder):
             released = job.scontrol("release", new_job)
             if released.code:
-                job.log(f"Job {new_job} stays held: {released.err.strip()}")
+                job.log(f"Job {new_job} is held and could not be released: {released.err.strip()}")
         return True
 
     return False
 
 
 def _is_held(folder: RunFolder) -> bool:
-    """Return whether the script asks SLURM to hold its job, which no option of sbatch revokes."""
+    """Return whether the script has the option `--hold`, which no option of sbatch revokes."""
     try:
         return _HOLD in folder.script_file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -102,19 +103,19 @@ def _find(job: SlurmJob, queue: Sequence[QueuedJob], folder: RunFolder, token: s
         return reply.out if reply.code == 0 else ""
 
     others = [queued for queued in queue if queued.job_id != job.id]
-    # The new job waits for the end of this job.
+    # Only a pending job can be the new job, which waits for the end of this job.
     waiting = {queued.number for queued in others if queued.state == "PENDING"}
     return find_submitted(others, folder.script_file, token, waiting - _recorded(folder), facts_of)
 
 
 def _recorded(folder: RunFolder) -> set[str]:
-    """Return the ids of all jobs that the run folder names."""
+    """Return the ids of all jobs in the events of the run."""
     return {str(event.get("job_id")) for event in folder.readable_events()}
 
 
 def leave_queue(job: SlurmJob) -> None:
     """Cancel the job of a run that is over if SLURM has requeued the job."""
-    # SLURM may have requeued it since the last query.
+    # SLURM may have requeued the job since the last query.
     if job.state in (requeue_policy.PREEMPTED, requeue_policy.NODE_FAIL):
         job.poll_patiently()
     if job.state == requeue_policy.REQUEUED:

@@ -30,7 +30,7 @@ _BY_SLURM = (REQUEUED, PREEMPTED, NODE_FAIL)
 
 
 class RequeueRules(Protocol):
-    """The keys of `policy` by which a run runs again, from its configuration or from its `job.json`."""
+    """The keys of `policy` that decide whether a run starts again, from its configuration or `job.json`."""
 
     @property
     def requeue(self) -> bool: ...
@@ -41,7 +41,7 @@ class RequeueRules(Protocol):
 
 
 class Counts(NamedTuple):
-    """Counts of the events since a person last submitted the run."""
+    """Counts of failed, stopped and progressing attempts since a person last submitted the run."""
 
     failures: int = 0
     without_progress: int = 0
@@ -53,7 +53,7 @@ class Counts(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of one attempt."""
+    """The known facts about the end of one attempt; `decide` derives an `Outcome` from them."""
 
     code: int
     """The exit code of the attempt."""
@@ -78,7 +78,7 @@ class End(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The meaning of an attempt's end, in the terms of the `ended` event."""
+    """The outcome of an attempt and what comes next, as the `ended` event records them."""
 
     outcome: str
     """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not recorded: `superseded`."""
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
 
 
 def count(before: Counts, event: Mapping[str, Any]) -> Counts:
-    """Return the counts after one more event."""
+    """Return the counts `before`, updated by one more event."""
     kind = event.get("event")
     if kind == "submitted" and not event.get("resubmitted"):
         return Counts()
@@ -109,7 +109,7 @@ def count(before: Counts, event: Mapping[str, Any]) -> Counts:
     if stalled_at is not None:
         stalls[stalled_at] = stalls.get(stalled_at, 0) + 1
     return Counts(
-        # A failure that could not be requeued is recorded twice.
+        # A failure that could not be requeued is recorded twice; the second record holds `requeued`.
         failures=before.failures + (failed and "requeued" not in event),
         without_progress=event.get("without_progress") or 0,
         progressed=bool(event.get("progressed")) or (before.progressed and not failed),
@@ -147,7 +147,7 @@ def exit_code(
     if agents is not None:
         return agents
 
-    # SLURM killed the ranks at the time limit, after a save.
+    # SLURM killed the ranks at the time limit, but they had saved: the attempt was stopped and did not fail.
     if job_state == TIMEOUT and progressed and (ended_well or code > 128):
         return EXIT_STOPPED
     return None if ended_well else code
@@ -168,13 +168,14 @@ def decide(end: End, before: Counts, rules: RequeueRules) -> Outcome:
         return Outcome("cancelled", "none", end.code)
 
     may_run_again = rules.requeue and not end.stop_asked
-    # Some handlers save and then leave with an error. The newer checkpoint shows that the stop was of use.
+    # Some programs save when they are asked to stop and then exit with an error. The newer checkpoint shows
+    # that the save succeeded, so the attempt counts as stopped.
     has_saved_and_failed = end.failed_at_stop and end.progressed
     if end.code == EXIT_STOPPED or end.job_state in _BY_SLURM or has_saved_and_failed:
         return _stopped(end, before, rules, may_run_again)._replace(reason=_reason(end))
 
-    # After 76 the next attempt gets other nodes. A run that had progressed may have met a bad node, so that
-    # its first failure without progress is tried again.
+    # After exit code 76 the next attempt gets other nodes. If the last attempt had progressed, a bad node may
+    # be the cause of the first failure without progress, so the run is tried again.
     is_hopeful = end.progressed or before.progressed or end.code == EXIT_UNHEALTHY_NODE
     runs_again = may_run_again and is_hopeful and before.failures < rules.max_restarts
     return Outcome("failed", _next(runs_again), end.code)
@@ -196,11 +197,15 @@ def _reason(end: End) -> str:
 
 
 def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool) -> Outcome:
-    """Return the outcome of a stopped attempt: a run that stops without progress again and again ends."""
+    """Return the outcome of a stopped attempt; the run ends if too many attempts stop without progress.
+
+    Too many are `_STALLS` at one checkpoint, or more than `max_requeues_without_progress` time limits in a
+    row.
+    """
     if end.progressed:
         return Outcome("stopped", _next(may_run_again), end.code)
 
-    # A preemption may come at any moment, and is not counted.
+    # Only time limits count, because a preemption may come at any moment.
     at_limit = end.job_state in (RUNNING, TIMEOUT)
     without_progress = before.without_progress + at_limit
     stalled_at = end.latest if end.trained else None

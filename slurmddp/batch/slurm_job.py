@@ -44,9 +44,10 @@ def is_reachable(address: str, port: str) -> bool:
 
 
 class SlurmJob:
-    """The job of this process. `poll` refreshes `facts`, and `poll_patiently` also refreshes `state`.
+    """The SLURM job in which this process runs: queries and commands for it, and the newest replies.
 
-    All other methods query SLURM at each call.
+    `poll` refreshes `facts`, and `poll_patiently` also refreshes `state`. The other queries ask SLURM at each
+    call.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SlurmJob:
 
     @property
     def restarts(self) -> int:
-        """The number of requeues of the job, according to SLURM."""
+        """The number of times that SLURM has requeued the job, by `facts`; 0 if that is not known."""
         restarts = self.facts.get("Restarts", "")
         return int(restarts) if restarts.isdigit() else 0
 
@@ -98,13 +99,13 @@ class SlurmJob:
         return self._run(["scontrol", *arguments])
 
     def queue(self, *selection: str) -> list[QueuedJob] | None:
-        """Return the selected jobs of this account; None if SLURM does not answer."""
+        """Return this account's jobs that options of squeue select; None if SLURM does not answer."""
         reply = self._run(queue_command("--user", str(os.getuid()), *selection))
         return parse_queue(reply.out) if reply.code == 0 else None
 
     def sbatch(self, *arguments: str) -> CommandResult:
         """Run sbatch without the variables of this job."""
-        # Most attempts end without a submission.
+        # Imported here, because most attempts end without a submission.
         from slurmddp.environments.scrub import scrub
 
         return self._command(["sbatch", *arguments], scrub(self.environ), _TIMEOUTS_S["sbatch"])
@@ -123,7 +124,10 @@ class SlurmJob:
         return limit_s is not None and run_time_s >= limit_s - lead_s - _EARLY_S
 
     def poll(self) -> CommandResult:
-        """Query SLURM about this job once and keep the facts; keep none without a reply."""
+        """Run `scontrol show job` once, store its output in `facts` and return its result.
+
+        `facts` is empty if SLURM does not answer, or has given the id to another job.
+        """
         reply = self.scontrol("-o", "show", "job", self.id)
         facts = parse_facts(reply.out) if reply.code == 0 else {}
         self.is_forgotten = bool(facts) and not self._is_this_job(facts, reply.out)
@@ -143,7 +147,7 @@ class SlurmJob:
         return may_be_of(self._names, "", script)
 
     def poll_patiently(self) -> None:
-        """Query SLURM until it shows what it has done with the job; wait for a controller that is away."""
+        """Query SLURM until it answers, for about 15 minutes at most; then refresh `facts` and `state`."""
         for attempt in range(1, _MOST_QUERIES + 1):
             reply = self.poll()
             if reply.code == 0 or (attempt >= 3 and not reply.is_retryable):
@@ -173,7 +177,7 @@ class SlurmJob:
         Where qualities of service decide who preempts whom, SLURM ignores the GraceTime of partitions, and
         only its database holds the GraceTime of a quality of service.
         """
-        # Few sites have such a preemption.
+        # Imported here, because preemption by quality of service is rare.
         from slurmddp.slurm.units import parse_seconds
 
         if self.config("PreemptType") != "preempt/qos":
@@ -191,7 +195,7 @@ class SlurmJob:
         return "" if grace_s is None else str(grace_s)
 
     def nodes(self, names: str) -> list[dict[str, str]]:
-        """Return SLURM's facts about each node in a host list; empty without a reply."""
+        """Return what `scontrol show nodes` prints of each node in a host list; empty without a reply."""
         if not names:
             return []
 
@@ -204,7 +208,7 @@ class SlurmJob:
         """Return whether SLURM requeues a preempted job of this partition by itself."""
         if self.facts.get("Requeue") != "1" or self.config("PreemptType") != "preempt/partition_prio":
             return False
-        # SLURM 26 prints `PRIORITY,REQUEUE`.
+        # SLURM 26 prints two values: `PRIORITY,REQUEUE`.
         return "REQUEUE" in self.partition("PreemptMode").split(",")
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
@@ -215,7 +219,7 @@ class SlurmJob:
         def probe(node: Mapping[str, str]) -> Callable[[], bool]:
             return lambda: is_reachable(node.get("NodeAddr", ""), node.get("Port") or default_port)
 
-        # All at once, because SLURM may kill this process soon.
+        # All nodes are probed at once, because SLURM may kill this process soon.
         await_replies = ask_at_once(
             {node["NodeName"]: probe(node) for node in probed}, limit_s=_CONNECT_S + 1.0
         )
@@ -226,7 +230,7 @@ class SlurmJob:
 def ask_at_once(
     queries: Mapping[str, Callable[[], _Value]], limit_s: float = 60.0
 ) -> Callable[[], dict[str, _Value]]:
-    """Run all queries at once, each in a thread.
+    """Start all queries at once, each in a thread of its own, and return without waiting for them.
 
     Args:
         queries: functions that return a value each, by name.
@@ -258,7 +262,7 @@ def ask_at_once(
 
 def hosts_of(node_list: str) -> list[str]:
     """Return the names in a host list of SLURM; empty for `(null)` and for any other text."""
-    # Most starts expand no list.
+    # Imported here, because most starts of the batch step expand no host list.
     from slurmddp.environments.hostlist import expand
 
     if node_list == "(null)":
@@ -285,7 +289,7 @@ def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: 
     preempted = facts.get("PreemptTime", "")[:1].isdigit()
     if state.startswith(("PENDING", "REQUEUED")):
         return requeue_policy.REQUEUED
-    # The ranks left within the grace.
+    # SLURM preempts the job, and its ranks ended within the grace time.
     if state.startswith("RUNNING") and preempted:
         return requeue_policy.PREEMPTED
     if not state or state.startswith(("RUNNING", "CONFIGURING", "SUSPENDED")):
@@ -293,11 +297,12 @@ def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: 
     if state.startswith("CANCELLED"):
         return requeue_policy.CANCELLED
     if state.startswith("COMPLETING") and preempted:
-        # If SLURM would have requeued the job, a person has cancelled it during the grace of the preemption.
+        # SLURM ends the job and does not requeue it. Where it requeues preempted jobs, a person must have
+        # cancelled this job during the grace time.
         return requeue_policy.CANCELLED if preemption_requeues() else requeue_policy.PREEMPTED
     if state.startswith("PREEMPTED") or preempted:
         return requeue_policy.PREEMPTED
-    # While a job is being ended, its state is COMPLETING and no longer shows why.
+    # While a job is being ended, its state is COMPLETING and no longer shows why; only the reason does.
     if state.startswith("NODE_FAIL") or facts.get("Reason", "").startswith(("NodeDown", *_SCRIPT_KILLED)):
         return requeue_policy.NODE_FAIL
 
@@ -308,8 +313,8 @@ def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: 
 
 
 def _limit_and_run_time(facts: Mapping[str, str]) -> tuple[float | None, float]:
-    """Return the time limit of a job, None for no limit, and the time that it has run, both in seconds."""
-    # `begin` does not need this module.
+    """Return a job's time limit (None: no limit) and the time that it has run, both in seconds."""
+    # Imported here, because `begin` does not need this module.
     from slurmddp.slurm.units import parse_seconds
 
     limit_s = parse_seconds(facts.get("TimeLimit", "").lower())

@@ -33,7 +33,7 @@ _KILL_WAIT_S = 30
 
 
 def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
-    """Read the process id of srun from standard input, and watch it until it ends or the input is closed."""
+    """Read a process id from stdin, and watch the srun of this subshell until it ends or stdin is closed."""
     kill_wait = environ.get(KILL_WAIT_VARIABLE, "")
     srun = SrunWatch(
         attempt,
@@ -48,7 +48,7 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
 
 
 class SrunWatch:
-    """The watch over one srun."""
+    """A watch over one srun, which ends srun if there is nothing left to wait for."""
 
     def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
         """Prepare the watch.
@@ -65,14 +65,17 @@ class SrunWatch:
         self._launch_ticks = _LAUNCH_TICKS
 
     def note_end(self, _number: int, _frame: object) -> None:
-        """Note that SLURM ends the job."""
+        """Note on SIGTERM that SLURM ends the job; srun then has less time to end (`_limit_s`)."""
         self._is_ending = True
 
     def run(self, pid: int, has_ended: Callable[[], bool]) -> None:
-        """Check srun every two seconds and end it when it waits in vain.
+        """Check srun every two seconds until it ends, and end it if there is nothing left to wait for.
+
+        That is the case if a later attempt has begun, if SLURM could not start an agent, or if srun has not
+        ended within `_limit_s()` after the agent of node 0.
 
         Args:
-            pid: the process id of srun.
+            pid: the process id of the subshell that runs srun.
             has_ended: waits two seconds at most for the end of srun; returns whether srun has ended.
         """
         attempt = self._attempt
@@ -95,7 +98,7 @@ class SrunWatch:
                 return _kill(pid)
 
     def _end_failed_launch(self, pid: int) -> None:
-        """Let srun cancel its step if SLURM could not start an agent; the other agents then leave at once."""
+        """Send SIGTERM to srun if SLURM could not start an agent, so that srun cancels the other agents."""
         if self._launch_ticks == 0:
             return
 
@@ -111,14 +114,15 @@ class SrunWatch:
             f"SLURM could not start the agent of node {failure.node} ({failure.host}), so this script ends "
             "srun."
         )
-        # `pid` is the subshell that runs srun.
+        # `pid` is the subshell; srun is its child.
         for child in _children(pid):
             with suppress(OSError):
                 os.kill(child, signal.SIGTERM)
 
     def _limit_s(self) -> float:
         """Return how long srun may take to end after the agent of node 0 has left, in seconds."""
-        # If SLURM restarts the job on this host before this script has ended, SLURM drains the host.
+        # When SLURM ends the job, this script must end soon: if SLURM restarts the job on this host before
+        # that, it drains the host.
         if self._is_ending:
             return self._kill_wait_s // 3
 

@@ -51,7 +51,8 @@ _STOPS = (signal.SIGTERM, signal.SIGUSR2)
 def start_agent(attempt: Attempt) -> None:
     """Replace this process by the node's agent, run by the copy of the interpreter or else by the original.
 
-    A missing copy costs time and no result, so it is a warning: in the node's log and as an event.
+    Without a copy the start takes longer, but the run is the same. So a copy that can't be made is a warning,
+    in the node's log and as an event.
     """
     python = attempt.settings.python
     try:
@@ -86,7 +87,7 @@ def staged(python: str, folder: str, attempt: Attempt) -> str:
     copy = copies / key(environment)
     lock = os.open(f"{copy}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # Programs that remove old files must see that the file is in use.
+        # A new time keeps programs that remove old files away from the lock file.
         os.utime(lock)
         _make(environment, copy, lock, attempt)
         os.utime(copy)
@@ -96,7 +97,7 @@ def staged(python: str, folder: str, attempt: Attempt) -> str:
         raise
 
     fcntl.flock(folder_lock, fcntl.LOCK_SH)
-    # The agent holds the locks as long as it lives.
+    # The agent replaces this process, inherits the locks and holds them until it ends.
     for descriptor in (lock, folder_lock):
         os.set_inheritable(descriptor, True)
 
@@ -105,7 +106,7 @@ def staged(python: str, folder: str, attempt: Attempt) -> str:
 
 
 def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
-    """Make the copy unless it is whole, and return with a shared lock.
+    """Make the copy if it is missing or damaged; return with a shared lock on its lock file.
 
     Raises:
         SlurmddpError: the copy failed, or another job uses a copy that is not whole.
@@ -117,7 +118,9 @@ def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if copy.exists() and time.monotonic() - start > _IN_USE_S:
-                raise SlurmddpError(f"Files are missing in {copy}, which another job uses.") from error
+                raise SlurmddpError(
+                    f"Files are missing in {copy}, which can't be replaced while another job uses it."
+                ) from error
             # Jobs that ask at the same time wait for different times, so that one of them gets the lock.
             time.sleep(random.uniform(0, 0.1))
         else:
@@ -125,7 +128,7 @@ def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
             if not is_whole(copy):
                 _make_anew(environment, copy, attempt)
 
-        # Waits while another job makes the copy.
+        # This call waits while another job makes the copy.
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
@@ -140,7 +143,7 @@ def _make_anew(environment: Path, copy: Path, attempt: Attempt) -> None:
 
 
 def is_whole(copy: Path) -> bool:
-    """Return whether a copy still has all the files that it had when it was made."""
+    """Return whether a copy still has all files that it was made with, none of them smaller."""
     try:
         listed = json.loads((copy / _LIST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -204,7 +207,7 @@ def remove_unused(copies: Path) -> None:
     for path in list(copies.iterdir()):
         if path.suffix not in ("", ".part"):
             continue
-        # A copy that is in use stays.
+        # A copy in use is locked: `flock` then raises an OSError, and the copy stays.
         with suppress(OSError), open(path.with_suffix(".lock"), "a") as lock:
             is_old = time.time() - path.stat().st_mtime >= UNUSED_S
             if path.suffix == ".part" or is_old:
@@ -213,8 +216,8 @@ def remove_unused(copies: Path) -> None:
 
     gone = [str(path) for path in copies.glob("*.gone")]
     if gone:
-        # In the background, because an environment has tens of thousands of files. The shell ends at once, so
-        # that the agent gets no child that it does not know.
+        # `rm` runs in the background, because an environment has tens of thousands of files. The shell ends
+        # at once, so that the agent, which replaces this process, has no child that it did not start.
         command = ["sh", "-c", 'rm -rf -- "$@" </dev/null >/dev/null 2>&1 &', "sh", *gone]
         with suppress(OSError):
             subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
@@ -241,7 +244,7 @@ def _private_folder(folder: str) -> Path:
     if writers:
         raise ConfigError(f"{base} is writable for {writers}, who can replace {copies} by other files.")
 
-    # In a `/tmp` another user may have put a folder or a link of this name.
+    # In /tmp another user may have created a folder or a link of this name, so what exists is checked.
     with suppress(FileExistsError):
         copies.mkdir(mode=0o700)
     status = copies.lstat()
@@ -253,17 +256,17 @@ def _private_folder(folder: str) -> Path:
 def _copy(environment: Path, copy: Path) -> None:
     """Copy under another name, check that the interpreter runs there, list the files, then rename."""
     part = copy.with_suffix(".part")
-    # A job that was killed may have left it.
+    # A job that was killed may have left an incomplete copy.
     shutil.rmtree(part, ignore_errors=True)
     try:
-        # With the times, because Python compares the time of a module with the time in its compiled file.
+        # The times are kept, because Python compares the time of a module with the time in its compiled file.
         _run("cp", "-dR", "--preserve=mode,timestamps,links", f"{environment}/.", str(part))
         prefix = _run(str(part / "bin/python"), "-Ic", "import sys; print(sys.prefix)")
         if prefix != str(part):
-            raise SlurmddpError(f"The interpreter of the copy {part} uses {prefix}.")
+            raise SlurmddpError(f"The interpreter in the copy {part} does not use the copy, but {prefix}.")
 
         sizes = _sizes(part)
-        # The environment may be such a copy itself.
+        # If the environment is such a copy itself, its own list of files must not be part of the new list.
         sizes.pop(_LIST, None)
         (part / _LIST).write_text(json.dumps(sizes), encoding="utf-8")
         part.rename(copy)
@@ -282,7 +285,7 @@ def _run(*command: str) -> str:
 
 @contextmanager
 def _stopping(attempt: Attempt) -> Iterator[None]:
-    """End with 75 if SLURM ends the job during the copy, so that the run is requeued."""
+    """Exit with code 75 if SLURM signals the job during the `with` block, so that the run is requeued."""
 
     def stop(number: int, _frame: object) -> None:
         node = os.environ.get("SLURM_NODEID", "0")
@@ -300,7 +303,7 @@ def _stopping(attempt: Attempt) -> Iterator[None]:
 
 
 def _warn(attempt: Attempt, reason: str) -> None:
-    """Warn that the ranks of this node use the original environment."""
+    """Log, and add as an event, that the ranks of this node use the original environment, and why."""
     host = os.uname().nodename
     text = f"The Python environment was not copied on {host}: {reason} The ranks there use the original."
     attempt.log(text)

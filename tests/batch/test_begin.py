@@ -72,7 +72,7 @@ def test_an_element_is_resubmitted_as_a_job_of_its_own(run: Run) -> None:
 
 def test_outside_slurm_it_says_what_the_script_is_for(run: Run) -> None:
     assert run.start(SLURM_JOB_ID="") != 0
-    assert "this script is for sbatch" in run.said[0]
+    assert "Submit this script with sbatch" in run.said[0]
 
 
 # --- A run that is over ---

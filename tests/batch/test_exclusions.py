@@ -222,7 +222,8 @@ def test_a_cluster_that_has_too_few_others_gives_the_node_again(run: Run) -> Non
     run.start(STOP)
     assert run.asked() == ["requeue 41"]
     assert [entry["node"] for entry in run.excluded()] == ["n2"]
-    assert "may run on n2 again: SLURM would not accept the job without (allocation failure: " in run.log()
+    refusal = "SLURM would refuse a job that excludes these failed nodes (allocation failure: "
+    assert f"may run on n2 again: {refusal}" in run.log()
 
 
 def test_where_not_all_can_be_spared_it_is_the_newest(run: Run) -> None:
@@ -239,7 +240,7 @@ def test_a_slurm_that_refuses_the_exclusion_changes_nothing_else(run: Run) -> No
     assert run.start(STOP) == 75
     assert run.end == ("stopped", "requeue")
     assert len(run.asked()) == 2
-    assert "SLURM does not let this job exclude n2." in run.log()
+    assert "SLURM refused to set the excluded nodes of this job to n2." in run.log()
 
 
 def test_an_exclusion_that_slurm_can_not_take_yet_is_sent_again(run: Run) -> None:

@@ -95,7 +95,7 @@ def test_a_failed_copy_leaves_nothing(environment: Path, disk: Path, tmp_path: P
     (environment / "bin/python").unlink()
     (environment / "bin/python").write_text("#!/bin/sh\necho /elsewhere\n")
     (environment / "bin/python").chmod(0o755)
-    with pytest.raises(SlurmddpError, match="uses /elsewhere"):
+    with pytest.raises(SlurmddpError, match="but /elsewhere"):
         staged(str(environment / "bin/python"), str(disk), attempt_in(tmp_path)[0])
     assert [path.suffix for path in disk.glob("*/*")] == [".lock"]
 
@@ -161,7 +161,7 @@ def test_a_copy_that_lost_files_is_made_again_unless_a_job_uses_it(
         (copy / "slurmddp-files.json").write_text("{" if damage == "no list" else "")
     monkeypatch.setattr(staged_environment, "_IN_USE_S", 0.1)
     if is_used:
-        with pytest.raises(SlurmddpError, match="which another job uses"):
+        with pytest.raises(SlurmddpError, match="while another job uses it"):
             staged(str(environment / "bin/python"), str(disk), attempt)
         return
     staged(str(environment / "bin/python"), str(disk), attempt)
