@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 
 def index_file() -> Path:
-    """Return the file that lists this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
+    """Return the path of the index of this account's runs: `$XDG_STATE_HOME/slurmddp/runs.jsonl`."""
     return state_dir() / "runs.jsonl"
 
 
 def remember(*folders: RunFolder) -> None:
-    """Add runs to the index, each once; only warn if the index can't be written."""
+    """Add the runs that the index lacks; log a warning if the index can't be written."""
     try:
         path = index_file()
         known = set(_indexed(path))
@@ -52,18 +52,25 @@ def remember(*folders: RunFolder) -> None:
 
 
 def all_runs(start: Path | None = None, *, name: str = "") -> list[RunFolder]:
-    """Return the existing runs of the index and of `./runs` whose names begin with `name`.
+    """Return the existing runs in the index and in `start/runs` whose names begin with `name`.
 
     The run that was written to last comes first.
+
+    Args:
+        start: a folder; the current folder if missing.
+        name: the beginning of a name; all names begin with the default.
     """
     return [RunFolder(path) for path in run_paths(start, name=name)]
 
 
 def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
-    """Return the paths of `all_runs`, much faster: of thousands of runs, a caller needs few as objects."""
+    """Return the paths of the runs that `all_runs` returns, in the same order.
+
+    This is much faster for thousands of runs, because it creates no RunFolder objects.
+    """
     local = (start or working_folder()) / "runs"
     entries = sorted(local.iterdir()) if local.is_dir() else []
-    # A folder whose name begins with a dot is a run that is being created.
+    # Names with a leading dot are left out: such a folder is a run that is being created.
     local_runs = [str(path.absolute()) for path in entries if not path.name.startswith(".") and path.is_dir()]
 
     try:
@@ -72,7 +79,8 @@ def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
         log.warning("The list of runs can't be read: %s", error)
         indexed = []
 
-    # Names are compared first: a look at each of thousands of folders takes seconds on a network file system.
+    # Names are compared before times: asking a network file system for the times of thousands of folders
+    # takes seconds.
     named = [path for path in (*indexed, *local_runs) if path.rpartition("/")[2].startswith(name)]
     dated = [(last_touched(path), path) for path in _without_twins(named)]
     existing = [(touched, path) for touched, path in dated if touched is not None]
@@ -80,7 +88,7 @@ def run_paths(start: Path | None = None, *, name: str = "") -> list[str]:
 
 
 def parents() -> list[Path]:
-    """Return the folders that hold run folders: `./runs`, and the folders of the index."""
+    """Return the folders that hold run folders: `./runs`, and the parent folders of the runs in the index."""
     try:
         indexed = _indexed(index_file())
     except OSError:
@@ -94,9 +102,10 @@ def parents() -> list[Path]:
 
 
 def sweep_files(name: str | None) -> list[Path]:
-    """Return the file of the sweep with this name, else the files of sweeps whose names begin with it.
+    """Return the files of the sweeps with this name, or else of the sweeps whose names begin with it.
 
-    A beginning has to include the word `sweep`; without it, a run may be meant, and no file is returned.
+    If `name` is only the beginning of a name and does not contain "sweep", it may mean a run. The result is
+    then empty.
     """
     if not name or "/" in name:
         return []
@@ -110,8 +119,8 @@ def sweep_files(name: str | None) -> list[Path]:
 
 
 def sweeps_of_name(name: str) -> list[Path]:
-    """Return the files of the sweeps whose runs have this name: `gpt` for `gpt-sweep-0a1b2c3d`."""
-    # No name of a run has a slash.
+    """Return the files of the sweeps that were started with `name=NAME`: `gpt` for `gpt-sweep-0a1b2c3d`."""
+    # A text with a slash is a path: no run has a slash in its name.
     if "/" in name:
         return []
     pattern = f"{glob.escape(name)}-sweep-{'[0-9a-f]' * 8}{SWEEP_SUFFIX}"
@@ -119,18 +128,18 @@ def sweeps_of_name(name: str) -> list[Path]:
 
 
 def find(name: str | None, start: Path | None = None) -> RunFolder:
-    """Return the run with this name, beginning of a name, or path.
+    """Return the run that a name, the beginning of a name or a path means.
 
     Args:
         name: the name or path; None for the run that was written to last.
-        start: the folder from which a path starts, and whose `runs` folder takes precedence; the current
+        start: the folder to which a path is relative, and whose `runs` folder takes precedence; the current
             folder if missing.
 
     Raises:
         RunNotFoundError: no run fits, or several runs fit.
     """
     folder = start or working_folder()
-    # No name of a run has a slash.
+    # A text with a slash is a path: no run has a slash in its name.
     if name and "/" in name and _is_file(folder / name / RunFolder.config_file):
         return _at(folder / name)
 
@@ -160,25 +169,31 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
 
 
 def _preferred(runs: list[RunFolder], name: str, folder: Path) -> list[RunFolder]:
-    """Return the runs that a name most likely means, of runs whose names begin with it."""
+    """Return those of `runs` that `name`, the beginning of their names, most likely means.
+
+    Args:
+        runs: runs whose names begin with `name`.
+        name: the text that a person typed.
+        folder: the folder whose `runs` folder takes precedence.
+    """
     runs = _without_put_aside(runs)
     # `name=exp` makes the run exp-0a1b2c3d, so `exp` means that run, although exp2-... begins with it, too.
     runs = [run for run in runs if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or runs
-    # Runs in the `runs` folder of this folder precede runs elsewhere.
+    # Runs in `folder/runs` take precedence over runs elsewhere.
     local = os.path.realpath(folder / "runs")
     return [run for run in runs if os.path.realpath(run.path.parent) == local] or runs
 
 
 def _at(path: Path) -> RunFolder:
-    """Return the run in a folder."""
-    # A link to a run folder may have another name than the run.
+    """Return the run in the folder `path`."""
+    # The link is resolved, because it may have another name than the run folder to which it leads.
     if path.is_symlink():
         return RunFolder(path.resolve())
     return RunFolder(os.path.normpath(path))
 
 
 def _without_twins(paths: Iterable[str]) -> list[str]:
-    """Return each run folder once, by its first path: several paths may lead to its parent folder."""
+    """Return `paths` without further paths to the same run folder, as links to its parent folder give."""
     physical = cache(os.path.realpath)
     first: dict[tuple[str, str], str] = {}
     for path in paths:
@@ -188,13 +203,13 @@ def _without_twins(paths: Iterable[str]) -> list[str]:
 
 
 def _without_put_aside(runs: list[RunFolder]) -> list[RunFolder]:
-    """Leave out runs that `train --again` has renamed to NAME.old-1, if NAME is among the runs."""
+    """Return `runs` without each NAME.old-N that `train --again` has renamed, if NAME is among the runs."""
     names = {run.name for run in runs}
     return [run for run in runs if run.name.rpartition(".old-")[0] not in names]
 
 
 def _indexed(path: Path) -> list[str]:
-    """Return the absolute paths in the index; a damaged line is skipped."""
+    """Return the absolute paths in the index file; log a warning for each damaged line and skip it."""
     try:
         lines = read_regular(path).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -210,7 +225,10 @@ def _indexed(path: Path) -> list[str]:
 
 
 def last_touched(path: str) -> float | None:
-    """Return when a run was last written to; None if the folder holds no run."""
+    """Return when a run's configuration, events or metrics were last modified, in seconds since the epoch.
+
+    None if the folder holds no run.
+    """
     configured = _written_at(f"{path}/{_CONFIG}")
     if configured is None:
         return None
@@ -219,9 +237,9 @@ def last_touched(path: str) -> float | None:
 
 
 def _written_at(file: str) -> float | None:
-    """Return when a file was last written to; None if there is no such file, or if it can't be seen."""
+    """Return when a file was last modified; None if it is not a regular file, or can't be accessed."""
     try:
-        # For thousands of files, making a Path would take longer than the call.
+        # os.stat, because for thousands of files creating the Path objects would take longer than the calls.
         status = os.stat(file)  # noqa: PTH116
     except (OSError, ValueError):
         # The folder belongs to another account, or its file system is gone.
@@ -245,7 +263,7 @@ def _is_private(path: Path) -> bool:
 
 
 def _ambiguous(name: str, runs: list[RunFolder]) -> RunNotFoundError:
-    """Return the error for a name that fits several runs."""
+    """Return the error for a text that is the name or the beginning of the name of several runs."""
     if len({run.path.parent for run in runs}) > 1:
         listed = first_items([run.path for run in runs], 5)
     else:
@@ -261,7 +279,12 @@ def _ambiguous(name: str, runs: list[RunFolder]) -> RunNotFoundError:
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
-    """Return the error for a name that fits no run; `runs` are all runs."""
+    """Return the error for a text that means no run, with a hint.
+
+    Args:
+        name: the text; empty if the newest run was asked for.
+        runs: all known runs.
+    """
     files = sweep_files(name)
     if files:
         sweep = files[0].name.removesuffix(SWEEP_SUFFIX)
@@ -278,7 +301,7 @@ def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
         )
 
     names = sorted({run.name for run in runs})
-    # People remember the first part of a name; the digits at its end only blur the comparison.
+    # Names are compared with and without the digits at their end, which people rarely remember.
     near = [known for known in names if _is_close(name, known)]
     hint = "`slurmddp list` shows all runs."
     if near:

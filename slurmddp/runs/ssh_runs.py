@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def _ignore(names: Sequence[str], sweep: str | None) -> None:
-    """Do nothing: this command does not run for a laptop."""
+    """Do nothing: this command was not started over ssh, so no laptop records its runs."""
 
 
 listener: Callable[[Sequence[str], str | None], object] = _ignore
@@ -32,18 +32,18 @@ listener: Callable[[Sequence[str], str | None], object] = _ignore
 
 
 def report_started(names: Sequence[str], sweep: str | None = None) -> None:
-    """Report runs that are queued, active or finished, so that the laptop can record them.
+    """Call `listener` with runs that a command has started, so that the laptop can record them.
 
     Args:
         names: the names of the runs; runs of a sweep are in the order of its points.
-        sweep: the name of the sweep if `names` are all its points; some may not have started yet.
+        sweep: the name of the sweep if `names` are all its runs, including runs that have not started yet.
     """
     listener(names, sweep)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshRun:
-    """A run or a sweep on a cluster."""
+    """The record on a laptop of a run or a sweep that was submitted over ssh."""
 
     name: str
     host: str
@@ -59,17 +59,17 @@ class SshRun:
 
 
 def records_file() -> Path:
-    """Return the file with the records, beside the index of runs."""
+    """Return the path of the file with the records, `ssh-runs.jsonl` beside the index of runs."""
     return index.index_file().with_name("ssh-runs.jsonl")
 
 
 def are_recorded() -> bool:
-    """Return whether there are records of runs over ssh, removed runs included; read none of them."""
+    """Return whether the file of records exists; it is not read, so all its runs may have been removed."""
     return os.path.lexists(records_file())
 
 
 def remember(*runs: SshRun) -> None:
-    """Record runs; only warn if a record can't be written."""
+    """Append records of runs to the file; log a warning if they can't be written."""
     try:
         records_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         append_line(records_file(), *map(asdict, runs))
@@ -83,11 +83,11 @@ def ssh_runs() -> list[SshRun]:
     runs: dict[tuple[str, str], SshRun] = {}
 
     try:
-        # A record names a host, and a program that runs there as this account.
+        # The owner is checked, because a record names a program that ssh runs on a host as this account.
         refuse_file_of_others(records_file(), "Remove it; runs are then found on their login node.")
         for line in read_lines(records_file()):
             run = SshRun(**{key: value for key, value in line.items() if key in known})
-            # A later record of a run replaces the earlier record, and moves to the end.
+            # A later record of a run replaces the earlier record. The run moves to the end of the dict.
             runs.pop((run.name, run.host), None)
             runs[run.name, run.host] = run
     except (OSError, SlurmddpError, TypeError) as error:
@@ -103,10 +103,10 @@ def find(name: str | None) -> SshRun | None:
             run of this machine was written to since.
 
     Raises:
-        RunNotFoundError: several runs fit, on several hosts or also on this machine.
+        RunNotFoundError: the name means several runs, on hosts or on this machine.
     """
     runs = ssh_runs()
-    # A path means a run of this machine.
+    # A name with a slash is a path, which means a run of this machine.
     if not runs or (name and "/" in name):
         return None
     if not name:
@@ -127,7 +127,7 @@ def find(name: str | None) -> SshRun | None:
 
 
 def _newest(runs: Sequence[SshRun]) -> SshRun | None:
-    """Return the run that was submitted last; None if a run of this machine was written to since."""
+    """Return the run that was submitted last; None if a run of this machine has been written to since."""
     newest = runs[-1]
     for local_run in index.all_runs()[:1]:
         if (index.last_touched(str(local_run.path)) or 0) >= newest.time:
@@ -136,9 +136,9 @@ def _newest(runs: Sequence[SshRun]) -> SshRun | None:
 
 
 def _beginning_with(name: str, runs: Sequence[SshRun]) -> list[SshRun]:
-    """Return the runs whose names, or HOST:NAME, begin with `name`."""
+    """Return the runs whose NAME or HOST:NAME begins with `name`, the most likely ones only."""
     fitting = [run for run in runs if run.name.startswith(name) or f"{run.host}:{run.name}".startswith(name)]
-    # `exp` means exp-0a1b2c3d, although exp2-... begins with it, too.
+    # `name=exp` makes the run exp-0a1b2c3d, so `exp` means that run, although exp2-... begins with it, too.
     return [run for run in fitting if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or fitting
 
 
@@ -149,7 +149,7 @@ def _local_names(name: str) -> list[str]:
 
 
 def _ambiguous(name: str, runs: Sequence[SshRun], local_names: Sequence[str]) -> RunNotFoundError:
-    """Return the error for a name that fits several runs."""
+    """Return the error for a text that means several runs, on hosts or on this machine."""
     listed = [f"{run.host}:{run.name}" for run in runs]
     listed += [f"{local_name} (on this machine)" for local_name in local_names]
     return RunNotFoundError(

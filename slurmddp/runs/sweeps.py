@@ -19,7 +19,7 @@ from slurmddp.short_text import first_items
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep and the folders of its runs, in the order of its points."""
+    """The content of the file of a sweep: its runs and its points, in the order of the points."""
 
     file: Path
     runs: tuple[RunFolder, ...]
@@ -34,23 +34,23 @@ class Sweep:
 
     @property
     def report_file(self) -> Path:
-        """The page that compares the runs."""
+        """The path of the page that compares the runs."""
         return self.file.with_suffix(".html")
 
     @property
     def started(self) -> list[RunFolder]:
-        """The runs that have a folder."""
+        """The runs whose run folder exists; the other points have not started."""
         return [run for run in self.runs if run.config_file.is_file()]
 
 
 def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], best: str = "") -> None:
-    """Write the file of a sweep.
+    """Write the file `NAME.sweep`, which lists the runs of a sweep.
 
     Args:
         runs_dir: the folder of its run folders.
         name: the name of the sweep.
         runs: the name of each run, and its settings as typed.
-        best: the metric of a search and which values are best, such as "max accuracy".
+        best: for a search, the mode and the name of its metric, such as "max accuracy".
     """
     file = runs_dir / f"{name}{SWEEP_SUFFIX}"
     runs_dir.mkdir(parents=True, exist_ok=True)
@@ -61,10 +61,10 @@ def write(runs_dir: Path, name: str, runs: Sequence[tuple[str, Sequence[str]]], 
 
 
 def name_of(name: str, parts: Sequence[str]) -> str:
-    """Return the name of a sweep, the same for the same parts in any order.
+    """Return the name of a sweep, which ends with a hash of `parts`; their order does not matter.
 
     Args:
-        name: the beginning of the name, such as the common name of the runs; may be empty.
+        name: the beginning of the result, such as the common name of the runs; may be empty.
         parts: the names of its runs, or the arguments of a search, whose runs are not known at its start.
     """
     digits = hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:8]
@@ -72,26 +72,27 @@ def name_of(name: str, parts: Sequence[str]) -> str:
 
 
 def refuse_other(runs_dir: Path, name: str, is_of: Callable[[str, Sequence[str]], bool]) -> None:
-    """Raise ConfigError if the file of a sweep lists points of another sweep whose name has the same digits.
+    """Raise ConfigError if the file with the name of a sweep belongs to another sweep, whose hash is equal.
 
     Args:
         runs_dir: the folder of its run folders.
         name: the name of the sweep.
-        is_of: returns whether a run and its settings as typed are a point of the sweep.
+        is_of: takes the name of a run and its settings as typed, and returns whether they are a point of the
+            sweep.
     """
     sweep = read(runs_dir, name)
     foreign = [run for run, typed in sweep.points if not is_of(run, typed)]
 
     if foreign:
         raise ConfigError(
-            f"{sweep.file} is another sweep whose name has the same digits: it lists {foreign[0]}. "
+            f"{sweep.file} belongs to another sweep, whose name has the same hash: it lists {foreign[0]}. "
             "Nothing was started.",
-            hint="Give the runs of this sweep another name=.",
+            hint="Start this sweep with another name=.",
         )
 
 
 def read(runs_dir: Path, name: str) -> Sweep:
-    """Return the sweep with this name in a folder of runs; without points if it has no file."""
+    """Return the sweep with this name in the folder `runs_dir`; it has no runs if its file does not exist."""
     file = runs_dir / f"{name}{SWEEP_SUFFIX}"
     if not file.exists():
         return Sweep(file, (), (), best="")
@@ -104,16 +105,18 @@ def read(runs_dir: Path, name: str) -> Sweep:
 
 
 def names() -> list[str]:
-    """Return the names of the sweeps in the folders that hold known runs."""
+    """Return the sorted names of the sweeps in `./runs` and in the folders of the runs in the index."""
     files = {file for parent in index.parents() for file in parent.glob(f"*{SWEEP_SUFFIX}")}
     return sorted(file.name.removesuffix(SWEEP_SUFFIX) for file in files)
 
 
 def find_to_show(name: str | None) -> Sweep | None:
-    """Return the sweep that a name means, by its own name or the name of its runs; None if it means a run.
+    """Return the sweep that a name means: the name of the sweep, its beginning, or the `name=` of its runs.
+
+    None if the name means a run, or nothing.
 
     Raises:
-        RunNotFoundError: several sweeps fit.
+        RunNotFoundError: the name means several sweeps.
     """
     try:
         index.find(name)
@@ -127,16 +130,20 @@ def _of_runs(name: str) -> Sweep | None:
 
 
 def find(name: str | None) -> Sweep | None:
-    """Return the sweep with this name or beginning of a name; None if a run may be meant.
+    """Return the sweep whose name is or begins with `name`; None if there is none, or if a run may be meant.
 
     Raises:
-        RunNotFoundError: several sweeps fit.
+        RunNotFoundError: the name means several sweeps.
     """
     return _only(name, index.sweep_files(name))
 
 
 def _only(name: str | None, files: Sequence[Path]) -> Sweep | None:
-    """Return the sweep of the only file, None without a file; raise RunNotFoundError for several files."""
+    """Return the sweep in the only one of `files`; None if there is no file.
+
+    Raises:
+        RunNotFoundError: there are several files, so `name` is ambiguous.
+    """
     if not files:
         return None
     if len(files) > 1:

@@ -42,27 +42,33 @@ _LONG_NUMBER = re.compile(r"(?<![\w./])\d+\.\d{7,}(e[-+]?\d+)?(?![\w./])")
 
 
 def without_control(text: str) -> str:
-    """Return text without escape sequences and control characters: another account may have written it."""
+    """Return text without escape sequences and control characters, which could control a terminal."""
     if text.isprintable():
         return text
     return _OBEYED.sub("", text)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal, here or at the other end of ssh."""
+    """Return whether a stream is a terminal, of this machine or of the laptop that started this over ssh."""
     is_tty = bool(getattr(stream, "isatty", lambda: False)())
-    # The laptop shows the output of a command over ssh on its terminal.
+    # The laptop sets this variable if it shows the output of a command over ssh on a terminal.
     is_far_terminal = stream is sys.stdout and os.environ.get(OVER_SSH_VARIABLE) == "terminal"
     return (is_tty or is_far_terminal) and os.environ.get("TERM") != "dumb"
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number with a noun: `1 rank`, `2 ranks`."""
+    """Return a number with a noun, in the plural if needed: `1 rank`, `2 ranks`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Return `text` with a colour if the stream is a terminal and NO_COLOR is not set."""
+    """Return `text` with the escape sequences of a colour if `stream` is a terminal and NO_COLOR is not set.
+
+    Args:
+        text: the text to be written to `stream`.
+        style: a key of `_CODES`; empty for no colour.
+        stream: the stream.
+    """
     if not style or not is_terminal(stream) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
@@ -84,7 +90,7 @@ def print_table(
         rows: the cells of each row.
         stream: where the table is printed.
         right: titles of columns that are aligned on the right, such as numbers.
-        styles: the colour of the second column of each row.
+        styles: for each row, the colour of its second cell, as in `paint`.
         whole: whether long lines wrap on a narrow terminal; otherwise they are cut off on the right.
     """
     rows = [[without_control(cell) for cell in row] for row in rows]
@@ -112,14 +118,15 @@ def rich_table(
     right: frozenset[str] = frozenset(),
     styles: Sequence[str] = (),
 ) -> Table:
-    """Return the table of `print_table` for a terminal; a narrow terminal cuts it off on the right."""
+    """Return the table that `print_table` prints on a terminal; only its last column may be cut off."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for at, header in enumerate(headers):
-        # Only the last column, a path, is cut off on a narrow terminal: people read or copy all others.
+        # On a narrow terminal only the last column may shrink: it holds a path, and people read or copy the
+        # others.
         width = max(len(cell) for cell in (header, *(row[at] for row in rows)))
         if at == len(headers) - 1:
             width = 1
@@ -136,7 +143,7 @@ def rich_table(
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time in its two largest units: `41s`, `3m 05s`, `2h 07m`, `3d 04h`."""
+    """Return a duration in its two largest units: `41s`, `3m 05s`, `2h 07m`, `3d 04h`; `-` for None."""
     if seconds is None:
         return "-"
 
@@ -151,14 +158,17 @@ def duration(seconds: float | None) -> str:
 
 
 def local_time(moment: float | None) -> str:
-    """Return a time, in seconds since the epoch, as a date in this machine's time zone."""
+    """Return seconds since the epoch as local time, such as `2026-01-31 14:05:09`; `-` for None."""
     if moment is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def percent(share: float) -> str:
-    """Return a share of a whole as percent; only the whole is `100 %`, and only nothing is `0 %`."""
+    """Return a fraction from 0 to 1 as a percentage.
+
+    Only 1 gives `100 %` and only 0 gives `0 %`; values between them are rounded to `< 1 %` to `99 %`.
+    """
     if 0 < share < 0.005:
         return "< 1 %"
     if share >= 1:
@@ -167,18 +177,26 @@ def percent(share: float) -> str:
 
 
 def shorter(settings: str) -> str:
-    """Return settings with four significant digits of each number that has seven decimals or more."""
+    """Return settings with each number of seven or more decimals rounded to four significant digits."""
     return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.4g}", settings)
 
 
 def scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Return a value in the largest of `units` in which it is 1 or more: `12.3 ms` in `SECONDS`."""
+    """Return a value in the largest unit in which it is 1 or more: 0.0123 is `12.3 ms` in `SECONDS`.
+
+    Args:
+        value: the value in the base unit.
+        units: pairs of scale and name, the largest unit first. A value below all of them gets the last unit.
+    """
     scale, unit = next((pair for pair in units if abs(value) >= pair[0] * (1 - 1e-9)), units[-1])
     return f"{value / scale:.3g} {unit}"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a loss with `digits` decimals, or in scientific notation if it is very small or large."""
+    """Return a number such as a loss with `digits` decimals; `-` for None.
+
+    Values that would show as zero, and values from 100,000 on, are in scientific notation.
+    """
     if value is None:
         return "-"
     if value != 0 and not 10**-digits <= abs(value) < 1e5:

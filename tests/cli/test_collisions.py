@@ -125,5 +125,5 @@ def test_a_sweep_or_a_search_takes_no_other_one_for_itself(project, here, monkey
     assert main(["train", "name=first", *first]) == EXIT_FINISHED, "the same sweep"
     assert here.started == started
     assert main(["train", "name=first", *second]) == EXIT_CONFIG
-    assert "is another sweep whose name has the same digits" in capsys.readouterr().err
+    assert "belongs to another sweep, whose name has the same hash" in capsys.readouterr().err
     assert file.read_bytes() == before and here.started == started

@@ -21,7 +21,7 @@ def test_a_broken_line_of_the_record_stands_in_no_command_s_way(make_run, slurm,
     slurm.set_state("7", "COMPLETED" if command == "resume" else "PENDING")
     folder.attempts_file.write_text("\0\0\nno JSON\n" + folder.attempts_file.read_text())
     assert main([command, "gpt"]) == 0
-    assert "line 2 is no record and is skipped" in caplog.text
+    assert "line 2 is not a JSON record and is skipped" in caplog.text
     assert len(resumed) == (command == "resume")
     assert slurm.states["7"].state == ("COMPLETED" if command == "resume" else "CANCELLED")
 

@@ -23,29 +23,35 @@ _SHOWN = 3
 
 
 def digests(job: Job) -> dict[str, str]:
-    """Return the SHA-256 of each file of a job's code, by its path relative to the project."""
+    """Return the SHA-256 of each file of a job's code; the keys are paths relative to the project."""
     runs_dir = job.run_dir.parent
     exclude = [runs_dir]
-    # The folder of all runs may hold the project itself; then its code would be left out, too.
+    # If the folder of all runs holds the project itself, excluding that folder would exclude all code.
     if job.project_dir.is_relative_to(runs_dir):
         exclude = []
     paths = project_files.sources(job.project_dir, exclude)
 
     named: dict[str, str] = {}
     for path in [*paths, *_script(job)]:
-        # A link may be broken, or a file may have been removed since the listing.
+        # A file that can't be read is left out: a link may be broken, or the file was removed after the
+        # listing.
         with suppress(OSError):
             named[_name(path, job.project_dir)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return named
 
 
 def write(file: Path, job: Job) -> None:
-    """Record the digests of a submission in `file`."""
+    """Write the SHA-256 of each file of a job's code to `file`, as JSON."""
     file.write_text(json.dumps(digests(job), indent=0) + "\n", encoding="utf-8")
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """Return the names of the files that differ between two records; empty if a record is missing."""
+    """Return the names of the files whose digests differ between two records; empty if a record is missing.
+
+    Args:
+        old: a file that `write` has written.
+        new: another such file.
+    """
     before = _read(old)
     after = _read(new)
     if before is None or after is None:
@@ -54,11 +60,13 @@ def differences(old: Path, new: Path) -> list[str]:
 
 
 def changed_since(folder: RunFolder, job: Job) -> str:
-    """Return a sentence that names the files that have changed since a run was submitted; empty without any.
+    """Return a sentence that names the files that have changed since a run was submitted.
+
+    The sentence is empty if no file has changed, or if the run folder has no digests.
 
     Args:
         folder: the run folder.
-        job: the job of the same command now.
+        job: the job that the same command would submit now.
     """
     before = _read(folder.code_digests_file)
     if before is None:
@@ -72,7 +80,7 @@ def changed_since(folder: RunFolder, job: Job) -> str:
 
 
 def shown(names: Sequence[str]) -> str:
-    """Return the names of changed files for a sentence."""
+    """Return a phrase with the first `_SHOWN` names, and the number of further names."""
     return first_items(names, _SHOWN)
 
 
@@ -81,7 +89,10 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def _script(job: Job) -> list[Path]:
-    """Return the script of a job; it may be no Python file, or lie outside the project."""
+    """Return a list with the script of a job, empty without a script.
+
+    `project_files.sources` may lack the script: it may not be a Python file, or lie outside the project.
+    """
     script = own_script(job.program.config.get("program") or {})
     path = job.project_dir / Path(script).expanduser()
     return [path] if script and path.is_file() else []

@@ -74,7 +74,7 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
 
     names = [str(path.relative_to(project_dir)) for path in (*files.code, *links)]
     state = _record(project_dir, target, names, is_sent=bool(sent))
-    # The digests are compared after the copy: until then the files may still change.
+    # The copies are compared with the digests, not the originals: an original may change until it is copied.
     if sent:
         _refuse_changed(sent, project_dir, target)
 
@@ -84,7 +84,7 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
 
 
 def _fill(target: Path, code: Sequence[Path], links: Sequence[Path], project_dir: Path) -> None:
-    """Copy the paths of the code into the snapshot, and link the other paths."""
+    """Copy the paths in `code` into the folder `target`, and link the paths in `links` there."""
     places = {path: target / path.relative_to(project_dir) for path in (*code, *links)}
     for place in places.values():
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -93,15 +93,16 @@ def _fill(target: Path, code: Sequence[Path], links: Sequence[Path], project_dir
         _copy(path, places[path])
     for path in links:
         places[path].symlink_to(path)
-    # Only now it is known which targets of relative links the snapshot holds.
+    # A relative link can be checked only now that all possible targets in the snapshot exist.
     for path in code:
         _keep_leading(path, places[path], project_dir)
 
 
 def state_of(project_dir: Path) -> dict[str, bytes]:
-    """Return the commit of a project and the difference from it, as the files of a snapshot's record.
+    """Return the contents of `commit.txt`, a project's commit, and of `diff.patch`, its uncommitted changes.
 
-    The difference is missing if git can't compute it.
+    Without a commit, `commit.txt` says so. `diff.patch` is missing without a commit, or if git can't compute
+    it.
     """
     commit = b""
     if has_git():
@@ -123,7 +124,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _keep_leading(path: Path, copy: Path, project_dir: Path) -> None:
-    """Let the copy of a relative link lead to the project's file if the snapshot lacks that file."""
+    """Replace the copy of a relative link by an absolute link if the snapshot lacks the link's target."""
     if not path.is_symlink() or path.readlink().is_absolute():
         return
 
@@ -140,15 +141,16 @@ def _links_note(links: Sequence[str], left_out: int) -> str:
         note += f" Linked to the project, not copied: {first_items(links, 10)}."
     if left_out:
         note += f" Neither copied nor linked: {left_out} ignored files."
-    # The name of a file may hold bytes that are no text.
+    # Bytes of a file name that are not valid UTF-8 can't be written to the note, so they are escaped.
     return note.encode(errors="backslashreplace").decode()
 
 
 def _outside_note(project_dir: Path) -> str:
-    """Return a sentence about the editable installs of this Python from folders outside the project."""
+    """Return a sentence that lists the editable installs from outside the project; empty without any."""
     installs: dict[str, Path] = {}
     for distribution in metadata.distributions():
-        # PEP 610: pip records the folder of an editable install in this file. Other tools may write it, too.
+        # PEP 610: pip records the folder of an editable install in direct_url.json. A file that another tool
+        # wrote may have another format, so errors are ignored.
         with suppress(OSError, ValueError, AttributeError, TypeError):
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):
@@ -166,13 +168,16 @@ def _outside_note(project_dir: Path) -> str:
 
 
 def _sent_state(project_dir: Path) -> dict[str, bytes]:
-    """Return the commit and the difference that came with sent code."""
+    """Return `commit.txt` and `diff.patch` as the laptop sent them with the code (see `state_of`)."""
     files = [project_dir / RECORD / name for name in ("commit.txt", "diff.patch")]
     return {file.name: file.read_bytes() for file in files if file.exists()}
 
 
 def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: bool) -> str:
-    """Record the copied files, the commit and the difference from it; return a description of this state."""
+    """Write `files.json`, `commit.txt` and `diff.patch` into the snapshot; return a phrase about the commit.
+
+    An example is "commit 1a2b3c, with uncommitted changes".
+    """
     record = target / RECORD
     record.mkdir(parents=True, exist_ok=True)
     (record / "files.json").write_text(json.dumps(names), encoding="utf-8")
@@ -193,9 +198,12 @@ def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: b
 
 
 def written_by_jobs(code: Path) -> list[Path]:
-    """Return the paths, relative to the snapshot, of the files that a job has written into it."""
+    """Return the files in the snapshot `code` that were not copied from the project, as relative paths.
+
+    Jobs have written these files. Empty if the snapshot has no record of the copied files.
+    """
     copied = _recorded_names(code)
-    # Without a record, the files of jobs can't be told from the copied ones.
+    # Without a record, files that jobs wrote can't be distinguished from copied files.
     if copied is None:
         return []
 
@@ -209,16 +217,16 @@ def written_by_jobs(code: Path) -> list[Path]:
 
 
 def carry_over(old: Path, new: Path) -> None:
-    """Link the files that a job has written into the old snapshot into the new one."""
+    """Create hard links in the snapshot `new` to the files that jobs have written into the snapshot `old`."""
     for name in written_by_jobs(old):
-        # The project may now have a file of the same name.
+        # If the new snapshot has a file of the same name, that file is kept.
         with suppress(FileExistsError, NotADirectoryError):
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             link(old / name, new / name)
 
 
 def _recorded_names(code: Path) -> set[str] | None:
-    """Return the names of the files of a snapshot; None if the folder has no record of them."""
+    """Return the paths that were copied or linked into a snapshot; None if it has no record of them."""
     try:
         return set(json.loads(read_regular(code / RECORD / "files.json")))
     except (OSError, ValueError):
@@ -226,10 +234,10 @@ def _recorded_names(code: Path) -> set[str] | None:
 
 
 def _refuse_changed(sent: Sequence[SentFile], project_dir: Path, target: Path) -> None:
-    """Raise ConfigError if a copied file differs from the file that was sent."""
+    """Raise ConfigError if a file in the snapshot differs from the file that was sent over ssh."""
     for file in sent:
         copy = target / file.name
-        # A copied link may have got another target (see `_keep_leading`).
+        # `_keep_leading` may have changed the target of a copied link, so the target is not compared.
         if file.link is not None:
             is_same = copy.is_symlink()
         else:

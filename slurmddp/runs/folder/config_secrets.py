@@ -19,10 +19,14 @@ _SHORTEST = 4
 
 
 def expressions(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the expressions in `raw` whose values come from the environment; lists become mappings.
+    """Return the expressions in `raw` whose values come from environment variables, under the same keys.
 
-    An expression that refers to another expression, such as `${data.token}`, is recognised by its resolved
-    value.
+    Each list becomes a mapping from index to value. An expression that refers to another expression, such as
+    `${data.token}`, is recognised by its resolved value.
+
+    Args:
+        raw: the configuration with expressions such as `${oc.env:TOKEN}`.
+        resolved: the same configuration with values in place of expressions.
     """
     secrets = {
         value for text, value in _leaves(raw, resolved) if "oc.env:" in text and len(value) >= _SHORTEST
@@ -39,7 +43,7 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _leaves(raw: Any, resolved: Any) -> Iterator[tuple[str, str]]:
-    """Yield each expression and its value, both as text."""
+    """Yield each expression in `raw` with its value in `resolved`, both as text."""
     if isinstance(raw, str) and "${" in raw:
         yield raw, str(resolved)
     for key, inner in _items(raw):
@@ -47,7 +51,10 @@ def _leaves(raw: Any, resolved: Any) -> Iterator[tuple[str, str]]:
 
 
 def _marked(raw: Any, resolved: Any, secrets: set[str]) -> Any:
-    """Return the expressions in `raw` that read the environment or resolve to a secret; None without any."""
+    """Return the expressions in `raw` that read the environment or whose values hold one of `secrets`.
+
+    The result is None if there are none.
+    """
     if isinstance(raw, str):
         reads_environment = "oc.env:" in raw
         holds_secret = "${" in raw and any(secret in str(resolved) for secret in secrets)
@@ -58,16 +65,17 @@ def _marked(raw: Any, resolved: Any, secrets: set[str]) -> Any:
 
 
 def without_environment(config: Mapping[str, Any], *, digests: bool = False) -> dict[str, Any]:
-    """Return a configuration with expressions instead of values of the environment.
+    """Return a configuration in which expressions replace the values that came from environment variables.
 
-    With `digests` a hash of the value follows each expression, so that a changed value is noticed.
+    With `digests`, a hash of the value follows each expression, so that configurations with different values
+    differ.
     """
     plain = {key: value for key, value in config.items() if key != EXPRESSIONS}
     return dict(_with_expressions(plain, config.get(EXPRESSIONS) or {}, digests))
 
 
 def _with_expressions(value: Any, marks: Any, digests: bool) -> Any:
-    """Return a value in which each expression of `marks` replaces its value."""
+    """Return a copy of `value` in which each expression in `marks` replaces the value under the same keys."""
     if isinstance(marks, str) and digests:
         text = json.dumps(value, sort_keys=True, default=str)
         return f"{marks} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
@@ -80,12 +88,12 @@ def _with_expressions(value: Any, marks: Any, digests: bool) -> Any:
         key: _with_expressions(inner, marks[key], digests) if key in marks else inner
         for key, inner in _items(value)
     }
-    # `marks` describes a list as a mapping from index to expression.
+    # `replaced` is a mapping from index to value if `value` is a list (see `_items`).
     return replaced if isinstance(value, Mapping) else list(replaced.values())
 
 
 def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration for a report: without values of the environment and of `cluster.env`."""
+    """Return a configuration for a report, without values from environment variables and `cluster.env`."""
     shown = without_environment(config)
     cluster = shown.get("cluster")
     if isinstance(cluster, Mapping) and isinstance(cluster.get("env"), Mapping):
@@ -94,7 +102,7 @@ def for_readers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def argument_for_readers(argument: str) -> str:
-    """Return an argument of the command line for a report: without values of `cluster.env`."""
+    """Return a `key=value` argument for a report; the value is hidden if the key is in `cluster.env`."""
     key, given, _ = argument.partition("=")
     if given and key.lstrip("+").startswith("cluster.env"):
         return f"{key}={NOT_SHOWN}"

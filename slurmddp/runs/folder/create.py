@@ -61,15 +61,15 @@ def create(job: Job, script: str | None, *, with_code: bool = True) -> bool:
 def prepare(
     job: Job, script: str | None, say: Say = lambda text: None, *, code: RunFolder | None = None
 ) -> RunFolder:
-    """Write the run folder of `job`, with `script` as its batch script, and return it.
+    """Write or update the run folder of `job`, with `script` as its batch script, and return it.
 
-    Also remove the marks of an earlier `cancel` or `stop`.
+    The files `cancelled` and `stop`, which `slurmddp cancel` and `slurmddp stop` create, are removed.
 
     Args:
         job: the job of the run.
         script: its batch script; None for a local run.
-        say: called with a sentence if the code has changed.
-        code: the folder with the code of the array to which the run belongs (see `write_code_of_array`).
+        say: called with a sentence if the code has changed since the last submission.
+        code: the result of `write_code_of_array` if the run belongs to an array: its code is copied.
 
     Raises:
         ConfigError: the script can't be parsed, the folder can't be written, or it belongs to another
@@ -93,7 +93,7 @@ def prepare(
 
 
 def write_code_of_array(place: Path, job: Job, runs: Sequence[Path]) -> RunFolder:
-    """Write the code that the runs of an array share into the new folder `place`.
+    """Create the folder `place` with the code that the runs of an array share (see `write_code`); return it.
 
     Args:
         place: a folder in the folder of the array.
@@ -111,7 +111,10 @@ def write_code_of_array(place: Path, job: Job, runs: Sequence[Path]) -> RunFolde
 
 @contextmanager
 def _draft(job: Job, script: str | None) -> Iterator[RunFolder]:
-    """Yield a new folder beside the place of a run, with its configuration and batch script."""
+    """Yield a temporary folder beside the run folder, with the run's configuration and batch script.
+
+    At the end the temporary folder is removed, unless the body has renamed it.
+    """
     place = job.run_dir
     refuse_foreign(place)
 
@@ -124,7 +127,10 @@ def _draft(job: Job, script: str | None) -> Iterator[RunFolder]:
 
 
 def check_syntax(script: str) -> None:
-    """Raise ConfigError if bash can't parse `script`, because of the `setup` lines of a cluster file."""
+    """Raise ConfigError if bash can't parse `script`; do nothing on a machine without bash.
+
+    Only the `setup` lines of a cluster file can cause a syntax error.
+    """
     bash = shutil.which("bash")
     if bash is None:
         return
@@ -139,7 +145,7 @@ def check_syntax(script: str) -> None:
 
 
 def _write_settings(draft: RunFolder, job: Job, script: str | None) -> None:
-    """Write the configuration of a run, resolved and as typed, and its batch script with its settings."""
+    """Write the resolved configuration, the overrides as typed, and a batch script with its settings."""
     draft.logs_dir.mkdir()
     draft.config_file.write_text(_as_yaml(job.program.config), encoding="utf-8")
     typed = "".join(f"{shlex.quote(override)}\n" for override in job.overrides)
@@ -151,7 +157,11 @@ def _write_settings(draft: RunFolder, job: Job, script: str | None) -> None:
 
 
 def _as_yaml(config: Mapping[str, Any]) -> str:
-    """Return a configuration as YAML; a top-level value that is still the same object is not dumped again."""
+    """Return a configuration as YAML.
+
+    The text of each top-level value is cached. It is used again if the next configuration has the same
+    object.
+    """
     for key, value in config.items():
         if key not in _last_texts or _last_texts[key][0] is not value:
             _last_texts[key] = (value, _text_of({key: value}))
@@ -160,7 +170,7 @@ def _as_yaml(config: Mapping[str, Any]) -> str:
 
 def _text_of(value: Mapping[str, Any]) -> str:
     text = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
-    # PyYAML reads this line break as a blank unless it is escaped.
+    # PyYAML reads the line break U+0085 as a blank unless it is escaped, so this text is dumped as ASCII.
     if "\x85" in text:
         return yaml.dump(value, Dumper=_DUMPER, sort_keys=False)
     return text
@@ -185,8 +195,8 @@ def write_code(folder: RunFolder, job: Job, exclude: Sequence[Path]) -> None:
 
 
 def _copy_code(source: RunFolder, draft: RunFolder) -> None:
-    """Copy what `write_code` has written."""
-    # With hard links, a run that writes into a file of its code would change the code of other runs.
+    """Copy the files that `write_code` has written from the folder `source` into the folder `draft`."""
+    # Files are copied, not linked: a run that writes into a linked file would change the code of other runs.
     for path in source.path.iterdir():
         if path.is_dir():
             shutil.copytree(path, draft.path / path.name, symlinks=True)
@@ -195,7 +205,7 @@ def _copy_code(source: RunFolder, draft: RunFolder) -> None:
 
 
 def _put_in_place(draft: RunFolder, place: Path) -> bool:
-    """Rename the draft to its place; return False if the place is taken."""
+    """Rename the folder `draft` to `place`; return False if the folder `place` exists already."""
     try:
         draft.path.rename(place)
     except OSError:
@@ -206,7 +216,7 @@ def _put_in_place(draft: RunFolder, place: Path) -> bool:
 
 
 def _update(draft: RunFolder, folder: RunFolder, say: Say) -> None:
-    """Replace each file of an existing run by the file of the new submission."""
+    """Replace the files of the run folder by the files in `draft`; call `say` if the code has changed."""
     folder.logs_dir.mkdir(exist_ok=True)
     changed = code_changes.differences(folder.code_digests_file, draft.code_digests_file)
     if changed:
@@ -222,25 +232,29 @@ def _update(draft: RunFolder, folder: RunFolder, say: Say) -> None:
         folder.code_note_file.unlink(missing_ok=True)
     _replace_code(draft.code_dir, folder.code_dir, draft.path / "replaced")
 
-    # Last, so that a submission that fails leaves a cancelled run cancelled.
+    # These files are removed last: if an earlier line fails, a cancelled run stays cancelled.
     folder.cancelled_file.unlink(missing_ok=True)
     folder.stop_file.unlink(missing_ok=True)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file if its content differs."""
-    # A node whose file system remembers a replaced file may fail to read it ("Stale file handle").
+    """Replace the file `path` by a file with `content`, unless it has this content already."""
+    # An equal file is kept: a node that has cached a file may fail to read its replacement ("Stale file
+    # handle").
     if read_bytes(path) != content:
         with replacing(path) as stream:
             stream.write(content)
 
 
 def _replace_code(new: Path, place: Path, replaced: Path) -> None:
-    """Replace the old snapshot by the new snapshot, or remove it; keep the files that a job wrote into it.
+    """Replace the snapshot at `place` by the snapshot `new`, and keep the files that jobs wrote into it.
+
+    If there is no new snapshot, an old snapshot is moved to `replaced`. If jobs wrote files into it, it is
+    renamed to `code.old-N` instead.
 
     Args:
-        new: the new snapshot; missing if the run has none.
-        place: the place of the snapshot in the run folder.
+        new: the folder of the new snapshot; it does not exist if the run has no snapshot.
+        place: the folder of the snapshot in the run folder.
         replaced: where the old snapshot is moved; the caller removes it.
     """
     if not new.is_dir():
@@ -257,15 +271,15 @@ def _replace_code(new: Path, place: Path, replaced: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Return the first `NAME.old-N` that is free beside `path`."""
+    """Return the first path `PATH.old-1`, `PATH.old-2` and so on that does not exist."""
     name = first_free(f"{path.name}.old-", lambda name: path.with_name(name).exists())
     return path.with_name(name)
 
 
 @contextmanager
 def _beside(place: Path) -> Iterator[RunFolder]:
-    """Yield a new folder next to `place`, private to this account; remove what is left of it afterwards."""
-    # Only in the same folder, and so on the same file system, a rename puts all files in place at once.
+    """Yield a new private folder next to `place`; remove it at the end, unless it was renamed."""
+    # The folder is on the same file system as `place`, so that one rename moves all files at once.
     draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
     draft.mkdir(mode=0o700)
     try:
@@ -277,7 +291,7 @@ def _beside(place: Path) -> Iterator[RunFolder]:
 @contextmanager
 def _writable_for_us_alone() -> Iterator[None]:
     """Create the files of the body so that no other account can write to them, whatever the umask is."""
-    # The umask can only be read by setting it.
+    # os.umask sets the umask and returns the old one; there is no call that only reads it.
     before = os.umask(0o022)
     os.umask(before | 0o022)
     try:
@@ -288,8 +302,8 @@ def _writable_for_us_alone() -> Iterator[None]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Raise an OSError of the body as a ConfigError that names the path and what to do."""
-    # The place of an existing run can't change, so another runs_dir would not help.
+    """Turn an OSError of the body into a ConfigError that names the path and says what to do."""
+    # For a run that exists, the hint does not suggest another runs_dir: the run folder can't move.
     if folder.is_dir():
         hint = "Make it writable for this account, or make room there."
     else:

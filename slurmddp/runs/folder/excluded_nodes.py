@@ -23,12 +23,13 @@ _LOST_S = 3600
 
 
 def excluded_nodes(folder: RunFolder, now: float | None = None, *, since: float = 0.0) -> list[str]:
-    """Return the nodes whose exclusion has not expired, sorted; empty if the file is damaged.
+    """Return the nodes whose exclusion from the run has not expired, sorted; empty if the file can't be read.
 
     Args:
         folder: the run folder.
-        now: the time at which the exclusion must still hold; 0 returns all nodes that ever failed.
-        since: leaves out nodes that were recorded before this time.
+        now: exclusions that expire by this time are left out; None means the current time. With 0, all nodes
+            that ever failed are returned.
+        since: exclusions that were recorded before this time are left out.
     """
     at = time.time() if now is None else now
     exclusions = _unexpired(folder.excluded_file, at)
@@ -44,25 +45,27 @@ def exclude(
     found_by: FoundBy = "loss",
     now: float | None = None,
 ) -> None:
-    """Exclude `node` from the attempts of the next `hours`."""
+    """Append a record to the run's list that excludes `node` from its attempts for `hours` hours."""
     at = int(time.time() if now is None else now)
     line = {"time": at, "node": node, "reason": reason, "found_by": found_by, "expires": at + hours * 3600}
     append_line(folder.excluded_file, line)
 
 
 def shared_file() -> Path:
-    """Return the file in which the runs of this account share the nodes that failed."""
+    """Return the path of the file with the failed nodes that all runs of this account avoid."""
     return state_dir() / "failed_nodes.jsonl"
 
 
 def shared_nodes(cluster: str = "") -> list[dict[str, Any]]:
-    """Return the shared exclusions that have not expired, of one SLURM cluster or of all clusters."""
+    """Return the records of the shared file that have not expired: of one SLURM cluster, or of all for ""."""
     exclusions = _unexpired(shared_file(), time.time())
     return [exclusion for exclusion in exclusions if cluster in ("", exclusion.get("cluster"))]
 
 
 def share(folder: RunFolder, cluster: str, *, since: float) -> None:
-    """Add the exclusions that this run has recorded since `since` to the shared file, each once.
+    """Add the exclusions that this run has recorded since the time `since` to the shared file.
+
+    Exclusions that the shared file already has are not added again.
 
     Raises:
         OSError: the shared file can't be written.
@@ -74,7 +77,8 @@ def share(folder: RunFolder, cluster: str, *, since: float) -> None:
             continue
 
         shared = {**exclusion, "cluster": cluster, "run": folder.name}
-        # SLURM itself keeps a node that is down from all jobs. It does not know what the preflight found.
+        # A lost node is shared only for _LOST_S: SLURM itself keeps jobs off a node that is down. It does not
+        # know about a node that failed the preflight, so that exclusion keeps its full time.
         if exclusion.get("found_by") != "preflight":
             shared["expires"] = min(exclusion["expires"], _time(exclusion, "time") + _LOST_S)
         if _key(shared) not in known:
@@ -83,7 +87,7 @@ def share(folder: RunFolder, cluster: str, *, since: float) -> None:
 
 
 def adopt(folder: RunFolder, cluster: str) -> None:
-    """Add the exclusions of other runs on the same cluster to the list of this run, each once.
+    """Add the shared exclusions of the same cluster to this run's list, unless the list already has them.
 
     Raises:
         OSError: the list can't be written.
@@ -95,7 +99,7 @@ def adopt(folder: RunFolder, cluster: str) -> None:
 
 
 def _unexpired(path: Path, at: float) -> list[dict[str, Any]]:
-    """Return the exclusions in a file that hold at a time; none if the file can't be read."""
+    """Return the records in a file that expire after the time `at`; empty if the file can't be read."""
     # A listing makes a network file system show a file that another host has just written.
     if not is_there(path):
         return []

@@ -60,7 +60,10 @@ sys.exit(main(sys.argv[1:], os.environ))
 
 @cache
 def batch_program() -> bytes:
-    """Return the batch step as a zip that Python runs; the same modules always give the same bytes."""
+    """Return a zip archive with the program of the batch step, which `python FILE` runs.
+
+    The same modules always give the same bytes.
+    """
     files = {"__main__.py": _START.encode()}
     for module in MODULES:
         path = Path(*module.split("."))
@@ -68,13 +71,14 @@ def batch_program() -> bytes:
 
         source = _source(module)
         files[f"{path}.py"] = source
-        # SLURM leaves the end of an attempt few seconds, too few to compile the modules.
+        # The bytecode is included: at the end of an attempt SLURM leaves too few seconds to compile the
+        # modules.
         files[f"{path}.pyc"] = _compiled(source, f"{path}.py")
 
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, content in files.items():
-            # A ZipInfo has a fixed date, and so the bytes don't depend on the time.
+            # A ZipInfo has the date 1980-01-01 unless given another, so the bytes don't depend on the time.
             archive.writestr(zipfile.ZipInfo(name), content)
     return stream.getvalue()
 
@@ -89,7 +93,7 @@ def _source(module: str) -> bytes:
 
 @cache
 def _compiled(source: bytes, name: str) -> bytes:
-    """Return a module as bytecode of this version of Python, in the format of PEP 552."""
-    # An unchecked hash: Python does not compare the bytecode with the source when it loads it.
+    """Return the content of a module's `.pyc` file for this version of Python, in the format of PEP 552."""
+    # The flag 1 means an unchecked hash: Python loads the bytecode without a comparison with the source.
     unchecked = (1).to_bytes(4, "little")
     return MAGIC_NUMBER + unchecked + source_hash(source) + marshal.dumps(compile(source, name, "exec"))

@@ -22,7 +22,7 @@ UNANSWERED = "unanswered"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedAttempt:
-    """An attempt of a run; a field is None if no event holds it."""
+    """The state of one attempt according to the events of the run; a field is None if no event holds it."""
 
     number: int
     job_id: str | None = None
@@ -77,7 +77,10 @@ class RecordedAttempt:
 
 
 def stop_source(event: Mapping[str, Any]) -> str | None:
-    """Return what stopped the ranks, by a `signalled` event: a signal's name, STOP_FILE or TIME_LIMIT."""
+    """Return what stopped the ranks according to a `signalled` event.
+
+    This is the name of a signal, STOP_FILE or TIME_LIMIT; None if the event does not hold it.
+    """
     source = event.get("signal")
     text = str(source)
 
@@ -90,7 +93,7 @@ def stop_source(event: Mapping[str, Any]) -> str | None:
 
 
 def restart_count(record: Mapping[str, Any]) -> int | None:
-    """Return how often the ranks of the attempt had restarted in place, by an event or a record of a failure.
+    """Return how often the ranks of an attempt had restarted in place when an event or failure was recorded.
 
     None if the record does not hold the number.
     """
@@ -100,26 +103,27 @@ def restart_count(record: Mapping[str, Any]) -> int | None:
 
 
 def stop_reason(source: str | None) -> str:
-    """Return a source of a stop for people: `time limit`; empty for None."""
+    """Return the text to show for a result of `stop_source`, such as `time limit`; empty for None."""
     shown = {"SIGUSR2": "time limit", TIME_LIMIT: "time limit", STOP_FILE: "on request"}
     return shown.get(source or "", source or "")
 
 
 def why_stopped(attempt: RecordedAttempt) -> str:
-    """Return the reason why an attempt stopped: `preempted`; empty if no event holds a reason."""
+    """Return why an attempt stopped, such as `preempted`; empty if no event holds a reason."""
     if attempt.reason:
         return attempt.reason
 
     reason = stop_reason(attempt.signal)
     is_requeued = attempt.next in AGAIN or attempt.is_open
-    # SLURM sends the same signal for a requeue by a person and for a preemption without grace.
+    # SLURM sends SIGTERM for `scontrol requeue` and for a preemption without grace time. "requeued" is true
+    # of both.
     if reason == "SIGTERM" and attempt.launcher == "slurm" and is_requeued:
         return "requeued"
     return reason
 
 
 def how_ended(attempt: RecordedAttempt) -> str:
-    """Return how an attempt ended, for people: `time limit, last save at step 200`."""
+    """Return a phrase about the end of an attempt, such as `time limit, last save at step 200`."""
     if attempt.is_open:
         outcome = why_stopped(attempt) or "SLURM took it off its nodes"
     elif attempt.outcome == "stopped":
@@ -134,14 +138,17 @@ def how_ended(attempt: RecordedAttempt) -> str:
 
 
 def _limits(attempt: RecordedAttempt) -> str:
-    """Return how many time limits in a row left no newer checkpoint; empty if none did."""
+    """Return a clause with the number of time limits in a row without a newer checkpoint; empty for none."""
     if not attempt.without_progress:
         return ""
     return f", {counted(attempt.without_progress, 'time limit')} in a row without a newer checkpoint"
 
 
 def _saved(attempt: RecordedAttempt) -> str:
-    """Return the last recorded save, or that there is none; empty if the program may save by itself."""
+    """Return a clause that names the last recorded save, or says that there is none.
+
+    Empty if no save was recorded and the program may keep checkpoints of its own.
+    """
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
 
@@ -190,21 +197,21 @@ class History:
 
     @property
     def settled(self) -> bool:
-        """Whether the run has ended, by its folder alone."""
+        """Whether the run has ended according to its events, without a query to SLURM."""
         return self.last is not None and not self.goes_on
 
 
 def read_history(folder: RunFolder) -> History:
-    """Return the history of a run, from its events."""
+    """Return the attempts and jobs of a run, as the events in its folder describe them."""
     return fold(folder.events())
 
 
 def is_unanswered(folder: RunFolder) -> bool:
-    """Return whether sbatch did not answer the newest submission, so that only SLURM knows its job."""
+    """Return whether sbatch did not answer the newest submission: a job with an unknown id may be queued."""
     try:
         return read_history(folder).last == UNANSWERED
     except (SlurmddpError, OSError):
-        # The status of the run reports that its events can't be read.
+        # The error is reported elsewhere: `slurmddp status` says that the events can't be read.
         return False
 
 
@@ -218,12 +225,12 @@ def of_newest_attempt(events: Iterable[Any]) -> tuple[int, list[Mapping[str, Any
 
 
 def fold(events: Iterable[Any]) -> History:
-    """Fold events into a History; skip events and facts that this version does not know."""
+    """Return the History that the events of a run describe; unknown events and fields are ignored."""
     attempts: dict[int, RecordedAttempt] = {}
-    # A dict keeps the jobs in their order.
+    # A dict in place of a set: it keeps the order in which the jobs were submitted.
     open_jobs: dict[str, None] = {}
     named: set[str] = set()
-    # Jobs that wrote `started` before `sbatch` had returned and their submission was recorded.
+    # Jobs whose `started` event precedes their `submitted` event: they began before `sbatch` returned.
     early: set[str] = set()
     last = None
     job_id = None
@@ -250,7 +257,7 @@ def fold(events: Iterable[Any]) -> History:
             open_jobs[job_id] = None
             if created is None:
                 created = event.get("time")
-        # A requeued job keeps its id; a resubmitted run has another job.
+        # A job that SLURM requeues keeps its id, so it stays open; a resubmission has another job.
         if kind == "ended" and event.get("next") != "requeue":
             open_jobs.pop(str(job), None)
 
@@ -263,7 +270,7 @@ def fold(events: Iterable[Any]) -> History:
 
 
 def _facts(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attempt that one event sets."""
+    """Return the fields of an attempt that `event` changes, as keyword arguments of RecordedAttempt."""
     kind = event.get("event")
     time = event.get("time")
     step = event.get("step")
@@ -300,20 +307,26 @@ def _text(value: Any) -> str | None:
 
 
 def _resumed(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attempt that a `resumed` event sets."""
+    """Return the fields of an attempt that a `resumed` event changes (see `_facts`)."""
     step = event.get("step")
-    # Before its first step the attempt itself starts from this step, even after a restart in place.
+    # No rank has made a step yet, so this is the step from which the attempt starts, even after a restart in
+    # place.
     if known.first_step is None:
         is_restarted = known.again_at is not None
         return {"resumed_step": step, "again_step": step if is_restarted else None}
 
-    # A trainer that rolls back to a checkpoint resumes without a restart.
+    # Without a restart in place, the trainer has rolled back to a checkpoint. The time of the rollback counts
+    # as that of a restart.
     again_at = event.get("time") if known.again_at is None else known.again_at
     return {"again_at": again_at, "again_step": step}
 
 
 def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
-    """Return the restart count before a restart, and the last step before it; None if no step was seen."""
+    """Return an entry of `RecordedAttempt.reached` for a `restarted` event.
+
+    The key is the restart count before the restart, the value the last step before it (None if no step was
+    seen). Empty if the event holds no restart count.
+    """
     count = restart_count(restarted)
     if count is None:
         return {}

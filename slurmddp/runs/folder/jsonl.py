@@ -22,19 +22,19 @@ def append_line(path: Path, *records: dict[str, Any]) -> None:
     """Append a JSON line for each record with a single write, so that lines of several writers do not mix.
 
     Raises:
-        OSError: the last line was not written completely. The next call then starts a new line.
+        OSError: the records could not be written completely. The next call starts a new line.
     """
     content = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
 
     try:
         _lock_a_moment(descriptor)
-        # A writer that was killed, or a full disk, may have left half a line.
+        # A line break ends the half line that a killed writer or a full disk may have left.
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             content = b"\n" + content
 
-        # A nearly full disk takes a part; only the next write reports that it is full.
+        # On a nearly full disk, os.write writes only some bytes; the next call raises the error.
         while content:
             content = content[os.write(descriptor, content) :]
     finally:
@@ -42,8 +42,9 @@ def append_line(path: Path, *records: dict[str, Any]) -> None:
 
 
 def _lock_a_moment(descriptor: int) -> None:
-    """Lock a file against other writers until it is closed; give up after one second."""
-    # Appending is not atomic on NFS. But a lock that can't be had must not stop a training.
+    """Lock a file against other writers until it is closed; after one second, continue without the lock."""
+    # The lock is needed on NFS, where appending is not atomic. But a writer that keeps its lock must not stop
+    # a training.
     deadline = time.monotonic() + 1.0
     while try_lock(descriptor) is False and time.monotonic() <= deadline:
         time.sleep(0.01)
@@ -73,7 +74,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 break
 
             try:
-                # A server that crashed leaves zero bytes; a record may follow them.
+                # A file server that crashed may leave zero bytes in the file; a record may follow them on the
+                # same line.
                 records = _records_in(line.replace("\0", ""))
             except ValueError:
                 records = []
@@ -90,21 +92,29 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             hint="Another program damaged the file: remove that line.",
         )
     for number, text in broken:
-        warn_once(f"{path}, line {number} is no record and is skipped: {text!r}.")
+        warn_once(f"{path}, line {number} is not a JSON record and is skipped: {text!r}.")
 
 
 def warn_once(text: str) -> None:
     """Log a warning, unless this process has logged it before."""
     if text not in _warned:
         _warned.add(text)
-        # Imported only for a warning: when the batch step reads events, SLURM may leave it few seconds.
+        # Importing logging takes time, and SLURM may leave the batch step few seconds: import it only for a
+        # warning.
         import logging
 
         logging.getLogger(__name__).warning(text)
 
 
 def _records_in(line: str) -> list[dict[str, Any]]:
-    """Return the record of a line; for a line that a full disk cut off, return the record appended to it."""
+    """Return a list with the record of a line; empty for a blank line.
+
+    If another record was appended to a line that a full disk had cut off, only the second record is returned,
+    or none if it can't be read.
+
+    Raises:
+        ValueError: the line is not JSON and does not begin like a record.
+    """
     if not line.strip():
         return []
 
@@ -117,7 +127,8 @@ def _records_in(line: str) -> list[dict[str, Any]]:
         if not line.startswith('{"'):
             raise
 
-    # All records of a file begin with the same key, so its last occurrence begins the second record.
+    # All records of a file begin with the same key, so the last occurrence of the line's first key begins the
+    # second record.
     start = line.rfind(line[: line.find('"', 2) + 1])
     if start <= 0:
         return []

@@ -19,7 +19,7 @@ from slurmddp.host.regular_file import read_regular
 
 
 def names_in(folder: Path) -> frozenset[str]:
-    """Return the names in a folder; none if it does not exist or can't be read."""
+    """Return the names of the entries of a folder; empty if the folder does not exist or can't be read."""
     try:
         return _listed(folder)
     except OSError:
@@ -27,11 +27,11 @@ def names_in(folder: Path) -> frozenset[str]:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether `path` exists, by a listing of its folder; False if the folder can't be read."""
+    """Return whether a listing of its folder contains `path`; False if the folder does not exist."""
     try:
         return path.name in _listed(path.parent)
     except PermissionError:
-        # An account may be allowed to enter a folder that it may not list.
+        # An account may have the right to open files in a folder that it can't list.
         return os.path.lexists(path)
     except OSError:
         return False
@@ -59,12 +59,12 @@ def _listed(folder: Path) -> frozenset[str]:
 
 
 def look_again(folder: Path) -> None:
-    """Make this host forget what it remembers of a folder and of the files in it.
+    """Make this host's file system client drop its caches of a folder and of the files in it.
 
-    Call it before a decision that can't be repeated, not in a poll: it writes to the folder's times.
+    Call it before a decision that can't be repeated, but not in a poll: it changes the folder's times.
     """
-    # A client that keeps listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder.
+    # A client that caches listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder.
     with suppress(OSError):
         os.utime(folder)
-    # A client that keeps files (GlusterFS) renews them when it lists the folder.
+    # A client that caches files (GlusterFS) refreshes them when it lists the folder.
     names_in(folder)

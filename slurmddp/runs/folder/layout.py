@@ -25,7 +25,10 @@ LATE = frozenset(
 
 
 def state_dir() -> Path:
-    """Return the folder of the files that the runs of this account share: `$XDG_STATE_HOME/slurmddp`."""
+    """Return the folder of the files that all runs of this account share.
+
+    It is `$XDG_STATE_HOME/slurmddp`, by default `~/.local/state/slurmddp`.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says to ignore a relative path.
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
@@ -33,9 +36,12 @@ def state_dir() -> Path:
 
 
 class _Entry:
-    """A path in a run folder; on the class `RunFolder`, the path relative to the folder."""
+    """A descriptor of a path in a run folder.
 
-    # A descriptor joins the path only when it is read: a sweep has thousands of folders.
+    On an object it gives the whole path, on the class `RunFolder` the path relative to the run folder.
+    """
+
+    # The path is joined only when it is read: a sweep makes thousands of RunFolder objects.
     def __init__(self, *names: str) -> None:
         self._names = names
 
@@ -106,38 +112,38 @@ class RunFolder:
         return self.logs_dir / f"attempt-{attempt}"
 
     def job_log(self, job_id: str) -> Path:
-        """The output of SLURM itself, and of a job that started no attempt."""
+        """The path of a job's output: messages of SLURM itself, and what a job without an attempt prints."""
         return self.logs_dir / f"slurm-{job_id}.out"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.log_dir(attempt) / f"rank-{rank}.log"
 
     def node_log(self, attempt: int, node: int) -> Path:
-        """The log of a node's agent; SLURM creates it when it starts the agent."""
+        """The path of the log of a node's agent; SLURM creates the file when it starts the agent."""
         return self.log_dir(attempt) / f"node-{node}.log"
 
     def batch_log(self, attempt: int) -> Path:
-        """The output of the batch script and of srun."""
+        """The path of the output of the batch script and of srun."""
         return self.log_dir(attempt) / "batch.log"
 
     def event_log(self, attempt: int) -> Path:
-        """The output of the command of `policy.on_event`."""
+        """The path of the output of the command in the setting `policy.on_event`."""
         return self.log_dir(attempt) / "on-event.log"
 
     def begun_file(self, attempt: int, node: int) -> Path:
-        """An empty file that a node's agent creates first; an agent that can't start creates none."""
+        """The path of an empty file that a node's agent creates first; missing if the agent can't start."""
         return self.log_dir(attempt) / f"begun-node-{node}"
 
     def unable_file(self, attempt: int, node: int) -> Path:
-        """The report of an agent without a link to node 0 that its node can run no ranks."""
+        """The path of a failure: the agent's node can run no ranks, and the agent has no link to node 0."""
         return self.log_dir(attempt) / f"unable-node-{node}.json"
 
     def failure_file(self, attempt: int) -> Path:
-        """The first failure of an attempt: rank, host, cause, last lines."""
+        """The path of the record of an attempt's first failure: rank, host, cause, last lines."""
         return self.log_dir(attempt) / "failure.json"
 
     def exit_file(self, attempt: int, node: int) -> Path:
-        """The exit code of a node's agent, written last; an agent that was killed leaves none."""
+        """The path of the exit code of a node's agent, written at its end; a killed agent writes none."""
         return self.log_dir(attempt) / f"exit-node-{node}"
 
     def exit_code_of(self, attempt: int, node: int) -> int | None:
@@ -146,20 +152,20 @@ class RunFolder:
         return int(text) if text.isdecimal() else None
 
     def silent_nodes(self, attempt: int, nodes: int) -> list[int]:
-        """Return the nodes, of the first `nodes`, whose agents left no exit code."""
+        """Return the numbers of the nodes, below `nodes`, whose agents left no exit code."""
         names = names_in(self.log_dir(attempt))
         return [node for node in range(nodes) if self.exit_file(attempt, node).name not in names]
 
     def claim_attempt(self) -> int:
         """Create the log folder of the next attempt and return its number, higher than all before.
 
-        Two callers never get the same number. A claim fences off the earlier attempts: see `is_superseded`.
+        Two callers never get the same number. Earlier attempts must not write any more: see `is_superseded`.
         """
         # With this mode no other account can write into the logs, whatever the umask is.
         self.logs_dir.mkdir(0o755, parents=True, exist_ok=True)
         attempt = max(self.attempts(), default=-1) + 1
 
-        # mkdir is atomic, also on NFS.
+        # mkdir is atomic, also on NFS: of two callers with the same number, one gets FileExistsError.
         while True:
             try:
                 self.log_dir(attempt).mkdir(0o755)
@@ -175,9 +181,10 @@ class RunFolder:
     def is_superseded(self, attempt: int) -> bool:
         """Return whether a later attempt of the run has started; False if the folder can't be read.
 
-        Only the newest attempt may write. The number of an attempt is its fencing token.
+        Only the newest attempt may write to the run folder: the number of an attempt is its fencing token.
         """
-        # SLURM requeues a job that has lost a node. If only a link was cut, processes on that node still run.
+        # Two attempts may run at once: SLURM requeues a job that has lost a node, and if only the network
+        # failed, processes of the earlier attempt still run on that node.
         return any(number > attempt for number in self.attempts())
 
     def is_over(self, attempt: int) -> bool:
@@ -188,10 +195,10 @@ class RunFolder:
         """Return the resolved configuration.
 
         Raises:
-            RunNotFoundError: this is no run folder.
-            SlurmddpError: the file can't be read, or holds no mapping.
+            RunNotFoundError: the folder has no config.yaml.
+            SlurmddpError: config.yaml can't be read, or is not a YAML mapping.
         """
-        # The batch step imports this module, and has only the standard library.
+        # Imported here, because the batch step imports this module without PyYAML.
         import yaml
 
         try:
@@ -211,22 +218,27 @@ class RunFolder:
             loaded = None
         if not isinstance(loaded, dict):
             raise SlurmddpError(
-                f"{self.config_file} holds no mapping.",
-                hint="Another program changed the file: put it back from a copy.",
+                f"{self.config_file} is not a YAML mapping.",
+                hint="Another program has changed the file: restore it from a copy.",
             )
 
-        # Runs of earlier versions have this key; now the agents start the ranks of such a script themselves.
+        # Configurations of earlier versions have the key `torchrun`, which has no meaning now.
         program = loaded.get("program")
         if isinstance(program, dict):
             program.pop("torchrun", None)
         return loaded
 
     def add_event(self, event: str, **facts: Any) -> None:
-        """Append an event of an attempt: submitted, started, first_step, saved, signalled, ended, ..."""
+        """Append a record with the time and `facts` to attempts.jsonl.
+
+        Args:
+            event: the name of the event, such as submitted, started, first_step, saved, signalled or ended.
+            facts: further fields of the record.
+        """
         append_line(self.attempts_file, {"event": event, "time": round(time.time(), 3), **facts})
 
     def typed(self) -> list[str]:
-        """Return the settings of the run as typed.
+        """Return the overrides of the run as they were typed on the command line.
 
         Raises:
             OSError: the file can't be read.
@@ -236,14 +248,14 @@ class RunFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of all attempts, in the order in which they were recorded."""
-        # This host may remember an old size of the file; a listing renews it.
+        # A client of a network file system may have cached an old size of the file; a listing refreshes it.
         names_in(self.path)
         return list(read_lines(self.attempts_file))
 
     def readable_events(self) -> list[dict[str, Any]]:
-        """Return the events; none if the record is damaged."""
+        """Return the events of all attempts; none if attempts.jsonl can't be read or is damaged."""
         try:
             return self.events()
         except (SlurmddpError, OSError):
-            # A job must be able to decide and end without them.
+            # A job must be able to end, and decide about a restart, without its events.
             return []

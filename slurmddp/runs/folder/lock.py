@@ -33,10 +33,10 @@ _STALE_S = 900.0
 
 
 class RunLock:
-    """The lock of a run; a context manager that releases it.
+    """The lock of a run: one process at a time may start it. As a context manager, it releases the lock.
 
     Attributes:
-        fileno: the descriptor that a child process has to inherit to hold the lock as well.
+        fileno: the descriptor of the lock file; a child process that inherits it holds the lock as well.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -46,7 +46,7 @@ class RunLock:
         self._holds_file = False
 
     def acquire(self) -> bool:
-        """Take the lock if it is free, without a wait.
+        """Take the lock if it is free; return whether it was taken. Does not wait.
 
         Raises:
             RunNotFoundError: another command has removed the run folder.
@@ -54,18 +54,19 @@ class RunLock:
         """
         try:
             self.fileno = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            # A command may have removed the folder and created it again; then this is an old file.
+            # If another command has removed and recreated the folder, the open file is not the lock file any
+            # more.
             if self._lock() and os.path.samestat(os.fstat(self.fileno), self._path.stat()):
                 return True
         except FileNotFoundError:
             raise RunNotFoundError(
-                f"{self._path.parent} was removed by another command.", hint="Type the command again."
+                f"{self._path.parent} was removed by another command.", hint="Run the command again."
             ) from None
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.EISDIR):
                 raise
             raise SlurmddpError(
-                f"{self._path} is no file, so the run can't be locked: {error.strerror}.",
+                f"{self._path} is not a regular file, so the run can't be locked: {error.strerror}.",
                 hint="Another program created it: remove it.",
             ) from error
 
@@ -91,7 +92,7 @@ class RunLock:
         return True
 
     def hand_over(self) -> RunLock:
-        """Return the lock as another object; this object no longer releases it."""
+        """Return a new object that holds the lock and will release it; this object no longer does."""
         other = RunLock(RunFolder(self._path.parent))
         other.fileno = self.fileno
         other._holds_file = self._holds_file
@@ -117,17 +118,21 @@ class RunLock:
 
     def _lock(self) -> bool:
         is_locked = try_lock(self.fileno)
-        # None: this file system has no locks.
+        # None means that the file system has no locks.
         if is_locked is None:
             return self._lock_by_file()
         return is_locked
 
     def _lock_by_file(self) -> bool:
-        """Take the lock by creating the file that names its holder; return False if a holder may live."""
+        """Take the lock, on a file system without locks, by creating a file that names this process.
+
+        Returns:
+            False if another holder may still run.
+        """
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start_time(os.getpid())}
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
-        # A second time, if the file of a holder that has ended was removed.
+        # The second try follows the removal of a file whose holder has ended.
         for _ in range(2):
             try:
                 descriptor = os.open(self._holder, flags, 0o600)
@@ -144,7 +149,7 @@ class RunLock:
 
 
 def _remove_stale(holder: Path) -> bool:
-    """Remove the file of a holder that has ended; return False if the holder may still live."""
+    """Remove the file `holder` if the process that it names has ended; return False if it may still run."""
     try:
         with open_regular(holder) as stream:
             text = stream.read().decode(errors="replace")
@@ -156,9 +161,9 @@ def _remove_stale(holder: Path) -> bool:
 
     aside = holder.with_name(f"{holder.name}.{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
-        # If two processes remove the same file, the rename fails in the second process.
+        # The file is renamed first: if two processes remove the same file, the second rename fails.
         holder.rename(aside)
-        # A new holder may have been faster; it gets its file back.
+        # If the renamed file is already that of a new holder, it is put back.
         if aside.read_text(encoding="utf-8") != text:
             with suppress(FileExistsError):
                 os.link(aside, holder)
@@ -167,7 +172,12 @@ def _remove_stale(holder: Path) -> bool:
 
 
 def _has_ended(text: str, age_s: float) -> bool:
-    """Return whether the holder that a file names has ended, or has left the file incomplete."""
+    """Return whether the process that a holder file names has ended.
+
+    Args:
+        text: the content of the file. If it is incomplete, the process counts as ended after `_WRITING_S`.
+        age_s: the age of the file. A process on another host counts as ended after `_STALE_S`.
+    """
     try:
         holder = json.loads(text)
         host = holder["host"]
@@ -176,8 +186,8 @@ def _has_ended(text: str, age_s: float) -> bool:
     except (ValueError, KeyError, TypeError):
         return age_s > _WRITING_S
 
-    # A process of another host can't be seen.
+    # Only the age of the file says something about a process on another host.
     if host != socket.gethostname():
         return age_s > _STALE_S
-    # Another process may have the same pid by now.
+    # The start time is compared, because another process may have the same pid by now.
     return bool(start_time(pid) != process_start)

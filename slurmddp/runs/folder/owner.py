@@ -29,12 +29,15 @@ _warned: set[Path] = set()
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return the name of the account that owns `path`; None if this account owns it, or is root."""
+    """Return the name of the other account that owns `path`.
+
+    None if this account owns it or is root, if the owner is unknown, or if the path does not exist.
+    """
     user = os.geteuid()
     if user == 0:
         return None
 
-    # The owner of a link can let it lead to another folder at any time.
+    # For a link, its own owner counts as well as that of its target: that account can change the target.
     for status in (path.lstat, path.stat):
         try:
             owner = status().st_uid
@@ -46,9 +49,14 @@ def foreign_owner(path: Path) -> str | None:
 
 
 def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
-    """Raise ConfigError if `root`, a run or its folder of checkpoints, belongs to another account."""
-    # A folder of checkpoints that does not exist yet belongs to the owner of its run. The folder of all runs
-    # has no configuration, and so is never listed: a listing of thousands of runs takes long.
+    """Raise ConfigError if `root`, a run folder or a folder of checkpoints, belongs to another account.
+
+    Args:
+        root: the folder.
+        hint: what the error says to do.
+    """
+    # For a folder of checkpoints that does not exist yet, the owner of its run counts. `is_there` lists the
+    # parent folder, so it is called only if the parent is a run: listing thousands of runs takes long.
     is_run = (root.parent / RunFolder.config_file).exists() and not is_there(root)
     folder = root.parent if is_run else root
 
@@ -62,22 +70,22 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
 
 
 def refuse_files_of_others(root: Path) -> None:
-    """Raise ConfigError if another account can change a configuration in the folder `root`.
+    """Raise ConfigError if another account can change a YAML or Python file in the folder `root`.
 
-    A configuration names commands and classes that run as this account.
+    The check is necessary because a configuration names commands and classes that run as this account.
     """
     seen: set[Path] = set()
-    # Hydra follows links to folders.
+    # Links to folders are followed, because Hydra follows them as well.
     for name, folders, files in os.walk(root, followlinks=True):
         folder = Path(name)
-        # A link may lead back to a folder above it.
+        # A link may lead to a folder above it, which would never end.
         if folder.resolve() in seen:
             folders.clear()
             continue
 
         seen.add(folder.resolve())
         refuse_file_of_others(folder)
-        # Python runs a compiled file in place of its source.
+        # .pyc files are checked as well: Python runs them in place of the source.
         for file in files:
             if file.endswith((".yaml", ".yml", ".py", ".pyc")):
                 refuse_file_of_others(folder / file)
@@ -86,7 +94,12 @@ def refuse_files_of_others(root: Path) -> None:
 def refuse_file_of_others(
     path: Path, hint: str = "Copy the project to a folder of your own, for example with `git clone`."
 ) -> None:
-    """Raise ConfigError if neither this account nor root owns a file, or if others can write into it."""
+    """Raise ConfigError if an account that is not trusted (see `_trusted`) owns a file or can write into it.
+
+    Args:
+        path: a file, or a folder of which only the owner is checked; nothing happens if it does not exist.
+        hint: what the error says to do if another account owns the file.
+    """
     if not path.exists():
         return
 
@@ -102,12 +115,12 @@ def refuse_file_of_others(
     if writers and not path.is_dir() and _is_within_reach(path.resolve()):
         raise ConfigError(
             f"{path} is writable for {writers}, and its content would run as {account(os.geteuid())}.",
-            hint=f"Take the right away: chmod go-w {shlex.quote(str(path))}",
+            hint=f"Remove the write permission: chmod go-w {shlex.quote(str(path))}",
         )
 
 
 def _trusted() -> set[int]:
-    """Return the accounts whose files this process trusts: its own, root, and the caller of sudo."""
+    """Return the user ids whose files this process trusts: its own, root's, and that of sudo's caller."""
     trusted = {os.geteuid(), 0}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         trusted.add(int(os.environ["SUDO_UID"]))
@@ -115,7 +128,9 @@ def _trusted() -> set[int]:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a file that only this account can write; None if the file does not exist.
+    """Return the content of a file after checking that only this account can write it.
+
+    None if the file does not exist.
 
     Raises:
         ConfigError: another account owns the file, or can write into it.
@@ -129,7 +144,7 @@ def read_own(path: Path) -> bytes | None:
     except OSError as error:
         raise unreadable(path, error) from error
     with stream:
-        # The open file is checked, not its name: another file may take the name at any time.
+        # The open file is checked, not its path: another file may be renamed to this path at any time.
         status = os.fstat(stream.fileno())
         if status.st_uid != os.geteuid():
             raise ConfigError(
@@ -146,7 +161,10 @@ def read_own(path: Path) -> bytes | None:
 
 
 def warn_if_exposed(root: Path) -> None:
-    """Warn, once per folder, if other accounts can replace runs or checkpoints under `root`."""
+    """Log a warning, once per folder, if other accounts can rename or replace `root` or an entry of it.
+
+    All folders above `root` are checked as well.
+    """
     for folder in (root, *root.parents):
         writers = other_writers(folder)
         if writers and folder not in _warned:
@@ -161,7 +179,7 @@ def warn_if_exposed(root: Path) -> None:
 
 def other_writers(folder: Path) -> str:
     """Return who besides the owner may rename and delete files in a folder; empty if nobody else may."""
-    # With the sticky bit, as in /tmp, an account may rename and delete only its own files.
+    # Nobody, with the sticky bit (as in /tmp): an account may then rename and delete only its own files.
     if folder.stat().st_mode & stat.S_ISVTX:
         return ""
     return _writers(folder)
@@ -182,7 +200,14 @@ def _can_be_entered(folder: Path) -> bool:
 
 
 def _writers(file: Path | int) -> str:
-    """Return who besides the owner may write into a file or folder, or an open one; empty if nobody may."""
+    """Return a phrase about who besides the owner may write into a file or folder, such as "its group".
+
+    Args:
+        file: a path, or the descriptor of an open file.
+
+    Returns:
+        "" if nobody else may write.
+    """
     status = os.fstat(file) if isinstance(file, int) else file.stat()
 
     if status.st_mode & stat.S_IWOTH:
@@ -195,8 +220,9 @@ def _writers(file: Path | int) -> str:
 
 
 def _has_acl(file: Path | int) -> bool:
-    """Return whether an access control list names further accounts."""
-    # The group bits are then the mask of the list: the largest right that any of these accounts has.
+    """Return whether a file has a POSIX access control list."""
+    # With a list, the group bits of the mode are its mask: the maximum of rights for the accounts in the
+    # list. So they do not mean the group alone.
     try:
         return bool(os.getxattr(file, "system.posix_acl_access"))
     except OSError:
@@ -205,15 +231,18 @@ def _has_acl(file: Path | int) -> bool:
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Return whether the group has the owner as its only member: many systems create one for each account."""
-    # Such a group has the number of its account.
+    """Return whether the owner of a file is the only member of its group.
+
+    Many systems create such a group for each account.
+    """
+    # A private group has the same number as its account.
     if status.st_gid != status.st_uid:
         return False
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name
         group = grp.getgrgid(status.st_gid)
     except KeyError:
-        # This machine has no name for the account or the group, as in a container.
+        # The machine does not know the account or the group, as in a container: equal numbers must suffice.
         return True
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 

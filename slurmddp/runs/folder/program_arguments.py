@@ -13,14 +13,15 @@ from slurmddp.settings.spec import saved_files
 
 
 def arguments_of(folder: RunFolder, program: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return the arguments of a start, with the values of `{run_dir}` and `{attempt}`.
+    """Return the command line arguments of a program, with `{run_dir}` and `{attempt}` replaced.
 
-    After the first start, `resume_args` follow. If `checkpoints` is set, they follow once such a file exists.
+    From the second start of the run on, `program.resume_args` are appended. If `program.checkpoints` is set,
+    they are appended only if a file matches this pattern.
 
     Args:
         folder: the run folder, which replaces `{run_dir}`.
         program: the section `program` of the configuration.
-        environ: the environment of the rank, which names the attempt.
+        environ: the environment of the rank, with the attempt and the restart count.
     """
     run = RunContext.read(environ, folder)
     arguments = [*(program.get("args") or []), *(program.get("free_args") or [])]
@@ -34,5 +35,5 @@ def arguments_of(folder: RunFolder, program: Mapping[str, Any], environ: Mapping
 
 
 def _has_saved(pattern: str) -> bool:
-    """Return whether a file of `program.checkpoints` exists; True if the setting is empty."""
+    """Return whether a file matches the pattern of `program.checkpoints`; True if the pattern is empty."""
     return not pattern or bool(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207

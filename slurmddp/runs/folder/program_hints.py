@@ -22,12 +22,12 @@ _INPUT = re.compile(r"EOFError: .*reading a line|bdb\.BdbQuit$")
 
 
 def hint_of(error: BaseException) -> str:
-    """Return what to do about an error of a program; empty if only its author can know."""
+    """Return advice about an exception of a person's program; empty if none is known."""
     return hint_after(traceback.format_exception_only(error)[-1].strip())
 
 
 def hint_after(line: str) -> str:
-    """Return what to do after the last line of a traceback; empty if only the program's author can know."""
+    """Return advice about the error in the last line of a traceback; empty if none is known."""
     module = _MODULE.match(line)
     if module:
         return _module_hint(module["name"])
@@ -46,7 +46,7 @@ def hint_after(line: str) -> str:
 
 
 def _module_hint(name: str) -> str:
-    """Return how to make the package `name` importable; empty if it is, and only a part of it is missing."""
+    """Return how to make the package `name` importable; empty if only a submodule of it is missing."""
     hint = src_layout_hint(name)
     if hint:
         return hint

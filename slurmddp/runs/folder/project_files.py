@@ -56,35 +56,35 @@ class ProjectFiles:
 
 
 def files_to_send(project_dir: Path) -> ProjectFiles:
-    """Return the files of a project that are sent to a login node; secrets stand apart and are not sent.
+    """Return the files to send to a login node, in `code`, and the secret files that are not sent.
 
-    In a git repository the code is all files that git tracks or would offer to track. Elsewhere it is every
-    file without a leading dot in its path.
+    In a git repository, the code is all files that git tracks, and new files that git does not ignore.
+    Elsewhere it is every file without a leading dot in its path.
 
     Raises:
         ConfigError: the code is larger than `MOST_MB`, or its git repository can't be read.
     """
     trouble = git_trouble(project_dir)
-    # Without the answer of git, the files that .gitignore names would be sent, too.
+    # If git fails, the files that .gitignore names are unknown and would be sent, so nothing is sent.
     if trouble.startswith(_GIT_REPORTS):
         raise _unreadable(project_dir, trouble)
     files = _walk(project_dir) if trouble else list_files(project_dir, ())
 
     # Sockets and pipes are no code, and reading a pipe would never end.
     code = [path for path in files.code if path.is_symlink() or path.is_file()]
-    # The project may itself have come over ssh.
+    # If the project itself came over ssh, the folder with the list of sent files is not part of its code.
     code = [path for path in code if not path.is_relative_to(project_dir / sent_code.FOLDER)]
     refuse_large(project_dir, code)
     return ProjectFiles(code=code, secrets=files.secrets, ignored=[])
 
 
 def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
-    """Return the files of a project whose change is a change of its code, without the folders `exclude`.
+    """Return the files that count as the code of a project, without files in the folders `exclude`.
 
-    In a git repository these are the files that git tracks, and new Python files. A new file of another kind
-    may be a result of a run. Of code that came over ssh these are all files that were sent. Elsewhere, and
-    if the files are larger than a snapshot may be, these are the Python files. No files are returned for a
-    folder with too many entries to look through, such as a home directory.
+    In a git repository these are the files that git tracks, and new Python files: a new file of another kind
+    may be a result of a run. If they have more than `MOST_MB`, only the Python files among them are returned.
+    Of code that came over ssh, these are all files that were sent. Elsewhere these are the Python files; none
+    in a folder with more than `_MOST_ENTRIES` entries, such as a home directory.
     """
     sent = sent_code.of(project_dir)
     if sent is not None:
@@ -146,14 +146,14 @@ def has_git() -> bool:
 
 
 def git_trouble(project_dir: Path) -> str:
-    """Return why git can't list the files of `project_dir`; empty if it can."""
+    """Return a phrase that says why git can't list the files of `project_dir`; empty if it can."""
     if not has_git():
         return "there is no git on this machine"
     result = run_git(project_dir, "rev-parse", "--is-inside-work-tree")
     if result.returncode == 0 and result.stdout.strip() == b"true":
         return ""
 
-    # git has one exit code for all its errors, so only its message names a missing repository.
+    # git has the same exit code for all errors, so a missing repository is recognised by the message.
     lines = result.stderr.decode(errors="replace").strip().splitlines()
     if lines and "not a git repository" not in lines[0]:
         return f"{_GIT_REPORTS}{lines[0]!r}"
@@ -161,14 +161,14 @@ def git_trouble(project_dir: Path) -> str:
 
 
 def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
-    """Return the entries of a project, without run folders and without entries of the folders `exclude`."""
+    """Return the code, secrets and ignored entries of a git repository, without run folders and `exclude`."""
     tracked, new, ignored = _entries(project_dir)
     secrets = [path for path in new if is_secret(path, project_dir)]
 
     def kept(paths: set[Path]) -> list[Path]:
         return _without_runs(paths, project_dir, exclude)
 
-    # git also lists the entries of an ignored folder if that folder has a .gitignore.
+    # Only the topmost ignored folder is kept: git also lists its entries if it has a .gitignore of its own.
     topmost = {path for path in ignored if not ignored.intersection(path.parents)}
     return ProjectFiles(
         code=kept({*tracked, *new}.difference(secrets)),
@@ -178,8 +178,8 @@ def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
 
 
 def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
-    """Return paths in order, without those in run folders of the project and in the folders `exclude`."""
-    # Many files lie in the same folder, and each check of a folder asks the file system.
+    """Return the sorted `paths` that are neither in a run folder nor in a folder in `exclude`."""
+    # Cached, because many files are in the same folder, and each check of a folder asks the file system.
     is_run = cache(_is_run)
 
     def is_left_out(path: Path) -> bool:
@@ -196,7 +196,8 @@ def _walk(project_dir: Path) -> ProjectFiles:
     secrets: list[Path] = []
     for folder, folders, files in os.walk(project_dir):
         inside = Path(folder)
-        # os.walk lists links to folders as folders, but does not enter them.
+        # os.walk lists links to folders among the folders, but does not enter them, so they count as files
+        # here.
         links = [name for name in folders if (inside / name).is_symlink()]
         for path in sorted(inside / name for name in (*files, *links)):
             if is_secret(path, project_dir):
@@ -218,7 +219,7 @@ def _is_visible(path: Path) -> bool:
 
 
 def list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Path]) -> ProjectFiles:
-    """Return the files that were sent to a folder as its code, and all other entries as ignored entries."""
+    """Return the files that were sent over ssh to `project_dir` as `code`, and other entries as `ignored`."""
     code = {project_dir / file.name for file in sent if not file.name.startswith(f"{sent_code.FOLDER}/")}
     holds_code = {folder for path in code for folder in path.parents}
     ignored: list[Path] = []
@@ -290,9 +291,9 @@ def _unreadable(repository: Path, trouble: str) -> ConfigError:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`, on the repository of that folder."""
+    """Run git in `folder`, without variables such as GIT_DIR; return the completed process and its output."""
     environ = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
-    # `git_trouble` reads the messages of git, so they must be in English.
+    # Messages in English, because `git_trouble` reads them.
     environ["LC_ALL"] = "C"
     return subprocess.run(
         ["git", "-C", str(folder), *arguments],

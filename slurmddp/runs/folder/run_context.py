@@ -17,7 +17,7 @@ from slurmddp.runs.folder.layout import RunFolder
 
 @dataclass(frozen=True)
 class RunContext:
-    """The facts that the batch step and the agent give a process about its run."""
+    """The run folder, attempt and restart count of a process, from the variables that its agent has set."""
 
     folder: RunFolder | None = None
     """The run folder; None outside a job of slurmddp."""
@@ -29,7 +29,7 @@ class RunContext:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: RunFolder | None = None) -> RunContext:
-        """Return the context of a process; a given `folder` precedes the folder in `environ`."""
+        """Return the context of a process from its variables; `folder` replaces the folder that they name."""
         run_dir = environ.get(RUN_DIR_VARIABLE)
         attempt = environ.get(ATTEMPT_VARIABLE, "")
         restarts = environ.get(RESTART_COUNT_VARIABLE)
@@ -55,11 +55,11 @@ class RunContext:
             raise SupersededError(
                 f"Attempt {self.attempt} of {self.folder.name} still runs, but a later attempt has started: "
                 "this attempt stops now and writes nothing more.",
-                hint="SLURM had lost one of its nodes, or the run was started a second time.",
+                hint="SLURM lost contact with a node of this attempt, or the run was started a second time.",
             )
 
     def keeps(self, root: Path) -> bool:
-        """Return whether `root` is the folder of the run's checkpoints."""
+        """Return whether the folder `root` is the run's own folder of checkpoints."""
         if self.folder is None:
             return False
         return os.path.realpath(root) == os.path.realpath(self.folder.checkpoints_dir)
@@ -70,9 +70,13 @@ class RunContext:
             self.folder.add_event(event, attempt=self.attempt, **facts)
 
     def publish_port(self, identity: str, port: int) -> bool:
-        """Write the port of `identity` into the attempt's folder; return False if that is impossible.
+        """Write a port to a file, where `published_ports` finds it; return whether this was possible.
 
         A process needs this only if other programs hold all ports that are derived from the launch id.
+
+        Args:
+            identity: the id of the launch, with the purpose of the port.
+            port: the port on which this process listens.
         """
         path = self._port_file(identity)
         if path is None:
@@ -85,12 +89,13 @@ class RunContext:
         return True
 
     def published_ports(self, identity: str) -> list[int]:
-        """Return the port that `identity` has published; empty before it has published one."""
+        """Return a list with the port that was published for `identity`; empty if none was published."""
         path = self._port_file(identity)
         if path is None:
             return []
 
-        # A network file system caches look-ups; a listing of the folder asks the server.
+        # `read_text` lists the folder first: a network file system may have cached that the file does not
+        # exist.
         text = read_text(path) or ""
         return [int(text)] if text.strip().isdecimal() else []
 

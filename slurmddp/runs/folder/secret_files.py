@@ -33,7 +33,7 @@ _HEAD_BYTES = 4096
 
 
 def is_secret(path: Path, project_dir: Path) -> bool:
-    """Return whether a file may hold a secret, judged by its name, its folders and its first bytes."""
+    """Return whether a file may hold a password or key, judged by its name, folders and first bytes."""
     if any(fnmatchcase(path.name.lower(), pattern) for pattern in _NAMES):
         return True
     if any(is_secret_folder(name) for name in path.relative_to(project_dir).parts):
@@ -45,7 +45,7 @@ def is_secret(path: Path, project_dir: Path) -> bool:
         with path.open("rb") as stream:
             return bool(_PRIVATE_KEY.search(stream.read(_HEAD_BYTES)))
     except OSError:
-        # A file that can't be read can't be copied either; the copy reports it.
+        # A file that can't be read counts as no secret: the later copy fails with an error that names it.
         return False
 
 
@@ -55,7 +55,7 @@ def is_secret_folder(name: str) -> bool:
 
 
 def topmost(secrets: Sequence[Path], project_dir: Path) -> list[str]:
-    """Return the names of secret files; a folder of secrets stands for all files in it."""
+    """Return the relative paths of secret files; of all files in a folder of secrets, only the folder."""
     names: dict[str, None] = {}
     for path in secrets:
         parts = path.relative_to(project_dir).parts

@@ -26,7 +26,7 @@ _PENDING = "pending.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SentFile:
-    """A file or symbolic link of the project."""
+    """A file or symbolic link of a project that was sent over ssh."""
 
     name: str
     """Path relative to the project, with slashes."""
@@ -61,10 +61,10 @@ def digest_of(path: Path) -> str:
 
 
 def from_json(entries: Sequence[dict[str, Any]]) -> list[SentFile]:
-    """Return the files that `as_json` has described.
+    """Return the files from values that `as_json` returned.
 
     Raises:
-        ValueError: a name leads out of the folder.
+        ValueError: a name is an absolute path or contains `..`.
     """
     files = [SentFile(**entry) for entry in entries]
     for file in files:
@@ -74,17 +74,17 @@ def from_json(entries: Sequence[dict[str, Any]]) -> list[SentFile]:
 
 
 def as_json(files: Sequence[SentFile]) -> list[dict[str, Any]]:
-    """Return the files as values that JSON can hold."""
+    """Return a dict for each file, which `from_json` reads."""
     return [asdict(file) for file in files]
 
 
 def is_marked(project_dir: Path) -> bool:
-    """Return whether code was sent to a folder before, even if the delivery was interrupted."""
+    """Return whether code was ever sent to `project_dir` over ssh, even if the transfer was interrupted."""
     return any((project_dir / FOLDER / name).exists() for name in (_LIST, _PENDING))
 
 
 def of(project_dir: Path) -> list[SentFile] | None:
-    """Return the files that were sent to a folder; None if the folder did not get its code over ssh.
+    """Return the files of the last complete transfer to `project_dir`; None if there was none.
 
     Raises:
         ConfigError: the list can't be read.
@@ -93,24 +93,26 @@ def of(project_dir: Path) -> list[SentFile] | None:
 
 
 def known(project_dir: Path) -> list[SentFile]:
-    """Return the files that earlier deliveries may have written, interrupted ones included."""
+    """Return the files that earlier transfers may have written, interrupted transfers included."""
     files: list[SentFile] = []
     for name in (_LIST, _PENDING):
-        # If a list is damaged, its files count as unknown: they are put aside, never overwritten.
+        # The files of a damaged list count as unknown: the next transfer renames them instead of overwriting
+        # them.
         with suppress(ConfigError):
             files += _read(project_dir / FOLDER / name) or []
     return files
 
 
 def begin(project_dir: Path, files: Sequence[SentFile]) -> None:
-    """Record the files that a delivery is about to write."""
-    # An interrupted delivery must leave no file of unknown origin, which the next one would put aside.
+    """Record the files that a transfer is about to write, beside those of earlier transfers."""
+    # After an interruption, the next transfer must know these files; it would rename unknown files.
     _write(project_dir / FOLDER / _PENDING, [*known(project_dir), *files])
 
 
 def complete(project_dir: Path, files: Sequence[SentFile]) -> None:
-    """Record that exactly these files have arrived."""
-    # In this order, an interruption leaves both lists: they may name too many files, but never too few.
+    """Record that a transfer is complete, and that `files` are all files of the code."""
+    # In this order, an interruption leaves both lists. Together they may name too many files, but never too
+    # few.
     _write(project_dir / FOLDER / _LIST, files)
     (project_dir / FOLDER / _PENDING).unlink(missing_ok=True)
 

@@ -205,7 +205,7 @@ def test_runs_kept_in_the_project_folder_itself_do_not_copy_each_other(project: 
 def test_a_config_that_was_cut_off_is_reported(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.config_file.write_text("name: x\ngpus_per_node\n  : [{")
-    with pytest.raises(SlurmddpError, match="holds no mapping"):
+    with pytest.raises(SlurmddpError, match="is not a YAML mapping"):
         folder.config()
 
 
