@@ -24,7 +24,7 @@ from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
 
 
 class Environment(Protocol):
-    """A source of the rank, such as another scheduler: a function of the environment variables."""
+    """A function that reads the rank from environment variables, such as those of another scheduler."""
 
     def __call__(self, environ: Mapping[str, str], /) -> RankInfo:
         """Return rank, world size and node of the process that has these variables; read nothing else.
@@ -41,7 +41,7 @@ def detect(
     Args:
         environ: the environment variables.
         environment: a launcher by name, as in `SLURMDDP_ENVIRONMENT`, or a function or class of your own. It
-            has no effect if `SLURMDDP_ENVIRONMENT` is set, or if `launch()` or an agent started the process.
+            is ignored if `SLURMDDP_ENVIRONMENT` is set, or if `launch()` or an agent started the process.
 
     Raises:
         MismatchError: the variables contradict each other.
@@ -54,17 +54,17 @@ def detect(
     if forced:
         return _chosen(forced, environ, ENVIRONMENT_VARIABLE)
 
-    # A script may name its environment for other sites; slurmddp's own launchers know the rank.
+    # If a launcher of slurmddp started the process, its variables hold the rank, so `environment` is ignored.
     if environment is not None and not (LAUNCHER_VARIABLE in environ or RESTART_COUNT_VARIABLE in environ):
         return _chosen(environment, environ, "environment")
     if environ.get(LAUNCHER_VARIABLE) == "local":
         return torchrun.local_rank_info(environ)
 
-    # A torchrun in a step passes the variables of the step on to its ranks.
+    # torchrun comes before the step: a torchrun in a step passes the variables of the step on to its ranks.
     if "TORCHELASTIC_RUN_ID" in environ:
         return torchrun.rank_info(environ)
 
-    # srun passes RANK and WORLD_SIZE of its shell on to all tasks, so the step counts.
+    # The step comes before RANK and WORLD_SIZE: srun passes those of its shell on to all tasks.
     if slurm.in_step(environ):
         info = slurm.rank_info(environ)
         slurm.refuse_leaked_step(environ)
@@ -82,7 +82,7 @@ def detect(
 
 
 def _single(environ: Mapping[str, str]) -> RankInfo:
-    """Return the info of a single process, with the CPUs and GPUs of an allocation around it."""
+    """Return rank 0 of 1, with the CPUs and GPUs of the SLURM job around the process, if there is one."""
     return RankInfo(
         environment="single",
         launch_id=environ.get(LAUNCH_ID_VARIABLE, "single"),
@@ -101,9 +101,19 @@ ENVIRONMENTS: dict[str, Environment] = {
 
 
 def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, str], key: str) -> RankInfo:
-    """Return the info by a launcher or function that the user has chosen; `key` names the setting."""
+    """Return the rank by the launcher or function that the user has chosen.
+
+    Args:
+        given: the name of the launcher, or the function or class.
+        environ: the environment variables.
+        key: the setting that holds `given`, for messages.
+
+    Raises:
+        ConfigError: there is no such launcher, or the function fails.
+        MismatchError: the numbers that the function returns contradict each other.
+    """
     environment: Environment = plugins.build(given, ENVIRONMENTS, Environment, key=key)
-    # With the variable, a function that calls `detect` would be called again, without end.
+    # The variable is left out: with it, a function that calls `detect` would be called again, without end.
     others = {name: value for name, value in environ.items() if name != ENVIRONMENT_VARIABLE}
     try:
         info = environment(others)
@@ -125,7 +135,7 @@ def _chosen(given: str | Environment | type[Environment], environ: Mapping[str, 
 
 
 def _problem_of(info: RankInfo) -> str:
-    """Return the first contradiction in the numbers of an info; empty if there is none."""
+    """Return a clause about the first contradiction in a `RankInfo`; empty if there is none."""
     if not isinstance(info, RankInfo):
         return "it must be a RankInfo"
 
@@ -156,7 +166,7 @@ def require(
         info: the rank of this process.
         nodes: the number of nodes.
         ranks_per_node: the number of tasks on this node, which is 1 for an agent.
-        gpus_per_node: the smallest number of GPUs on this node.
+        gpus_per_node: the number of GPUs that this node needs at least.
     """
     launcher = "step" if info.environment == "slurm" else info.environment
     launch = f"{launcher} {info.launch_id}"

@@ -33,14 +33,26 @@ def emulated_step(
     attempt: int,
     cpus_per_node: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables that srun would set for one task on each node; all nodes are this machine."""
+    """Return the variables that srun would set for the task on one of several emulated nodes.
+
+    Each node has one task, and all nodes are this machine.
+
+    Args:
+        nodes: the number of nodes.
+        node_rank: the rank of the node, from 0.
+        job_id: the value of SLURM_JOB_ID.
+        run_dir: the run folder.
+        attempt: the number of the attempt.
+        cpus_per_node: the CPUs of each task; None if they are not limited.
+    """
     if not 0 <= node_rank < nodes:
         raise ConfigError(
-            f"node_rank={node_rank} with nodes={nodes}.", hint="Node ranks run from 0 to nodes - 1."
+            f"node_rank={node_rank} is not possible with nodes={nodes}.",
+            hint="Node ranks run from 0 to nodes - 1.",
         )
 
     hosts = ["localhost"] * nodes
-    # All nodes of an attempt derive the same id, and another attempt has another id.
+    # By this hash all nodes of an attempt derive the same id, and each attempt has another id.
     launch_id = hashlib.sha256(f"{run_dir}\0{attempt}".encode()).hexdigest()[:16]
     values = {
         "SLURM_JOB_ID": job_id,
@@ -80,7 +92,7 @@ def rank_environment(
     """
     if not 0 <= local_rank < ranks_per_node:
         raise ConfigError(
-            f"local_rank={local_rank} with ranks_per_node={ranks_per_node}.",
+            f"local_rank={local_rank} is not possible with ranks_per_node={ranks_per_node}.",
             hint="Local ranks run from 0 to ranks_per_node - 1.",
         )
 
@@ -93,7 +105,7 @@ def rank_environment(
         "NODE_RANK": str(node.node_rank),
     }
     if node.environment == "slurm":
-        # Libraries such as Lightning compare these counts with the configured number of ranks.
+        # Libraries such as Lightning compare the task counts of the step with the configured number of ranks.
         values.update(_task(node.hosts, (ranks_per_node,) * node.nodes, node.node_rank, local_rank, rank))
         if node.cpus is not None:
             values.update(_cpus_per_task(max(1, node.cpus // ranks_per_node), inherited or {}))
@@ -101,8 +113,8 @@ def rank_environment(
 
 
 def _cpus_per_task(cpus: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with the number of CPUs of a task."""
-    # If two of these variables differ, srun refuses to start a step inside the rank.
+    """Return SLURM's variables for the CPUs of a task, changed to `cpus`."""
+    # srun refuses to start a step inside the rank if two of these variables differ, so all are changed.
     values = {"SLURM_CPUS_PER_TASK": str(cpus)}
     if "SRUN_CPUS_PER_TASK" in inherited:
         values["SRUN_CPUS_PER_TASK"] = str(cpus)

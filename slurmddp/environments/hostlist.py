@@ -30,7 +30,7 @@ _MAX_NODES = 1 << 20
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the host names of a SLURM host list, in its order; raise ConfigError for any other text."""
+    """Return the host names of a SLURM host list in their order; raise ConfigError for any other text."""
     hosts: list[str] = []
     for pieces in _elements(text):
         hosts.extend(_multiply(text, pieces, MAX_HOSTS - len(hosts)))
@@ -38,7 +38,10 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _elements(text: str) -> Iterator[list[list[str]]]:
-    """Yield the elements of a list; each is a list of pieces, and a piece is a list of alternative texts."""
+    """Yield the elements of a host list, each as a list of its pieces with the alternatives of each piece.
+
+    The element `n[1-2]x` gives [["n"], ["1", "2"], ["x"]].
+    """
     pieces: list[list[str]] = []
     position = 0
     while position < len(text):
@@ -61,7 +64,12 @@ def _elements(text: str) -> Iterator[list[list[str]]]:
 
 
 def _choices(text: str, inside: str) -> list[str]:
-    """Return the numbers in a bracket, as texts."""
+    """Return the numbers in a bracket as texts: `01-03,7` gives 01, 02, 03 and 7.
+
+    Args:
+        text: the whole host list, for errors.
+        inside: the text between the brackets.
+    """
     numbers: list[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
@@ -83,7 +91,7 @@ def _choices(text: str, inside: str) -> list[str]:
 
 
 def _multiply(text: str, pieces: list[list[str]], free: int) -> Iterator[str]:
-    """Return the names that combine an alternative of each piece; refuse more than `free` names."""
+    """Return all combinations of one alternative of each piece; raise ConfigError for more than `free`."""
     total = 1
     for choices in pieces:
         total *= len(choices)
@@ -130,7 +138,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _bracketed(prefix: str, digits: list[str]) -> str:
-    """Return the list of the names that have one prefix and these digits at their ends."""
+    """Return one element of a host list for the names with this prefix and these digits: `n[1-2,5]`."""
     if len(digits) == 1:
         return prefix + digits[0]
 
@@ -163,7 +171,10 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
         times = int(match[2] or 1)
         if len(counts) + times > _MAX_NODES:
-            raise ConfigError(f"{text!r} counts more than {_MAX_NODES} nodes.", hint="Check the variable.")
+            raise ConfigError(
+                f"{text!r} counts more than {_MAX_NODES} nodes.",
+                hint="Check the variables SLURM_*TASKS_PER_NODE.",
+            )
         counts.extend([int(match[1])] * times)
 
     return tuple(counts)

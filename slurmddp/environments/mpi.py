@@ -58,12 +58,12 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
             hint="Unset the OMPI_* and PMI_* variables if mpirun has not started this process.",
         )
 
-    # mpirun names neither the node of rank 0 nor any other node.
+    # mpirun sets no variable with the host of rank 0, so with several nodes a person has to set one.
     address = environ.get(MASTER_ADDR_VARIABLE) or environ.get("MASTER_ADDR")
     nodes = -(-world_size // local_world_size)
     if nodes > 1 and not address:
         raise MismatchError(
-            f"mpirun started {world_size} ranks on {nodes} nodes, but no variable says where rank 0 is.",
+            f"mpirun started {world_size} ranks on {nodes} nodes, but no variable holds the host of rank 0.",
             hint="Pass the host of rank 0: `mpirun -x SLURMDDP_MASTER_ADDR=HOST ...` (Open MPI), or "
             "`-genv SLURMDDP_MASTER_ADDR HOST` (Intel MPI, MPICH).",
         )
@@ -88,7 +88,7 @@ def _launch_id(environ: Mapping[str, str], world_size: int) -> str:
     known = [environ[name] for name in _LAUNCH_IDS if environ.get(name)]
     if not known and world_size > 1:
         raise MismatchError(
-            "mpirun gives its ranks no id of the launch, by which they could find each other.",
+            "mpirun sets no variable that identifies this launch, so its ranks can't find each other.",
             hint="Pass an id: `mpirun -x SLURMDDP_LAUNCH_ID=$(uuidgen) ...` (Open MPI), or "
             "`-genv SLURMDDP_LAUNCH_ID $(uuidgen)` (Intel MPI, MPICH).",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Settings of the user.
+# Variables that a person sets.
 
 ENVIRONMENT_VARIABLE = "SLURMDDP_ENVIRONMENT"
 """The launcher, whatever other variables are set: `slurm`, `torchrun`, `mpi`, `single`, or the import path of
@@ -22,7 +22,7 @@ its output is shown on a terminal, else `1`."""
 DETACHED_VARIABLE = "SLURMDDP_DETACHED"
 """`1` in a local run that `slurmddp.train` or `slurmddp.submit` started, whose output nobody reads."""
 
-# Facts of an attempt, which the batch step passes to agents, and agents pass to ranks.
+# Variables about an attempt, which the batch step passes to agents, and agents pass to ranks.
 
 RUN_DIR_VARIABLE = "SLURMDDP_RUN_DIR"
 """The run folder."""
@@ -47,7 +47,7 @@ PREEMPT_GRACE_VARIABLE = "SLURMDDP_PREEMPT_GRACE_S"
 SIGNALS_ALL_VARIABLE = "SLURMDDP_SIGNALS_ALL"
 """`1` if SLURM signals every process of a step and not only the tasks (`proctrack/linuxproc`)."""
 
-# Facts of a launch, which the launcher passes to the processes that it starts.
+# Variables about a launch, which the launcher passes to the processes that it starts.
 
 LAUNCHER_VARIABLE = "SLURMDDP_LAUNCHER"
 """`local` in the ranks that `Distributon.launch` starts."""
@@ -60,7 +60,7 @@ EMULATED_VARIABLE = "SLURMDDP_EMULATED"
 CONTROLLER_VARIABLE = "SLURMDDP_CONTROLLER"
 """`FD:WORKERS` in a controller script: the listening socket to which the workers of its job connect."""
 
-# Facts of a rank, which the agent passes to the ranks that it starts.
+# Variables about a rank, which the agent passes to the ranks that it starts.
 
 RESTART_COUNT_VARIABLE = "SLURMDDP_RESTART_COUNT"
 """The restart count of the worker group in this attempt, from 0."""
@@ -80,7 +80,7 @@ THREADS_BY_AGENT_VARIABLE = "SLURMDDP_THREADS_BY_AGENT"
 SNAPSHOT_VARIABLE = "SLURMDDP_SNAPSHOT"
 """`1` if a Python program is to import from the snapshot of the code; the program never sees the variable."""
 
-# Marks of processes in the sandbox.
+# Variables that identify the processes of a sandbox.
 
 SANDBOX_ROOT_VARIABLE = "SLURMDDP_SANDBOX_ROOT"
 """The folder of the sandbox that started this process."""

@@ -12,7 +12,7 @@ from slurmddp.environments import names
 _JOB_PREFIXES = (
     "SLURM_",
     "SLURMD_",
-    # Options for SLURM's commands, which sbatch prefers to the header of a script.
+    # Default options of SLURM's commands; sbatch prefers SBATCH_* to the header of a script.
     "SBATCH_",
     "SALLOC_",
     "SRUN_",
@@ -20,12 +20,12 @@ _JOB_PREFIXES = (
     "SACCT_",
     "SINFO_",
     "SCANCEL_",
-    # mpirun's variables of a rank, by which a new process would count as this rank.
+    # mpirun sets these for a rank; a new process that inherits them would take itself for this rank.
     "PMI",
     "OMPI_",
     "PRTE_",
     "MPI_LOCAL",
-    # torchrun's variables of a launch, by which new ranks would look for its store.
+    # torchrun sets these for a launch; new ranks that inherit them would connect to its store.
     "TORCHELASTIC_",
     "MASTER_",
 )

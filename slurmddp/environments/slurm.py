@@ -69,7 +69,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
     _check_layout(environ, counts, hosts, world_size)
     _check_position(counts, rank, node_rank, local_rank, world_size)
 
-    # Emulated nodes meet on loopback, whatever address the site needs.
+    # Emulated nodes are all this machine: their ranks meet on loopback, whatever SLURMDDP_MASTER_ADDR holds.
     emulated = environ.get(EMULATED_VARIABLE) == "1"
     address = None if emulated else environ.get(MASTER_ADDR_VARIABLE)
     return RankInfo(
@@ -109,9 +109,10 @@ def _check_layout(
     """Raise MismatchError unless the variables agree on the numbers of nodes and tasks."""
     nodes = integer(environ, "SLURM_STEP_NUM_NODES", least=1)
     if len(counts) != len(hosts) or nodes not in (None, len(hosts)):
-        number = "" if nodes is None else f" and a number of {nodes} node(s)"
+        number = "" if nodes is None else f", SLURM_STEP_NUM_NODES={nodes}"
         raise MismatchError(
-            f"SLURM's variables name {len(hosts)} host(s), task counts for {len(counts)} node(s){number}.",
+            f"SLURM's variables contradict each other: {len(hosts)} host(s), task counts for {len(counts)} "
+            f"node(s){number}.",
             hint=f"Start the step with `srun --nodes=N --ntasks-per-node=R`. {_SINGLE_HINT}",
         )
 
@@ -126,7 +127,7 @@ def _check_layout(
 def _check_position(
     counts: tuple[int, ...], rank: int, node_rank: int, local_rank: int, world_size: int
 ) -> None:
-    """Raise MismatchError unless the place of the task lies inside the step."""
+    """Raise MismatchError unless rank, node rank and local rank are below their sizes in the step."""
     for name, value, bound, flag in (
         ("SLURM_PROCID", rank, world_size, "--ntasks"),
         ("SLURM_NODEID", node_rank, len(counts), "--nodes"),
@@ -134,19 +135,19 @@ def _check_position(
     ):
         if value >= bound:
             raise MismatchError(
-                f"{name}={value}, but the values in this step are below {bound}.",
+                f"{name}={value}, but in this step the value must be below {bound}.",
                 hint=f"Start the step with the right `srun {flag}=...`. Variables of another step may have "
                 f"leaked into this one. {_SINGLE_HINT}",
             )
 
 
 def _refuse_het_job(environ: Mapping[str, str]) -> None:
-    """Raise MismatchError inside of a heterogeneous job."""
+    """Raise MismatchError inside a heterogeneous job of several components."""
     # Older versions of SLURM call such a job a pack job.
     size = integer(environ, "SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if size is not None and size > 1:
         raise MismatchError(
-            f"This is a heterogeneous job of {size} components, whose ranks one node list can't place.",
+            f"This is a heterogeneous job of {size} components; slurmddp supports only one.",
             hint="Request one kind of node: no ` : ` on the command line and no `#SBATCH hetjob` line.",
         )
 
@@ -158,7 +159,7 @@ def refuse_leaked_step(environ: Mapping[str, str]) -> None:
     tasks would train alone, as a world of one rank.
     """
     hosts = _hosts(environ)
-    # SLURM sets the name of the node for every process that it starts, so this variable never leaks.
+    # SLURM sets SLURMD_NODENAME for every process that it starts, so no other job's value remains.
     node = environ.get("SLURMD_NODENAME")
     if node and node not in hosts:
         raise _leaked(
@@ -169,7 +170,7 @@ def refuse_leaked_step(environ: Mapping[str, str]) -> None:
     if job_hosts and not set(hosts) <= set(job_hosts):
         raise _leaked(f"the job has the nodes {_first(job_hosts)}, the step has {_first(hosts)}")
 
-    # Both jobs may run on the same nodes.
+    # If both jobs run on the same nodes, only their numbers of tasks can differ.
     job_tasks = integer(environ, "SLURM_NTASKS")
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS")
     if job_tasks is not None and tasks is not None and job_tasks != tasks:
@@ -201,14 +202,14 @@ def _launch_id(environ: Mapping[str, str]) -> str:
     restart_count = environ.get(RESTART_COUNT_VARIABLE)
     if environ.get(LAUNCH_ID_VARIABLE):
         parts.append(environ[LAUNCH_ID_VARIABLE])
-    # The letter separates restarts of the worker group from SLURM's count of requeues.
+    # The letter keeps the restart count of the worker group apart from SLURM's count of requeues.
     if restart_count:
         parts.append(f"g{restart_count}")
     return ".".join(parts)
 
 
 def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:
-    """Return the CPUs of one task: `--cpus-per-task`, else an equal share of the node's CPUs."""
+    """Return the CPUs of one task: `--cpus-per-task`, else the node's CPUs by tasks; None if not known."""
     # SLURM sets the variable only if the job requested CPUs by --cpus-per-task.
     per_task = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
     if per_task is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 STEP_OPTIONS = (
-    # A task may end long after the first task that ends.
+    # srun must not kill the other tasks some time after the first task has ended (WaitTime in slurm.conf).
     "--wait=0",
     # Ranks find each other without MPI, so no MPI plugin of the site takes part in the start.
     "--mpi=none",

@@ -38,12 +38,12 @@ class TimeLimits:
 
 
 def read_limits(environ: Mapping[str, str]) -> TimeLimits:
-    """Return the limits that the batch step has put into the environment."""
+    """Return the time limits from the variables that the batch step has set."""
     lead = _seconds(environ, LEAD_VARIABLE)
     if lead is None:
         lead = TimeLimits.lead_s
 
-    # From 23.02 on, SLURM itself sets SLURM_JOB_END_TIME.
+    # If the batch step could not query the end, SLURM 23.02 and later set SLURM_JOB_END_TIME.
     end_time = _seconds(environ, END_TIME_VARIABLE) or _seconds(environ, "SLURM_JOB_END_TIME")
     return TimeLimits(
         end_time=end_time,
@@ -63,7 +63,7 @@ def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -
     """Return the time at which a rank should exit, just before SIGKILL.
 
     SLURM adds the grace time only at a preemption. Any other SIGTERM before the time limit ends the job for
-    good or requeues it, so a result that is too late does no harm.
+    good or requeues it, so that a time after SIGKILL does no harm.
 
     Args:
         limits: the limits of the job.
@@ -71,7 +71,7 @@ def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -
         share: the fraction of `RESERVE_S` to keep free.
 
     Returns:
-        Seconds since the epoch; None if the time is not known.
+        Seconds since the epoch; None without a SIGTERM, or if KillWait is not known.
     """
     if limits.kill_wait_s is None or terminated is None:
         return None
@@ -79,9 +79,9 @@ def leave_at(limits: TimeLimits, terminated: float | None, share: float = 1.0) -
     killed = terminated + limits.kill_wait_s
     is_at_limit = limits.end_time is not None and terminated >= limits.end_time - 1
     if not is_at_limit:
-        # A SIGTERM before the time limit may be a preemption.
+        # A SIGTERM before the time limit may be a preemption, which adds the grace time.
         killed += limits.preempt_grace_s
-        # The grace time does not move the time limit.
+        # SLURM ends the job at its time limit even within the grace time.
         if limits.end_time is not None:
             killed = min(killed, limits.end_time + limits.kill_wait_s)
     return killed - share * min(RESERVE_S, limits.kill_wait_s / 2)

@@ -22,7 +22,7 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
             hint="Start with torchrun or srun. If you set the variables by hand, set these two as well.",
         )
 
-    # Without the size, all ranks would count as ranks of one machine.
+    # Without LOCAL_WORLD_SIZE all ranks would count as ranks of this machine.
     if world_size > 1 and address not in _THIS_MACHINE and not environ.get("LOCAL_WORLD_SIZE"):
         raise MismatchError(
             f"RANK={rank} and WORLD_SIZE={world_size} are set, but not LOCAL_WORLD_SIZE, the "
@@ -82,7 +82,7 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     rank = needed(environ, "RANK")
     world_size = needed(environ, "WORLD_SIZE", least=1)
 
-    # Variables that a user sets by hand may lack the local ones.
+    # A person who sets the variables by hand may omit LOCAL_WORLD_SIZE and LOCAL_RANK.
     local_world_size = integer(environ, "LOCAL_WORLD_SIZE", least=1) or world_size
     local_rank = integer(environ, "LOCAL_RANK")
     if local_rank is None:

@@ -76,7 +76,7 @@ class Sandbox:
             if self._is_up_already():
                 return False
 
-            # An earlier sandbox may have lost its controller, or may never have been whole.
+            # An earlier sandbox may be left over, if its slurmctld has ended or its start was interrupted.
             self._take_down()
             layout = machine.lay_out(self.request, os.environ)
             with self._all_or_nothing():
@@ -110,7 +110,7 @@ class Sandbox:
         # `down` will remove the whole folder, so the folder must hold nothing else.
         if not record.is_free(self.root):
             raise ConfigError(
-                f"{self.root} is not empty, and not a sandbox.",
+                f"{self.root} is not empty and holds no sandbox, so none can be created there.",
                 hint="Name a folder that does not exist, with --dir.",
             )
 
@@ -123,7 +123,7 @@ class Sandbox:
         try:
             yield
         except BaseException as error:
-            # Ctrl-C must leave no daemons behind either.
+            # BaseException, so that Ctrl-C leaves no daemons behind either.
             self._take_down()
             if isinstance(error, (OSError, subprocess.SubprocessError)):
                 reason = plain(error) if isinstance(error, OSError) else error
@@ -137,7 +137,7 @@ class Sandbox:
         if not self.exists():
             return False
 
-        # Without a cancelled job, an `srun` in a terminal would not return.
+        # The jobs are cancelled first, because an `srun` in a terminal would otherwise not return.
         if self._has_controller():
             with contextlib.suppress(SlurmError):
                 self.cancel_jobs(CANCEL_PATIENCE_S)
@@ -155,7 +155,7 @@ class Sandbox:
         """Cancel all jobs; return whether all were gone within `patience_s`."""
         deadline = time.monotonic() + patience_s
         while jobs := self.jobs():
-            # Again in each turn: a job may requeue itself after the cancel, and is then pending again.
+            # scancel is repeated, because a cancelled job may requeue itself and is then pending again.
             uncancelled = [job for job, state in jobs.items() if state != "COMPLETING"]
             if uncancelled:
                 with contextlib.suppress(SlurmError):
@@ -202,7 +202,7 @@ class Sandbox:
             return
 
         layout = self.plan
-        # Before the holders are killed: a namespace leads to all processes of its node.
+        # The namespaces lead to the processes of a node, so they are read before their holders are killed.
         namespaces = network.namespaces_of(layout)
         processes.kill_all(lambda: processes.members(self.root, namespaces))
         network.remove(layout, self._daemon_environment())
@@ -214,7 +214,7 @@ class Sandbox:
         alive = {name: entry.alive() for name, entry in processes.recorded(self.root).items()}
 
         states: dict[str, str] = {}
-        # Without both daemons, sinfo would wait for its time-out.
+        # Without slurmctld and munged, sinfo would wait for its time-out.
         if alive.get("slurmctld", False) and alive.get("munged", False):
             states = daemons.node_states(layout, self._daemon_environment())
 

@@ -22,7 +22,7 @@ LISTENING = "0A"
 
 
 def write_files(plan: Plan) -> None:
-    """Write the files of the daemons into the state folder, private to this account."""
+    """Write configuration, munge key and fake GPUs into the state folder, readable only by this account."""
     for name in ("log", "run", "state", "spool", "gpus"):
         (plan.root / name).mkdir(exist_ok=True)
     for node in plan.nodes:
@@ -32,7 +32,7 @@ def write_files(plan: Plan) -> None:
         path.write_text(text, encoding="utf-8")
         path.chmod(0o700 if path.suffix == ".sh" else 0o600)
 
-    # SLURM accepts only character devices.
+    # A fake GPU is a link to /dev/null, because SLURM accepts only character devices as GPUs.
     for index in range(plan.request.gpus):
         (plan.root / "gpus" / f"gpu{index}").symlink_to("/dev/null")
 
@@ -78,7 +78,7 @@ def _start_munged(plan: Plan, environment: Mapping[str, str]) -> None:
 def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
     root = plan.root
     common = ["--no-defaults", f"--datadir={root}/mariadb", f"--user={plan.machine.user}"]
-    # slurmdbd connects without a password.
+    # This method is needed because slurmdbd connects without a password.
     install = ["--auth-root-authentication-method=normal", "--skip-test-db", "--force"]
     _run(plan, environment, ["mariadb-install-db", *common, *install])
 
@@ -97,7 +97,7 @@ def _start_database(plan: Plan, environment: Mapping[str, str]) -> None:
         "--innodb-buffer-pool-size=32M",
         # slurmdbd demands this time-out.
         "--innodb-lock-wait-timeout=900",
-        # The database ends with the sandbox, so a crash may lose its last second.
+        # The database is removed with the sandbox, so a crash that loses its last second does no harm.
         "--innodb-flush-log-at-trx-commit=0",
     ]
     _start(plan, environment, command)
@@ -136,7 +136,7 @@ def database_socket(plan: Plan) -> Path:
 
 
 def _start(plan: Plan, environment: Mapping[str, str], argv: list[str]) -> None:
-    """Start a daemon that is named after its program."""
+    """Start a daemon; its record and its log are named after its program."""
     command = [find_program(argv[0], environment["PATH"]), *argv[1:]]
     processes.start(argv[0], command, root=plan.root, environment=environment)
 
@@ -166,8 +166,8 @@ def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str
 
     Args:
         plan: the plan of the sandbox.
-        what: what the sandbox waits for, for the error.
-        ready: called again and again.
+        what: a name for what `ready` checks, for the error.
+        ready: called every 30 ms.
         daemons: names of daemons, all of which must run.
 
     Raises:
@@ -193,7 +193,7 @@ def tails(plan: Plan, daemons: list[str], lines: int = 12) -> str:
     for name in daemons:
         for path in (plan.root / "log" / f"{name}.log", plan.root / "log" / f"{name}.out"):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-            # A daemon that ends before it opens its log has printed its error.
+            # A daemon that ends before it opens its log prints its error, so its output is the second choice.
             if text.strip():
                 tail = "\n".join("    " + line for line in text.strip().splitlines()[-lines:])
                 blocks.append(f"\n  {path.name}:\n{tail}")
@@ -229,7 +229,7 @@ def listens_unix(path: Path) -> bool:
 
 def listens_tcp(port: int) -> bool:
     """Return whether a process listens on a TCP port of this machine."""
-    # From the kernel's tables: a trial connection would leave an error in the daemon's log.
+    # The kernel's tables are read, because a trial connection would leave an error in the daemon's log.
     tables = [path.read_text(encoding="ascii") for path in map(Path, PORT_TABLES) if path.exists()]
     rows = (line.split() for table in tables for line in table.splitlines()[1:])
     return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENING for row in rows)

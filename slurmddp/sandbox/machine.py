@@ -87,7 +87,7 @@ def want_namespaces(request: Request) -> bool:
 
     if request.link_mbit and not wanted:
         raise ConfigError(
-            f"--link-mbit {request.link_mbit} needs network namespaces: other nodes have no links.",
+            f"--link-mbit {request.link_mbit} needs network namespaces: without them nodes have no links.",
             hint="Start the sandbox as root and without --no-namespaces, or leave out --link-mbit.",
         )
 
@@ -141,7 +141,7 @@ def slurm_version(path: str) -> tuple[int, int]:
     match = re.search(r"(\d+)\.(\d+)", result.stdout)
     if match is None:
         raise SlurmError(
-            f"slurmd -V does not print a version, but {(result.stdout + result.stderr).strip()!r}.",
+            f"slurmd -V prints no version, but {(result.stdout + result.stderr).strip()!r}.",
             hint=f"Repair the installation. {install_hint(['slurmd'])}",
         )
 
@@ -151,8 +151,8 @@ def slurm_version(path: str) -> tuple[int, int]:
 def free_ports(count: int, root: Path) -> list[int]:
     """Return `count` free ports.
 
-    The search starts at a port that depends on `root`. A port of another sandbox is free while its daemon
-    restarts, so a common start would take it.
+    The search starts at a port that depends on `root`. With one start for all sandboxes, a new sandbox would
+    take the port of another whose daemon is just restarting.
     """
     candidates = LAST_PORT + 1 - FIRST_PORT
     start = zlib.crc32(str(root).encode()) % candidates
@@ -167,13 +167,13 @@ def free_ports(count: int, root: Path) -> list[int]:
             ports.append(port)
 
     raise SlurmError(
-        f"No {count} free ports between {FIRST_PORT} and {LAST_PORT}.",
-        hint="End programs that hold them; `ss -ltnp` shows which.",
+        f"Fewer than {count} ports are free from {FIRST_PORT} to {LAST_PORT}.",
+        hint="End programs that listen there; `ss -ltnp` lists them.",
     )
 
 
 def free_subnet(path: str) -> int:
-    """Return x of a network 10.77.x.0/24 without a route or a bridge on this machine."""
+    """Return the number x of a network 10.77.x.0/24 that has no route and no bridge on this machine."""
     program = find_program("ip", path)
     routes = subprocess.run([program, "-4", "route"], capture_output=True, text=True, check=True).stdout
     routed = [ipaddress.ip_network(text) for text in re.findall(r"^(?:\w+ )?(\d+\.[\d./]+)", routes, re.M)]
@@ -181,7 +181,7 @@ def free_subnet(path: str) -> int:
     for number in range(256):
         subnet = ipaddress.ip_network(f"10.77.{number}.0/24")
         in_use = any(subnet.overlaps(network) for network in routed)
-        # A bridge without an address has no route.
+        # A bridge without an address has no route, so the bridges are checked as well.
         if not in_use and not Path(f"/sys/class/net/sddp{number}").exists():
             return number
 

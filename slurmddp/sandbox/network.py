@@ -24,12 +24,16 @@ HOLD = 'hostname "$0" && exec sleep infinity'
 
 
 def holder(node: SandboxNode) -> str:
-    """Return the name, in its record, of the process that holds a node's namespace."""
+    """Return the name under which the process that keeps a node's namespaces open is recorded."""
     return f"host-{node.name}"
 
 
 def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list[str]:
-    """Return the prefix of a command that runs on `node`; raise SlurmError if the node is gone."""
+    """Return the words before a command that make it run in the namespaces of `node`; none without them.
+
+    Raises:
+        SlurmError: the node is not up.
+    """
     if not plan.namespaces:
         return []
 
@@ -41,7 +45,7 @@ def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list
 
 
 def namespaces_of(plan: Plan) -> frozenset[str]:
-    """Return the network namespaces of the nodes."""
+    """Return the network namespaces of the nodes that are up, as /proc names them; empty without any."""
     if not plan.namespaces:
         return frozenset()
 
@@ -83,7 +87,8 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
 
 def _limit_link(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> None:
     """Limit the bandwidth at both ends of a node's link: each end delays the packets that it sends."""
-    # A burst of 10 ms, but no less than a segment of the kernel's offloading; a queue of 50 ms more.
+    # The burst is what the link sends in 10 ms, but at least a segment of the kernel's offloading (64 kB). A
+    # packet waits for 50 ms at most.
     burst = max(64_000, plan.request.link_mbit * 1_250)
     shape = f"root tbf rate {plan.request.link_mbit}mbit burst {burst}b latency 50ms"
     tc = find_program("tc", environment["PATH"])
@@ -93,7 +98,7 @@ def _limit_link(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -
         if result.returncode != 0:
             raise SlurmError(
                 f"The link of {node.name} could not be limited: {result.stderr.strip()}",
-                hint="The kernel needs the module sch_tbf. Leave out --link-mbit otherwise.",
+                hint="Load the kernel module sch_tbf, or leave out --link-mbit.",
             )
 
 
@@ -102,12 +107,12 @@ def _start_holder(plan: Plan, node: SandboxNode, environment: Mapping[str, str])
     command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
     entry = processes.start(holder(node), command, root=plan.root, environment=environment)
 
-    # Its last program starts after it has entered the namespaces.
+    # The process becomes `sleep` after it has entered the namespaces.
     deadline = time.monotonic() + 10
     while _command_name(entry.pid) != "sleep":
         if not entry.alive() or time.monotonic() > deadline:
             raise SlurmError(
-                f"No network namespace could be made for {node.name}: {_output(plan, node)}",
+                f"No network namespace could be created for {node.name}: {_output(plan, node)}",
                 hint="Leave the namespaces out with --no-namespaces.",
             )
         time.sleep(0.005)
@@ -131,7 +136,7 @@ def remove(plan: Plan, environment: Mapping[str, str]) -> None:
     if not plan.namespaces:
         return
 
-    # A start may have ended before it created them all.
+    # An interrupted start may not have created all of these links.
     for link in (plan.bridge, *(node.link for node in plan.nodes)):
         if Path("/sys/class/net", link).exists():
             ip(environment, [f"link delete {link}"], must_work=False)
@@ -160,7 +165,7 @@ def ip(
     )
     if must_work and result.returncode != 0:
         raise SlurmError(
-            f"The nodes' network could not be made: {result.stderr.strip()}",
+            f"The network of the nodes could not be created: {result.stderr.strip()}",
             hint="Leave the namespaces out with --no-namespaces.",
         )
 
@@ -176,8 +181,8 @@ def _refuse_taken_names(plan: Plan) -> None:
     if taken:
         raise ConfigError(
             f"{HOSTS_FILE} already knows {', '.join(sorted(taken))}, the names that the nodes would get.",
-            hint="Give this sandbox another --name, which its nodes are named after, or take the other down "
-            "with slurmddp sandbox down --dir FOLDER: a comment in that file names FOLDER.",
+            hint="Give this sandbox another --name, which its nodes are named after, or remove the other "
+            "sandbox with slurmddp sandbox down --dir FOLDER: a comment in that file names FOLDER.",
         )
 
 

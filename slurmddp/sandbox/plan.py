@@ -71,7 +71,7 @@ class SandboxNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A request laid out on a machine."""
+    """A request together with the machine's properties: all that the sandbox is built from."""
 
     request: Request
     machine: Machine
@@ -118,8 +118,8 @@ def check(request: Request) -> None:
     """Raise ConfigError for the first value of a request that can't work."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,23}", request.name):
         raise ConfigError(
-            f"{request.name!r} can't name a sandbox.",
-            hint="Take at most 24 lower-case letters, digits and '-', a letter first, as for host names.",
+            f"{request.name!r} is not a valid name for a sandbox.",
+            hint="Use up to 24 lower-case letters, digits and '-', beginning with a letter.",
         )
 
     _check_root(request.root)
@@ -133,20 +133,20 @@ def check(request: Request) -> None:
         ("link-mbit", request.link_mbit, 0, 100_000),
     ):
         if not low <= value <= high:
-            raise ConfigError(f"--{option} {value} is out of range.", hint=f"Give {low} to {high}.")
+            raise ConfigError(f"--{option} {value} is out of range.", hint=f"Use {low} to {high}.")
 
 
 def _check_root(root: Path) -> None:
     text = str(root)
     if not root.is_absolute() or not re.fullmatch(r"[A-Za-z0-9/._+@-]+", text):
         raise ConfigError(
-            f"The sandbox can't live in {text!r}: SLURM takes no blanks or special characters in paths.",
+            f"No sandbox can be created in {text!r}: SLURM takes no blanks or special characters in paths.",
             hint="Name another folder with --dir, for instance --dir /tmp/sandbox.",
         )
 
     if len(text) > LONGEST_ROOT:
         raise ConfigError(
-            f"The path {text!r} has {len(text)} characters; sockets in it allow {LONGEST_ROOT}.",
+            f"The path {text!r} has {len(text)} characters; paths of sockets in it allow {LONGEST_ROOT}.",
             hint="Name a shorter folder with --dir, for instance --dir /tmp/sandbox.",
         )
 
@@ -155,7 +155,7 @@ def from_json(record: Mapping[str, Any]) -> Plan:
     """Return the plan from the content of its file."""
     plan = record["plan"]
     request = {**plan["request"], "root": Path(plan["request"]["root"])}
-    # JSON has no tuples.
+    # JSON holds tuples as lists.
     machine = {
         **plan["machine"],
         "slurm_version": tuple(plan["machine"]["slurm_version"]),

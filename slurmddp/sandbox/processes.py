@@ -50,7 +50,7 @@ def start(
 ) -> Recorded:
     """Start a daemon in a new session with its output in `log/<name>.out`, and record it.
 
-    `members` finds unrecorded processes by `SANDBOX_ROOT_VARIABLE`, which the environment must hold.
+    The environment must hold `SANDBOX_ROOT_VARIABLE`, by which `members` finds processes without a record.
     """
     output = root / "log" / f"{name}.out"
     # The shell ends at once, so that init adopts the daemon and no zombie stays in this process.
@@ -75,7 +75,7 @@ def recorded(root: Path) -> dict[str, Recorded]:
     """Return all recorded daemons by name, without incomplete records."""
     records: dict[str, Recorded] = {}
     for path in sorted((root / "run").glob("*.json")):
-        # A start may be writing the record, or may have been killed meanwhile.
+        # An incomplete record is just being written, or its writer was killed.
         with contextlib.suppress(OSError, ValueError, TypeError):
             entry = Recorded(**json.loads(path.read_text(encoding="utf-8")))
             records[entry.name] = entry
@@ -87,7 +87,7 @@ def members(root: Path, namespaces: frozenset[str] = frozenset()) -> set[int]:
     """Return the pids of all running processes of the sandbox in `root`."""
     pids = {entry.pid for entry in recorded(root).values() if entry.alive()}
     for process in PROC.glob("[0-9]*"):
-        # The process may end in between.
+        # The process may have ended since the folder was listed.
         with contextlib.suppress(OSError):
             pid = int(process.name)
             if pid != os.getpid() and start_time(pid) is not None and _belongs(process, root, namespaces):
@@ -101,7 +101,8 @@ def _belongs(process: Path, root: Path, namespaces: frozenset[str]) -> bool:
     if namespaces and network_namespace(int(process.name)) in namespaces:
         return True
 
-    # Null bytes separate the variables. The root of another sandbox may begin with this root.
+    # A variable ends with a null byte. The whole root is compared, because the root of another sandbox may
+    # begin with this root.
     variables = (f"{SANDBOX_ROOT_VARIABLE}={root}\0".encode(), f"{SANDBOX_JOB_VARIABLE}={root}/".encode())
     environ = b"\0" + (process / "environ").read_bytes() + b"\0"
     return any(b"\0" + variable in environ for variable in variables) or works_in(process, root)
@@ -126,7 +127,7 @@ def network_namespace(pid: int) -> str | None:
 
 def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
     """Kill the processes that `find` returns until it returns none; raise SlurmError after `patience_s`."""
-    # Again and again, because a process may fork before its signal arrives.
+    # The search is repeated, because a process may fork before its signal arrives.
     deadline = time.monotonic() + patience_s
     while pids := find():
         for pid in pids:
@@ -135,7 +136,7 @@ def kill_all(find: Callable[[], set[int]], *, patience_s: float = 20) -> None:
 
         if time.monotonic() > deadline:
             raise SlurmError(
-                f"Processes of the sandbox did not die within {patience_s:g} s: {sorted(pids)}.",
+                f"Processes of the sandbox still run {patience_s:g} s after SIGKILL: {sorted(pids)}.",
                 hint="They may belong to another user, or hang in the file system. End them, then run "
                 "`slurmddp sandbox down` again.",
             )

@@ -11,7 +11,7 @@ from slurmddp.sandbox.plan import Plan
 
 
 def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a process uses a sandbox.
+    """Return the variables that a process needs to use the sandbox as its SLURM.
 
     Args:
         plan: the plan of the sandbox.
@@ -19,7 +19,7 @@ def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) ->
         environ: the variables of the process.
     """
     settings = {"SLURM_CONF": str(plan.conf)}
-    # Without namespaces all nodes are this machine, and their names have no address.
+    # Without namespaces all nodes are this machine, where their ranks meet; the node names have no address.
     if not plan.namespaces:
         settings[MASTER_ADDR_VARIABLE] = "127.0.0.1"
 
@@ -34,7 +34,7 @@ def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) ->
 
 
 def export_lines(settings: Mapping[str, str]) -> list[str]:
-    """Return shell lines that set variables, and unset a variable of another sandbox."""
+    """Return shell lines that set variables, and unset SLURMDDP_MASTER_ADDR if another sandbox set it."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
     if MASTER_ADDR_VARIABLE not in settings:
         lines.append(f"unset {MASTER_ADDR_VARIABLE}")

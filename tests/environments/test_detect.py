@@ -127,8 +127,8 @@ def test_the_rank_under_each_launcher(name):
 @pytest.mark.parametrize(
     ("environ", "found", "hint"),
     [
-        (INTEL_MPI, "no id of the launch", "SLURMDDP_LAUNCH_ID"),
-        (without(OPEN_MPI, "SLURMDDP_MASTER_ADDR"), "where rank 0 is", "SLURMDDP_MASTER_ADDR"),
+        (INTEL_MPI, "no variable that identifies this launch", "SLURMDDP_LAUNCH_ID"),
+        (without(OPEN_MPI, "SLURMDDP_MASTER_ADDR"), "the host of rank 0", "SLURMDDP_MASTER_ADDR"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "4"}, "rank 4 of 4", "OMPI_*"),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "MPI_LOCALNRANKS are not set", "mpirun"),
     ],

@@ -162,7 +162,11 @@ CONTRADICTIONS = {
         "2 host(s), task counts for 1",
         "--nodes",
     ),
-    "another number of nodes": ({**FOUR_ON_TWO, "SLURM_STEP_NUM_NODES": "3"}, "3 node(s)", "--nodes"),
+    "another number of nodes": (
+        {**FOUR_ON_TWO, "SLURM_STEP_NUM_NODES": "3"},
+        "SLURM_STEP_NUM_NODES=3",
+        "--nodes",
+    ),
     "a heterogeneous job": ({**FOUR_ON_TWO, "SLURM_HET_SIZE": "2"}, "2 components", "hetjob"),
     "an old heterogeneous job": ({**FOUR_ON_TWO, "SLURM_PACK_SIZE": "3"}, "3 components", "hetjob"),
     "a step that leaked from another node": ({**FOUR_ON_TWO, "SLURMD_NODENAME": "n9"}, "node n9", "srun"),
