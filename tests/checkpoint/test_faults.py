@@ -219,7 +219,7 @@ def test_a_check_finds_errors_of_this_save_and_of_larger_ones(tmp_path, monkeypa
     state = {"w": torch.zeros(1_000_000)}
     monkeypatch.setattr(space, "free_bytes", lambda folder: 10_000_000)
     checkpoint.check_can_write(tmp_path, state, keep_last=3)
-    assert "has 10.0 MB free; keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
+    assert "has 10.0 MB of free space, but keeping 3 checkpoints of 4.0 MB takes up to 16.0 MB" in caplog.text
     with pytest.raises(CheckpointError, match=r"test save.*needs 12\.0 MB .*, but only 10\.0 MB are free"):
         checkpoint.check_can_write(tmp_path, state, growth=8_000_000, keep_last=3)
     with pytest.raises(CheckpointError, match=r"value at w is a builtins\.set"):

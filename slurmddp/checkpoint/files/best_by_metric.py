@@ -16,7 +16,11 @@ Best = Sequence[str]
 
 
 def step_and_value(root: Path, best: Best) -> tuple[int, float] | None:
-    """Return step and metric of the best checkpoint under `root`, or None; its files are not verified."""
+    """Return the step and the value of the metric of the best checkpoint under `root`.
+
+    Only the manifest is read; the files of the checkpoint are not verified. None if no checkpoint has the
+    metric.
+    """
     for folder in ranked(root, best):
         # Another process may have deleted the checkpoint since it was ranked.
         with suppress(CheckpointError, OSError):
@@ -26,7 +30,7 @@ def step_and_value(root: Path, best: Best) -> tuple[int, float] | None:
 
 
 def check_best(best: Any) -> None:
-    """Raise ConfigError unless `best` is the name of a metric and "min" or "max"."""
+    """Raise ConfigError unless `best` is a pair: the name of a metric, and "min" or "max"."""
     is_pair = isinstance(best, (tuple, list)) and len(best) == 2 and isinstance(best[0], str)
     if not is_pair or best[1] not in BEST_MODES:
         raise ConfigError(
@@ -37,29 +41,31 @@ def check_best(best: Any) -> None:
 
 
 def check_choice(step: Any, best: Any) -> None:
-    """Raise ConfigError if `step` or `best` can't choose a checkpoint, or both are given."""
+    """Raise ConfigError if load() can't choose a checkpoint by `step` or `best`, or if both are given."""
     if step is not None and not isinstance(step, int):
-        raise ConfigError(f"load() was given step={step!r}.", hint="Give a number of steps.")
+        raise ConfigError(
+            f"load() was given step={step!r}.", hint="Give a number of training steps, for example step=1000."
+        )
     if best is None:
         return
 
     check_best(best)
     if step is not None:
-        raise ConfigError("load() was given a step and a metric.", hint="Give `step` or `best`, not both.")
+        raise ConfigError("load() was given a step and a metric.", hint="Give either `step` or `best`.")
 
 
 def ranked(root: Path, best: Best) -> list[Path]:
-    """Return the checkpoints that have the metric, the best first; of equal values the newest first."""
+    """Return the checkpoints with the metric, best first; checkpoints with equal values newest first."""
     name, mode = best
     sign = 1 if mode == "min" else -1
     measured = []
     for folder in checkpoint_folders(root):
-        # The manifest may be damaged, or deleted meanwhile.
+        # Skip a checkpoint whose manifest is damaged, or which another process has just deleted.
         with suppress(CheckpointError, OSError):
             metrics = load_manifest(folder).meta.get("metrics", {})
             if name in metrics:
                 measured.append((sign * metrics[name], folder))
 
-    # The sort is stable, and the newest folder comes first.
+    # `checkpoint_folders` lists the newest first. The sort is stable, so equal values keep that order.
     measured.sort(key=lambda pair: pair[0])
     return [folder for _, folder in measured]

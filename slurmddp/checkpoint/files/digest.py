@@ -37,7 +37,7 @@ def chunks(parts: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 class HashedReader:
-    """Reader of a file in a single pass; it computes size and digest of the bytes that were read."""
+    """Reader of a file in a single pass; it computes the size and the digest of all bytes that it reads."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -45,7 +45,11 @@ class HashedReader:
         self._size = 0
 
     def readinto(self, buffer: memoryview) -> None:
-        """Fill `buffer`; raise CheckpointError if the file ends before."""
+        """Fill `buffer` with the next bytes of the file, and hash them.
+
+        Raises:
+            CheckpointError: the file ends before the buffer is full.
+        """
         for chunk in chunks([buffer]):
             filled = 0
             # A read may return fewer bytes than requested.
@@ -65,13 +69,13 @@ class HashedReader:
             self._size += len(data)
 
     def record(self) -> FileRecord:
-        """Return size and digest of the bytes that were read."""
+        """Return the size and the digest of the bytes that were read so far."""
         return FileRecord(self._size, self._digest.hexdigest())
 
 
 @contextmanager
 def open_hashed(path: Path) -> Iterator[HashedReader]:
-    """Open a file to read it in a single hashed pass."""
+    """Open a file and yield a `HashedReader` of it."""
     with path.open("rb", buffering=0) as stream:
         yield HashedReader(stream)
 

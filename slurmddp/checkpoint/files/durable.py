@@ -37,13 +37,13 @@ def write_hashed(
 
     Args:
         path: the file, which must not exist.
-        parts: the bytes of the file, in order.
-        expected: number of bytes to reserve; 0 reserves nothing.
-        in_memory: whether all parts stay in memory during the call. Then they are hashed during the flush;
-            otherwise each part is hashed right after its write.
+        parts: the content of the file: its bytes, in consecutive pieces.
+        expected: number of bytes to reserve on the disk before the write; 0 reserves nothing.
+        in_memory: whether all parts stay in memory during the call. If so, they are hashed during the flush.
+            Otherwise each part is hashed right after its write.
 
     Raises:
-        NoRoomError: disk or quota have fewer than `expected` bytes left; nothing was written.
+        NoRoomError: the disk or the quota has fewer than `expected` bytes left; nothing was written.
         OSError: the write or the flush failed.
     """
     digest = Digest()
@@ -80,15 +80,20 @@ def copy_hashed(
 ) -> FileRecord:
     """Copy a part of a memory file to a new file, flush it to the disk, and return its size and digest.
 
-    On file systems with fast direct writes the disk reads the bytes from the memory. On others the kernel
-    copies from file to file. Each piece is hashed during its write.
+    On ext4 and xfs, direct writes (O_DIRECT) let the disk read the bytes from the memory. On other file
+    systems the kernel copies them by sendfile. Each piece is hashed during its write.
 
     Args:
         path: the new file, which must not exist.
         source: descriptor of the memory file.
         start: where the part begins in the memory file, in bytes.
-        part: a map of these bytes.
-        is_urgent: called after each piece. If it returns False, a sleep follows the piece.
+        part: the bytes to copy: a view of the mapped memory file.
+        is_urgent: called after each piece. If it returns False, the writer sleeps before the next piece, so
+            that the processors have more time for the training.
+
+    Raises:
+        NoRoomError: the disk or the quota is too small; nothing was written.
+        OSError: the write or the flush failed.
     """
     with path.open("xb", buffering=0) as stream, ThreadPoolExecutor(1) as thread:
         space.reserve(stream.fileno(), len(part), path.parent)
@@ -108,7 +113,10 @@ def copy_hashed(
 
 
 class _Throttle:
-    """Sleeper between the pieces of a background write; a process has at most one such write at a time."""
+    """Brake of a background write: it sleeps between the pieces, to leave the processors to the training.
+
+    It measures the processor time of the whole process, so a process may have only one such write at a time.
+    """
 
     def __init__(self, is_urgent: Callable[[], bool]) -> None:
         self._is_urgent = is_urgent
@@ -120,7 +128,7 @@ class _Throttle:
         """The processor seconds of this process when the current piece began."""
 
     def sleep_after(self, count: int) -> None:
-        """Sleep in proportion to the time of the last `count` bytes, unless the write is urgent."""
+        """Sleep in proportion to the time that the last `count` bytes took, unless the write is urgent."""
         self._done += count
         if not self._is_urgent():
             took_s = time.monotonic() - self._began
@@ -142,13 +150,13 @@ class _CopyTarget:
         self._done = 0
         """The number of bytes written."""
         self._flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        # A direct write of bytes that are not aligned in memory fails.
+        # A direct write needs bytes that are aligned in memory. The map starts at a page, so `start` decides.
         self._direct = start % _BLOCK_BYTES == 0 and _takes_direct(path)
         if self._direct:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, self._flags | os.O_DIRECT)
 
     def write(self, chunk: memoryview) -> None:
-        """Write the next bytes, and let the disk start to store them."""
+        """Append `chunk`, the next bytes of the source, and let the disk start to store them."""
         written = self._write_direct(chunk) if self._direct else 0
         while written < len(chunk):
             sent = _send(self._descriptor, self._source, self._start + self._done + written, chunk[written:])
@@ -158,7 +166,10 @@ class _CopyTarget:
         self._done += written
 
     def _write_direct(self, chunk: memoryview) -> int:
-        """Write whole blocks past the kernel's cache; return the number of bytes written."""
+        """Write the whole blocks of `chunk` past the page cache; return the number of bytes written.
+
+        If bytes of `chunk` remain, direct writes are turned off for the rest of the file.
+        """
         written = 0
         whole = len(chunk) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
@@ -169,7 +180,8 @@ class _CopyTarget:
             if error.errno != errno.EINVAL:
                 raise
 
-        # The rest is no whole block, or was refused: it and all later pieces go through the cache.
+        # The remaining bytes are less than a block, or were refused. They and all later pieces go through the
+        # page cache.
         if written < len(chunk):
             self._direct = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
@@ -178,22 +190,28 @@ class _CopyTarget:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Return whether `path` is on a local file system with fast direct writes."""
+    """Return whether `path` is on a file system with fast direct writes: ext4 or xfs."""
     device = path.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        # The name of a mounted folder may hold any bytes; the kernel escapes only blanks and line ends.
+        # Mount points may contain any bytes, and latin-1 decodes them all. The kernel escapes only blanks and
+        # line ends.
         mounts = _MOUNTS.read_text(encoding="latin-1").split("\n")
     except OSError:
         return False
 
-    # The device is the third field; the file system follows a field "-", because some fields are optional.
+    # The third field is the device. The file system type follows the field "-", which ends a variable number
+    # of optional fields.
     lines = (line.split(" ") for line in mounts if line)
     return any(fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in lines)
 
 
 def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
-    """Copy at least one byte by sendfile, or by a plain write if the file system has no sendfile."""
+    """Copy bytes of `chunk` to the file `target`; return their number, at least 1.
+
+    They are copied by sendfile from byte `start` of `source`, or by a plain write of `chunk` if the file
+    system has no sendfile.
+    """
     try:
         sent = os.sendfile(target, source, start, len(chunk))
     except OSError as error:
@@ -201,7 +219,7 @@ def _send(target: int, source: int, start: int, chunk: memoryview) -> int:
             raise
         sent = os.write(target, chunk)
 
-    # At the end of the source, sendfile copies 0 bytes without an error. The caller would try forever.
+    # sendfile copies 0 bytes, without an error, at the end of the source. The caller would then loop forever.
     if sent == 0:
         raise OSError(errno.EIO, "The memory file of the state has become shorter")
     return sent
@@ -215,7 +233,7 @@ def write_small(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder, so that renames and new names in it are durable."""
+    """Flush a folder to the disk, so that new files and renames in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -32,18 +32,22 @@ Entry = dict[str, Any]
 
 
 def export_weights(folder: Path, output: Path, *, model: str | None, force: bool) -> tuple[str, list[str]]:
-    """Write the weights of a checkpoint to `output`; return the names of the saved object and of its tensors.
+    """Write the weights of a model in a checkpoint to a safetensors file.
 
     Args:
-        folder: the checkpoint.
+        folder: the folder of the checkpoint.
         output: the safetensors file to write.
-        model: name of the saved object. None: "ema" if its tensors have the names of "model", else "model",
-            else the only model.
+        model: name of the model among the saved objects. None: "ema" if it has the same tensor names as
+            "model", else "model", else the only model.
         force: whether to replace an existing file.
 
+    Returns:
+        The name of the exported model, and the names of its tensors in its state_dict.
+
     Raises:
-        CheckpointError: the checkpoint does not verify; nothing was written.
-        ConfigError: the checkpoint has no such model, or `output` exists; nothing was written.
+        CheckpointError: the checkpoint does not verify, or a tensor has a type that safetensors lacks.
+        ConfigError: the checkpoint has no such model, or `output` exists and `force` is False.
+        SlurmddpError: `output` could not be written.
     """
     if output.is_dir() or (output.exists() and not force):
         raise ConfigError(
@@ -56,7 +60,7 @@ def export_weights(folder: Path, output: Path, *, model: str | None, force: bool
     model, stored_names = _names_of(folder, content["state"], model)
 
     with ExitStack() as stack:
-        # The names of shard files sort by rank, which is the order of the rows.
+        # Sorted by name, the shard files are in the order of the ranks, and so of a sharded tensor's rows.
         shard_files = sorted(name for name in manifest.files if name not in (TENSORS_FILE, TREE_FILE))
         files = [TENSORS_FILE, *shard_files]
         sources = [_Source(stack.enter_context((folder / name).open("rb"))) for name in files]
@@ -67,7 +71,20 @@ def export_weights(folder: Path, output: Path, *, model: str | None, force: bool
 
 
 def _names_of(folder: Path, tree: Any, model: str | None) -> tuple[str, dict[str, str]]:
-    """Return the object's name, and by each tensor's name in its state_dict the name in the files."""
+    """Choose the model to export, as in `export_weights`.
+
+    Args:
+        folder: the folder of the checkpoint, for the error.
+        tree: the content of the tree file.
+        model: name of a saved object, or None.
+
+    Returns:
+        The name of the model, and a dict from each tensor's name in its state_dict to the tensor's name in
+        the checkpoint's files.
+
+    Raises:
+        ConfigError: the checkpoint has no such model.
+    """
     objects = {str(name): value for name, value in _pairs(dict(_pairs(tree)).get("objects"))}
     tensors = {name: _tensors_in(value) for name, value in objects.items()}
     models = {name: names for name, names in tensors.items() if names}
@@ -81,7 +98,7 @@ def _names_of(folder: Path, tree: Any, model: str | None) -> tuple[str, dict[str
 
     if model not in models:
         raise ConfigError(
-            f"The checkpoint {folder.name} holds no model named {model!r}.",
+            f"The checkpoint {folder.name} contains no model named {model!r}.",
             hint=f"Choose a model with --object. {near_matches(model, models)}".strip(),
         )
 
@@ -89,15 +106,18 @@ def _names_of(folder: Path, tree: Any, model: str | None) -> tuple[str, dict[str
 
 
 def _pairs(tree: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping in a checkpoint's tree: `{"dict": [[key, value], ...]}`."""
+    """Return the keys and values of a mapping in a checkpoint's tree; empty if `tree` is no mapping.
+
+    The tree stores a dict as `{"dict": [[key, value], ...]}`, and an OrderedDict with "ordered" as its key.
+    """
     if not isinstance(tree, dict):
         return []
     return [(key, value) for key, value in tree.get("ordered") or tree.get("dict") or []]
 
 
 def _tensors_in(value: Any) -> dict[str, str]:
-    """Return the names of the tensors of a module's state_dict, by key; empty for other objects."""
-    # The state_dict of a module is an ordered mapping without nested mappings.
+    """Return the names in the files of a module's tensors, by state_dict key; empty for other objects."""
+    # A module's state_dict is an OrderedDict, which the tree marks with the key "ordered".
     if not isinstance(value, dict) or "ordered" not in value:
         return {}
     return {
@@ -108,11 +128,11 @@ def _tensors_in(value: Any) -> dict[str, str]:
 
 
 class _Source:
-    """A file with tensors of a checkpoint, and the entries of its header."""
+    """An open safetensors file of a checkpoint, with its decoded header."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
-        # A safetensors file begins with the length of its header, which is JSON; the tensors follow.
+        # A safetensors file contains the length of the header (8 bytes), the header (JSON), and the tensors.
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
         metadata = header.pop("__metadata__", {})
@@ -122,21 +142,23 @@ class _Source:
         self.data_start = 8 + length
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a tensor, a piece at a time."""
+        """Yield the bytes of the tensor `name` in pieces of at most CHUNK_BYTES."""
         start, stop = self.entries[name]["data_offsets"]
         self.stream.seek(self.data_start + start)
         left = stop - start
         while left:
             chunk = self.stream.read(min(left, CHUNK_BYTES))
             if not chunk:
-                raise CheckpointError("The checkpoint changed while it was read.", hint="Run it again.")
+                raise CheckpointError(
+                    "The checkpoint became shorter while it was exported.", hint="Run the export again."
+                )
             left -= len(chunk)
             yield chunk
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor to write."""
+    """A tensor to export: the files that contain its bytes, and its entry in the new file."""
 
     stored: str
     """Its name in the files of the checkpoint."""
@@ -148,7 +170,7 @@ class _Tensor:
 
 
 def _tensor(name: str, stored: str, sources: Sequence[_Source]) -> _Tensor:
-    """Return a tensor; `name` is its name in the model, `stored` its name in the files."""
+    """Describe the tensor `name` of the model, which the files `sources` contain under the name `stored`."""
     holders = [source for source in sources if stored in source.entries]
     entries = [
         _plain_entry(name, source.entries[stored], source.stored_as_bytes.get(stored)) for source in holders
@@ -162,12 +184,15 @@ def _tensor(name: str, stored: str, sources: Sequence[_Source]) -> _Tensor:
 
 
 def _plain_entry(name: str, entry: Entry, real: Entry | None) -> Entry:
-    """Return the entry of a tensor with safetensors' name of its type.
+    """Return the header entry of a tensor with its real type and shape, as safetensors names the type.
 
     Args:
-        name: the tensor's name, for errors.
+        name: the tensor's name, for the error.
         entry: the entry in the header of the checkpoint's file.
         real: the real type and shape of a tensor that is stored as bytes; None for other tensors.
+
+    Raises:
+        CheckpointError: safetensors has no name for the type.
     """
     if real is None:
         return entry
@@ -181,7 +206,8 @@ def _plain_entry(name: str, entry: Entry, real: Entry | None) -> Entry:
 
 
 def _write(output: Path, tensors: Mapping[str, _Tensor]) -> None:
-    # The widest types come first, so that each tensor is aligned to its type.
+    # The types with the largest elements come first, so that each tensor starts at a multiple of its
+    # element size.
     ordered = sorted(tensors.items(), key=lambda item: -_WIDTHS.get(item[1].dtype, 1))
     head, total = _head(ordered)
     try:
@@ -200,9 +226,9 @@ def _write(output: Path, tensors: Mapping[str, _Tensor]) -> None:
 
 
 def _head(ordered: list[tuple[str, _Tensor]]) -> tuple[bytes, int]:
-    """Return the header of the new file, with its length in front, and the number of data bytes.
+    """Return the first bytes of the new file (length and header), and the size of all tensors in bytes.
 
-    The header contains neither run nor step, so that equal weights are equal files.
+    The header contains neither the run nor the step, so that equal weights give identical files.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -215,6 +241,6 @@ def _head(ordered: list[tuple[str, _Tensor]]) -> tuple[bytes, int]:
         offset += tensor.size
 
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The data begin at a multiple of 8 bytes, the width of the widest type.
+    # The tensors begin at a multiple of 8 bytes, the largest element size.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, offset

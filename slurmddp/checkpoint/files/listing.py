@@ -33,7 +33,7 @@ RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """A checkpoint of a run, with its state."""
+    """A checkpoint folder, and whether it can be loaded."""
 
     step: int
     state: str
@@ -42,9 +42,9 @@ class ListedCheckpoint:
     to an earlier step). The last two are never loaded."""
     bytes: int
     saved: float | None
-    """When its last file was written, in seconds since the epoch."""
+    """When its last file was written, in seconds since the epoch; None for an empty or unreadable folder."""
     latest: bool
-    """Whether a load tries it first."""
+    """Whether the file `latest` names it."""
     path: Path
     problem: str | None = None
     """Why it can't be loaded; None if it can be."""
@@ -57,11 +57,11 @@ class ListedCheckpoint:
 
 
 def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
-    """Return the checkpoints under `root`, newest first, then the renamed checkpoints.
+    """Return the checkpoints under `root`, newest first, then the quarantined and the abandoned ones.
 
     Args:
         root: the folder of all checkpoints.
-        hashed: whether to read every byte and compare it with the manifest.
+        hashed: whether to compare every byte with the manifest, and not only names and sizes.
     """
     latest = _name_in_pointer(root)
     checkpoints = [_listed(folder, hashed, latest) for folder in checkpoint_folders(root)]
@@ -72,7 +72,7 @@ def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoi
         best = next((folder for folder in ranked(root, by) if folder in loadable), None)
         checkpoints = [replace(checkpoint, best=checkpoint.path == best) for checkpoint in checkpoints]
 
-    # A training that runs may have deleted a folder meanwhile.
+    # A running training may have deleted a checkpoint since its folder was listed.
     present = [checkpoint for checkpoint in checkpoints if checkpoint.path.is_dir()]
     return present + [
         ListedCheckpoint(step, state, *_size_and_time(path), False, path)
@@ -86,7 +86,7 @@ def _is_loadable(checkpoint: ListedCheckpoint) -> bool:
 
 
 def best_of_run(root: Path) -> Best | None:
-    """Return `train.best` of the run to which the checkpoints in `root` belong; None if there is none."""
+    """Return `train.best` of the run whose checkpoints are in `root`; None without such a run or setting."""
     # `root` may belong to no run, or its configuration may be unreadable.
     with suppress(SlurmddpError, OSError, ValueError):
         train = RunFolder(root.parent).config().get("train")
@@ -97,7 +97,7 @@ def best_of_run(root: Path) -> Best | None:
 
 
 def best_whole(root: Path, best: Best) -> Path | None:
-    """Return the best checkpoint that verifies, or None; change nothing."""
+    """Return the best checkpoint that verifies, or None; do not rename or repair anything."""
     for folder in ranked(root, best):
         if _listed(folder, True, "").state == "verified":
             return folder
@@ -106,10 +106,10 @@ def best_whole(root: Path, best: Best) -> Path | None:
 
 
 def newest_whole(root: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None; change nothing.
+    """Return the newest checkpoint that verifies, or None; do not rename or repair anything.
 
     Raises:
-        OtherVersionError: a newer checkpoint is whole, but only another slurmddp can read it.
+        OtherVersionError: a newer checkpoint has a format that this version of slurmddp can't read.
     """
     for folder in checkpoint_folders(root):
         checkpoint = _listed(folder, True, "")
@@ -122,7 +122,13 @@ def newest_whole(root: Path) -> Path | None:
 
 
 def _listed(folder: Path, hashed: bool, latest: str) -> ListedCheckpoint:
-    """Return a checkpoint with its state; `latest` is the name of the newest checkpoint."""
+    """Check a checkpoint and describe it.
+
+    Args:
+        folder: the folder of the checkpoint.
+        hashed: as in `list_checkpoints`.
+        latest: the name in the file `latest`; empty if it is unknown.
+    """
     manifest = None
     problem = None
     state = "damaged"
@@ -153,7 +159,12 @@ def _listed(folder: Path, hashed: bool, latest: str) -> ListedCheckpoint:
 
 
 def _check_sizes(folder: Path) -> Manifest:
-    """Return the manifest; raise CheckpointError if it is damaged, or a file has another size."""
+    """Compare names and sizes of the files with the manifest, and return the manifest.
+
+    Raises:
+        CheckpointError: the manifest is damaged, or a file is missing or has another size.
+        OSError: a file can't be read.
+    """
     manifest = load_manifest(folder)
     for name, expected in manifest.files.items():
         check_size(folder / name, expected)
@@ -162,7 +173,7 @@ def _check_sizes(folder: Path) -> Manifest:
 
 
 def _name_in_pointer(root: Path) -> str:
-    """Return the name of the newest checkpoint from the file `latest`; empty if it can't be read."""
+    """Return the name of a checkpoint that the file `latest` contains; empty if the file can't be read."""
     try:
         return read_regular(root / POINTER_FILE).decode("utf-8", errors="replace").strip()
     except OSError:
@@ -170,9 +181,9 @@ def _name_in_pointer(root: Path) -> str:
 
 
 def _size_and_time(folder: Path) -> tuple[int, float | None]:
-    """Return the bytes of a checkpoint, and when its last file was written, in seconds since the epoch.
+    """Return the size of a checkpoint in bytes, and when its last file was written.
 
-    If the folder is empty or unreadable, return 0 and None.
+    The time is in seconds since the epoch. An empty or unreadable folder gives 0 and None.
     """
     try:
         stats = [path.stat() for path in folder.iterdir()]

@@ -23,12 +23,14 @@ MANIFEST_FILE = "manifest.json"
 POINTER_FILE = "latest"
 TENSORS_FILE = "state.safetensors"
 TREE_FILE = "state.json"
-# Prefixes of hidden folders: a checkpoint that is being written, replaced or deleted, and the parts of one.
+# Prefixes of hidden folders. They contain a checkpoint that is being written, replaced or deleted, or (PARTS)
+# the files that several processes write for one checkpoint.
 WRITING = ".writing-"
 REPLACED = ".replaced-"
 DELETING = ".deleting-"
 PARTS = ".parts-"
-# Prefixes of checkpoints that are never loaded: damaged, or of steps from which a training has gone back.
+# Prefixes of checkpoints that are never loaded: damaged ones, and ones that a training abandoned when it
+# went back to an earlier step.
 BAD = "bad-"
 ABANDONED = "abandoned-"
 
@@ -38,12 +40,15 @@ _RENAMED = re.compile(r"[a-z]+-step-(\d{10,})(-\d+)?")
 
 
 class OtherVersionError(CheckpointError):
-    """Another slurmddp wrote the checkpoint. It is not damaged, so it is neither quarantined nor skipped."""
+    """Another version of slurmddp wrote the checkpoint, and this version can't read it.
+
+    The checkpoint is not damaged, so it is neither quarantined nor skipped.
+    """
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Step, files with size and digest, the caller's facts, and software versions of a checkpoint."""
+    """Content of a checkpoint's manifest: step, files, metadata of the caller, and software versions."""
 
     step: int
     files: Mapping[str, FileRecord]
@@ -51,7 +56,7 @@ class Manifest:
     versions: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Return the text of the manifest, with a digest of its content."""
+        """Return the JSON text of the manifest, with the SHA-256 of its content as the key "sha256"."""
         content = {
             "format": FORMAT,
             "digest": ALGORITHM,
@@ -64,12 +69,12 @@ class Manifest:
 
 
 def shard_file(rank: int) -> str:
-    """Return the name of the file with a rank's shards of the sharded tensors."""
+    """Return the name of the file that contains a rank's shards of all sharded tensors."""
     return f"shard-{rank:05d}.safetensors"
 
 
 def is_shard_file(name: str) -> bool:
-    """Return whether a file of a checkpoint contains a rank's shards."""
+    """Return whether a checkpoint file with this name contains a rank's shards."""
     return name.startswith("shard-")
 
 
@@ -99,7 +104,7 @@ def checkpoint_folders(root: Path) -> list[Path]:
 
 
 def program_of(folder: Path) -> str | None:
-    """Return the name of the program that wrote a checkpoint; None if its manifest names no program."""
+    """Return the file of the program that wrote a checkpoint; None if no readable manifest names it."""
     try:
         program = load_manifest(folder).meta.get("program")
     except (CheckpointError, OSError):
@@ -109,13 +114,21 @@ def program_of(folder: Path) -> str | None:
 
 
 def are_of_one_program(folder: Path, other: Path) -> bool:
-    """Return whether one program may have written both checkpoints; an unknown program may be any program."""
+    """Return False if the manifests of two checkpoints name different programs, otherwise True.
+
+    A manifest that names no program, or can't be read, is no evidence of another program.
+    """
     names = {program_of(folder), program_of(other)} - {None}
     return len(names) < 2
 
 
 def renamed_folders(root: Path, prefix: str) -> list[tuple[int, Path]]:
-    """Return steps and folders of the checkpoints under `root` with a prefix, newest step first."""
+    """Return step and folder of each renamed checkpoint under `root`, newest step first.
+
+    Args:
+        root: the folder of all checkpoints.
+        prefix: the prefix that the rename has put before the name, BAD or ABANDONED.
+    """
     checkpoints = []
     for path in root.glob(f"{prefix}*"):
         match = _RENAMED.fullmatch(path.name)
@@ -126,7 +139,7 @@ def renamed_folders(root: Path, prefix: str) -> list[tuple[int, Path]]:
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the step of the newest checkpoint by its name, verified or not; None without a checkpoint."""
+    """Return the greatest step among the names of checkpoint folders under `root`; None without any."""
     return next((step_of(folder) for folder in checkpoint_folders(root)), None)
 
 
@@ -134,7 +147,8 @@ def load_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: the manifest is missing or damaged, or another slurmddp wrote it.
+        CheckpointError: the manifest is missing or damaged, or belongs to another step than the folder.
+        OtherVersionError: this version of slurmddp can't read the format.
         OSError: the manifest can't be read.
     """
     try:
@@ -157,15 +171,15 @@ def load_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{MANIFEST_FILE} is damaged.") from error
 
-    # A folder that is being written, or was renamed, has no step in its name.
+    # `step_of` is None for a folder that is being written or was renamed. Its name is not compared.
     step = step_of(folder)
     if step is not None and step != manifest.step:
-        raise CheckpointError(f"{MANIFEST_FILE} is of step {manifest.step}.")
+        raise CheckpointError(f"{MANIFEST_FILE} is of step {manifest.step}, unlike the name of the folder.")
     return manifest
 
 
 def check_format(version: int) -> None:
-    """Raise OtherVersionError unless this slurmddp reads the format `version`."""
+    """Raise OtherVersionError unless this version of slurmddp reads the checkpoint format `version`."""
     if version != FORMAT:
         raise OtherVersionError(
             f"it has format {version}; this slurmddp reads format {FORMAT}.", hint=_OTHER_VERSION
@@ -173,14 +187,14 @@ def check_format(version: int) -> None:
 
 
 def verify(folder: Path) -> Manifest:
-    """Compare every byte of a checkpoint with its manifest.
+    """Compare every byte of a checkpoint with its manifest, and return the manifest.
 
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
         OSError: a file can't be read.
     """
     manifest = load_manifest(folder)
-    # Sizes first: a missing or short file is found before gigabytes are read.
+    # Compare all sizes first, so that a missing or short file is found before gigabytes are read.
     for name, expected in manifest.files.items():
         check_size(folder / name, expected)
     for name, expected in manifest.files.items():
@@ -190,7 +204,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def require_state(manifest: Manifest) -> None:
-    """Raise CheckpointError unless the checkpoint has the files that `checkpoint.write` writes."""
+    """Raise CheckpointError unless the manifest lists the files state.safetensors and state.json."""
     for name in (TENSORS_FILE, TREE_FILE):
         if name not in manifest.files:
             raise CheckpointError(f"the manifest does not list {name}.")

@@ -41,7 +41,10 @@ _Completed = dict[str, tuple[Path, FileRecord]]
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one save; all writers build it from the same values."""
+    """Hidden folder where several processes write the files of one checkpoint, each process one part.
+
+    Every writer creates this object with the same values.
+    """
 
     root: Path
     """The folder of all checkpoints."""
@@ -54,19 +57,21 @@ class Parts:
 
     @property
     def folder(self) -> Path:
-        """The hidden folder of the parts."""
+        """The path of the hidden folder."""
         return self.root / f"{PARTS}{self.name}-{self.stamp}"
 
     @property
     def files(self) -> frozenset[str]:
-        """Names of the files of all parts: a file for each rank."""
+        """Names of the files in all parts: one file with shards for each rank."""
         return frozenset(map(shard_file, range(self.ranks)))
 
     def write(self, part: int, fill: Fill) -> None:
-        """Write one part and its records durably; report an error to the publisher too.
+        """Write one part durably, and then the records (size and digest) of its files.
+
+        An error is raised here, and also reported to the publisher.
 
         Args:
-            part: the first rank whose shards are in the part.
+            part: the number of the part: the first rank whose shards it contains.
             fill: writes the files of the part, as for `publish`.
 
         Raises:
@@ -89,7 +94,7 @@ class Parts:
 
     def _write_once(self, part: int, fill: Fill) -> Mapping[str, FileRecord]:
         folder = self._part(part)
-        # A failed try may have left files.
+        # An earlier call that failed may have left files, which `fill` does not expect.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 
@@ -98,7 +103,7 @@ class Parts:
         return records
 
     def fail(self, part: int, error: Exception) -> None:
-        """Report to the publisher that a part will not be written."""
+        """Write `error` where the publisher expects the records of `part`, so that it stops waiting."""
         text = error.message if isinstance(error, SlurmddpError) else f"{type(error).__name__}: {error}"
         # If the disk fails here too, the publisher gives up after PATIENCE_S.
         with suppress(OSError):
@@ -106,9 +111,17 @@ class Parts:
             write_small(self._records(part), json.dumps({"error": text}))
 
     def collect(self, names: Collection[str], target: Path) -> dict[str, FileRecord]:
-        """Wait for files of other writers, move or link them into `target`, and return their records.
+        """Wait until other writers have completed the files `names`, and add the files to a folder.
 
-        If the file system has hard links, the parts stay complete, so that the call can be repeated.
+        Files are added by hard links if the file system has them. The parts then stay complete, so the call
+        can be repeated. Otherwise the files are moved.
+
+        Args:
+            names: the names of the files.
+            target: the folder of the checkpoint.
+
+        Returns:
+            The record (size and digest) of each file by name.
 
         Raises:
             CheckpointError: a writer has failed, or no part has grown for PATIENCE_S seconds.
@@ -116,7 +129,7 @@ class Parts:
         completed = self._wait_for(set(names))
         for name in names:
             source, record = completed[name]
-            # A network file system may show an old size. It requests the size again when a file is opened.
+            # Open the file first: a network file system may show an old size until the file is opened.
             with source.open("rb"):
                 check_size(source, record)
             _take(source, target / name)
@@ -124,7 +137,11 @@ class Parts:
         return {name: completed[name][1] for name in names}
 
     def _wait_for(self, names: set[str]) -> _Completed:
-        """Return the completed files once they include `names`; raise CheckpointError if no part grows."""
+        """Wait until the files `names` are completed, and return all completed files.
+
+        Raises:
+            CheckpointError: a writer has failed, or no part has grown for PATIENCE_S seconds.
+        """
         completed: _Completed = {}
         size = -1
         give_up_at = 0.0
@@ -141,16 +158,21 @@ class Parts:
                 give_up_at = time.monotonic() + PATIENCE_S
             elif time.monotonic() > give_up_at:
                 raise CheckpointError(
-                    f"{min(missing)} of {self.name} did not arrive: its writer has ended, or its node is "
-                    "lost.",
-                    hint="See the logs of the other nodes (node-N.log). All nodes must share the folder.",
+                    f"{min(missing)} of {self.name} was not completed: its writer has ended, or its node is "
+                    "down.",
+                    hint="See the logs of the other nodes (node-N.log). All nodes must share the folder "
+                    f"{self.root}.",
                 )
 
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_POLL_S)
 
     def _read_records(self, completed: _Completed) -> None:
-        """Add to `completed` the files that writers have completed since the last call."""
+        """Add to `completed` the files that writers have completed since the last call.
+
+        Raises:
+            CheckpointError: a writer has reported an error instead of records.
+        """
         known = {path.parent.name for path, _ in completed.values()}
         for path in self.folder.glob("[!.]*.json"):
             if path.stem in known:
@@ -158,7 +180,7 @@ class Parts:
 
             rows = json.loads(path.read_text(encoding="utf-8"))
             if "error" in rows:
-                # A retry of the same save must not find this error again.
+                # Delete the report: a retry of the same save must not find this error again.
                 path.unlink()
                 raise CheckpointError(f"Another node did not write its part of {self.name}: {rows['error']}")
             for name, row in rows["files"].items():
@@ -168,14 +190,14 @@ class Parts:
         """Return the number of bytes in all parts."""
         total = 0
         for path in self.folder.rglob("*"):
-            # A writer may delete its part meanwhile to write it again.
+            # A writer may delete its part at this moment, to write it again.
             with suppress(FileNotFoundError):
                 total += path.stat().st_size
 
         return total
 
     def sweep(self) -> None:
-        """Delete these parts, and parts of earlier saves, which no process publishes any more."""
+        """Delete this folder of parts and those of earlier saves: no process publishes them any more."""
         for folder in self.root.glob(f"{PARTS}*"):
             stamp = folder.name.rpartition("-")[2]
             if stamp.isdecimal() and int(stamp) <= self.stamp:
@@ -189,7 +211,7 @@ class Parts:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Link a file into the checkpoint's folder, or move it if the file system has no hard links."""
+    """Link `source` to the new name `target`, or move it there if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError as error:

@@ -70,15 +70,16 @@ def publish(
 
     Args:
         root: the folder of all checkpoints.
-        step: the number of completed steps, 0 or more.
+        step: number of training steps completed, 0 or more.
         fill: writes the files into an empty folder. After a transient error of the file system it is called
-            again with another folder.
-        meta: facts for the manifest, as JSON values.
-        keep_last: number of checkpoints to keep; two always stay.
-        keep_best: name of a metric in `meta["metrics"]`, and "min" or "max": the best checkpoint stays too.
-        needed: number of bytes that `fill` writes. They must fit into the free space. 0: unknown.
+            again with a new folder.
+        meta: the caller's metadata for the manifest, as JSON values.
+        keep_last: number of newest checkpoints to keep. At least two are kept.
+        keep_best: name of a metric in `meta["metrics"]`, and "min" or "max". The best checkpoint by this
+            metric is kept too. None: only the newest are kept.
+        needed: number of bytes that `fill` writes, which must be free on the disk. 0: unknown.
         made_by: software versions for the manifest. None: the versions in this process.
-        durable: called when the checkpoint is durable, before older checkpoints are deleted.
+        durable: callback when the checkpoint is durable, before older checkpoints are deleted.
 
     Returns:
         The folder of the checkpoint.
@@ -115,7 +116,7 @@ def publish(
 def _publish_once(
     target: Path, fill: Fill, meta: Mapping[str, Any], needed: int, made_by: Mapping[str, str]
 ) -> None:
-    """Write all files into a new folder, and give the folder its name.
+    """Write all files into a hidden folder, and rename it to `target`.
 
     A retry writes all files again, because the kernel may have dropped pages after a failed fsync.
     """
@@ -123,8 +124,8 @@ def _publish_once(
         step = int(target.name.removeprefix("step-"))
         complete(temporary, Manifest(step, _filled(temporary, fill), meta, made_by))
 
-        # No lock spans the hosts: an attempt that starts after this check does not stop the rename. The
-        # checkpoint is then still a whole checkpoint of this training.
+        # There is no lock between hosts: the rename happens even if a later attempt starts after this check.
+        # It does no harm, because the checkpoint is whole and of the same training.
         RunContext.read(os.environ).refuse_superseded()
         _move_in(temporary, target)
 
@@ -132,16 +133,20 @@ def _publish_once(
 
 
 def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
-    """Call `fill` and return its records; raise CheckpointError unless they match the files in the folder."""
+    """Call `fill` and return its records.
+
+    Raises:
+        CheckpointError: the folder does not contain exactly the files in the records.
+    """
     records = fill(folder)
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
     for name in sorted(names ^ records.keys()):
-        text = f"There is no file {name}, which is among the records."
+        text = f"fill() returned a record of {name}, but wrote no such file."
         if name in names:
-            text = f"A checkpoint's folder holds {name}, which is not among the records."
+            text = f"fill() wrote {name}, but returned no record of it."
         raise CheckpointError(
-            text, hint="Return `checkpoint.files.digest.record_of(path)` for each file that was written."
+            text, hint="Return `checkpoint.files.digest.record_of(path)` for each file that fill() writes."
         )
 
     return records
@@ -149,9 +154,17 @@ def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
 
 @contextmanager
 def fresh_folder(root: Path, name: str, needed: int) -> Iterator[Path]:
-    """Check the free space and yield a new hidden folder, locked; delete the folder at the end."""
+    """Check the free space and yield a new hidden folder in `root`; delete it at the end if it still exists.
+
+    The folder is locked meanwhile, so that no other writer deletes it as a leftover. Leftovers of killed
+    writers are deleted first.
+
+    Raises:
+        NoRoomError: fewer than `needed` bytes are free.
+        SupersededError: a later attempt of the run has started.
+    """
     root.mkdir(parents=True, exist_ok=True)
-    # What looks like a leftover may be a checkpoint that a later attempt is writing.
+    # If a later attempt runs, an apparent leftover may be the checkpoint that it is writing.
     RunContext.read(os.environ).refuse_superseded()
     clear_leftovers(root)
     space.require(root, needed)
@@ -177,33 +190,39 @@ def versions() -> dict[str, str]:
 
 
 def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
-    """Raise the error that `publish` raises if these arguments are wrong."""
+    """Check these arguments of `publish` without a write.
+
+    Raises:
+        CheckpointError: `step` is negative, or JSON can't represent `meta` exactly.
+        ConfigError: `keep_last` is not a positive integer.
+    """
     if step < 0:
-        raise CheckpointError(f"A checkpoint can't be of step {step}.", hint="Steps count from 0.")
+        raise CheckpointError(f"A checkpoint can't have the step {step}.", hint="Give a step of 0 or more.")
     if not isinstance(keep_last, int) or keep_last < 1:
-        raise ConfigError(f"keep_last is {keep_last!r}.", hint="Keep at least 1 checkpoint (2 always stay).")
+        raise ConfigError(f"keep_last is {keep_last!r}.", hint="Give 1 or more (at least 2 are kept).")
 
     try:
         text = json.dumps(dict(meta), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The facts given with the checkpoint are not JSON: {error}.") from error
+        raise CheckpointError(f"The metadata of the checkpoint can't be stored as JSON: {error}.") from error
     if json.loads(text) != meta:
         raise CheckpointError(
-            "The facts given with the checkpoint would change when they are stored as JSON.",
-            hint="Use string keys and lists instead of tuples.",
+            "The metadata of the checkpoint would change when it is stored as JSON.",
+            hint="Use strings as keys, and lists instead of tuples.",
         )
 
 
 def complete(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, the last file of a checkpoint, and flush the folder."""
+    """Write the manifest into `folder`, after all other files of the checkpoint, and flush the folder."""
     write_hashed(folder / MANIFEST_FILE, [memoryview(manifest.to_json().encode())])
     sync_folder(folder)
 
 
 def _move_in(temporary: Path, target: Path) -> None:
-    """Give a finished folder its name; replace a checkpoint of the same step only if they differ.
+    """Rename the finished folder `temporary` to `target`, and flush the rename to the disk.
 
-    A checkpoint of another program stays under another name.
+    If `target` exists with the same files and verifies, it stays. If it differs, it is replaced. If another
+    program wrote it, it is renamed to `abandoned-...` first.
     """
     root = target.parent
     replaced = root / f"{REPLACED}{target.name}"
@@ -212,7 +231,7 @@ def _move_in(temporary: Path, target: Path) -> None:
 
     if is_there(target):
         if _is_same(temporary, target):
-            # An earlier try may have renamed the folder and then failed at this flush.
+            # This may be a retry after a rename whose flush failed. So flush again.
             sync_folder(root)
             return
 
@@ -230,7 +249,10 @@ def _move_in(temporary: Path, target: Path) -> None:
 
 
 def _update_pointer(target: Path) -> None:
-    """Write the name of the newest checkpoint; an error is only logged, because the checkpoint is durable."""
+    """Write the name of `target` to the file `latest`.
+
+    An OSError is only logged, because the checkpoint is durable already.
+    """
     RunContext.read(os.environ).refuse_superseded()
     pointer = target.parent / POINTER_FILE
     try:
@@ -244,7 +266,13 @@ def _is_same(new: Path, old: Path) -> bool:
 
 
 def checkpoint_error(error: OSError, what: str) -> CheckpointError:
-    """Return an error for a failed write, with a hint for its cause; `what` is its subject and verb."""
+    """Convert the OSError of a failed write into a CheckpointError with a hint.
+
+    Args:
+        error: the cause.
+        what: the beginning of the message, without a full stop: "The checkpoint of step 7 could not be
+            written to /data/run/checkpoints".
+    """
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free space, raise the quota, lower train.keep_last, or choose another runs_dir."

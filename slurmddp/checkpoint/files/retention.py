@@ -45,14 +45,18 @@ _known_good: dict[Path, _Signature] = {}
 
 
 def trust(folder: Path) -> None:
-    """Record that this process has written or verified a checkpoint, so that it is not hashed again."""
+    """Record that `folder` is a good checkpoint, so that `still_good` does not hash its files again."""
     _known_good[folder] = _signature(folder)
 
 
 def still_good(folder: Path) -> bool:
-    """Return whether a checkpoint verifies; files that are unchanged since `trust` are not hashed again."""
+    """Return whether a checkpoint verifies.
+
+    It is not hashed if `trust` was called and its file sizes and modification times have not changed since.
+    """
     try:
-        # Verification reads every byte of a checkpoint, and runs at each save.
+        # Each save calls this for all kept checkpoints, and `verify` reads every byte. So compare signatures
+        # first.
         if _known_good.get(folder) == _signature(folder):
             return True
         verify(folder)
@@ -64,10 +68,10 @@ def still_good(folder: Path) -> bool:
 
 
 def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
-    """Keep `newest` and the verified checkpoints before it, `keep_last` in total; delete older checkpoints.
+    """Delete checkpoints older than the last `keep_last` verified checkpoints, of which `newest` is one.
 
-    At least two verified checkpoints stay. Three kinds of checkpoints stay too: of later steps than `newest`,
-    of other programs, and the best verified checkpoint by `keep_best`.
+    At least MIN_KEPT (2) verified checkpoints stay. These stay too and do not count: checkpoints of later
+    steps than `newest`, checkpoints of other programs, and the best verified checkpoint by `keep_best`.
     """
     keep = max(keep_last, MIN_KEPT)
     newest_step = step_of(newest) or 0
@@ -89,8 +93,12 @@ def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = Non
 
 
 def clear_leftovers(root: Path) -> None:
-    """Delete leftovers of killed writers; folders that a live writer has locked stay."""
-    # After a kill between two renames, the replaced folder is the only checkpoint of its step.
+    """Delete the hidden folders and temporary files that killed writers left in `root`.
+
+    What a running writer of this host has locked stays.
+    """
+    # Restore first: if a writer was killed between the two renames of a replacement, the replaced folder is
+    # the only checkpoint of its step.
     restore_replaced(root)
     for path in root.iterdir():
         is_folder = path.name.startswith((WRITING, DELETING, REPLACED))
@@ -101,8 +109,8 @@ def clear_leftovers(root: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock `folder`, so that other writers of this host do not delete it as a leftover."""
-    # The writer of a killed rank may still write when the next rank begins to save. The kernel releases the
-    # lock at the end of the process, even after SIGKILL.
+    # The lock is needed because the writer process of a killed rank may still write when the restarted rank
+    # saves. The kernel releases it when the process ends, even by SIGKILL.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try_lock(descriptor)
@@ -112,7 +120,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a live writer of this host has locked the folder or may be writing the file."""
+    """Return whether a running writer of this host has locked the folder or file, or may be writing it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -122,19 +130,19 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
 
-    # The file system has no locks.
+    # None: the file system has no locks.
     if is_free is None:
         return _may_be_written(path)
     return not is_free
 
 
 def _may_be_written(path: Path) -> bool:
-    """Decide by the name whether a process of this host writes; for file systems without locks."""
+    """Decide by the name of `path` whether a process of this host may be writing it, where no lock tells."""
     if path.name.startswith(WRITING):
         pid = path.name.rpartition("-")[2]
         return pid.isdigit() and process.exists(int(pid))
 
-    # The name of a temporary pointer contains no pid. Keep it: a leftover of a few bytes does no harm.
+    # The name of a temporary pointer contains no pid, so its writer may be running. Keep the few bytes.
     return bool(_TEMPORARY_POINTER.fullmatch(path.name))
 
 
@@ -158,7 +166,7 @@ def set_aside(folder: Path, prefix: str) -> Path | None:
 
 def _delete(folder: Path) -> None:
     """Delete a superseded checkpoint; an error is only logged."""
-    # Rename before, so that a half-deleted folder never has the name of a checkpoint.
+    # Rename the folder first, so that a half-deleted folder never has the name of a checkpoint.
     renamed = folder.with_name(DELETING + folder.name)
     try:
         _remove(renamed)

@@ -24,10 +24,13 @@ log = logging.getLogger(__name__)
 
 
 def retried(action: Callable[[], T], what: str) -> T:
-    """Return `action()`; after a transient OSError, call it again, with the pauses of WAITS_S.
+    """Call `action` until it succeeds, and return its result.
+
+    After an OSError in TRANSIENT it is called again, up to six times, after the pauses WAITS_S. Any other
+    error, and the error of the last call, is raised.
 
     Args:
-        action: must be safe to repeat after it has failed.
+        action: a function that is safe to call again after it has failed.
         what: the action as a noun phrase, for the log: "Writing the checkpoint of step 7".
     """
     for wait_s in WAITS_S:
@@ -39,5 +42,5 @@ def retried(action: Callable[[], T], what: str) -> T:
             log.warning("%s: %s; trying again in %g s.", what, error.strerror or error, wait_s)
         time.sleep(wait_s)
 
-    # The last try raises its error.
+    # The last call, whose error is raised.
     return action()

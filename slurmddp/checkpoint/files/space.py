@@ -23,11 +23,11 @@ SLACK_BYTES = 1 << 20
 
 
 class NoRoomError(OSError):
-    """The disk or the quota is too small; `errno` is ENOSPC or EDQUOT, `strerror` gives the figures."""
+    """The disk or the quota is too small; `errno` is ENOSPC or EDQUOT, `strerror` gives the sizes."""
 
 
 def require(folder: Path, needed: int) -> None:
-    """Raise NoRoomError if the file system of `folder` has fewer than `needed` bytes left for this user."""
+    """Raise NoRoomError unless the file system of `folder` has `needed` and SLACK_BYTES free bytes."""
     free = free_bytes(folder)
     if needed + SLACK_BYTES > free:
         need = f"{size_text(needed)} and {size_text(SLACK_BYTES)} to spare"
@@ -35,14 +35,23 @@ def require(folder: Path, needed: int) -> None:
 
 
 def reserve(descriptor: int, needed: int, folder: Path) -> None:
-    """Reserve blocks for a file of `needed` bytes; raise NoRoomError if the file system refuses them.
+    """Reserve blocks for an open file of `needed` bytes, if the file system supports it.
 
     Unlike the count of free blocks, a reservation respects quotas, and no other process can take the space.
+
+    Args:
+        descriptor: of the open file.
+        needed: the size in bytes; 0 reserves nothing.
+        folder: the folder of the file.
+
+    Raises:
+        NoRoomError: the disk or the quota is too small.
+        OSError: the reservation failed for another reason.
     """
     if needed == 0:
         return
 
-    # Without this check, a refused reservation allocates all free blocks before it fails.
+    # Check first: a reservation that does not fit allocates all free blocks before it fails.
     require(folder, needed)
     code = _fallocate(descriptor, needed)
     if code == 0 or code in _UNSUPPORTED:
@@ -57,9 +66,9 @@ def reserve(descriptor: int, needed: int, folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how many bytes an ordinary user may still write; some file systems include project quotas."""
+    """Return the bytes that are free for users other than root; some file systems subtract project quotas."""
     status = os.statvfs(folder)
-    # ramfs, tmpfs without a limit and some FUSE file systems report 0 blocks, but take any number of bytes.
+    # ramfs, tmpfs without a limit and some FUSE file systems report 0 blocks, but have no limit.
     if status.f_blocks == 0:
         return _UNLIMITED
     return status.f_bavail * status.f_frsize
@@ -87,6 +96,12 @@ def _fallocate(descriptor: int, size: int) -> int:
 
 
 def write_back(descriptor: int, start: int, size: int) -> None:
-    """Start to write a part of a file to the disk, so that the disk is not idle until the flush."""
-    # The result is ignored: the flush reports errors.
+    """Let the kernel start to write a range of a file to the disk, so that less is left for the flush.
+
+    Args:
+        descriptor: of the open file.
+        start: the first byte of the range.
+        size: of the range, in bytes.
+    """
+    # The result is ignored, because the later fsync reports errors.
     _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of a checkpoint's manifest, which differs between any two checkpoints.
+    """Return the SHA-256 of a checkpoint's manifest; it identifies the content of the checkpoint.
 
     Raises:
         OSError: the manifest can't be read.
@@ -29,7 +29,11 @@ def fingerprint(folder: Path) -> str:
 
 
 def wait_until_visible(folder: Path, expected: str) -> None:
-    """Wait until `folder` has the fingerprint `expected`; raise CheckpointError after about a minute."""
+    """Wait until this host sees the checkpoint `folder` with the fingerprint `expected`.
+
+    Raises:
+        CheckpointError: it did not within about a minute (WAITS_S), or the folder can't be read.
+    """
     host = socket.gethostname()
     for wait_s in WAITS_S:
         problem = _problem(folder, expected)
@@ -47,12 +51,16 @@ def wait_until_visible(folder: Path, expected: str) -> None:
 
 
 def _problem(folder: Path, expected: str) -> str:
-    """Return why the checkpoint is not visible on this host; empty if it is visible."""
+    """Return why the checkpoint is not visible on this host, such as "does not exist"; empty if it is.
+
+    Raises:
+        CheckpointError: an error that is not transient.
+    """
     try:
-        # The folder of all checkpoints may be as new as the checkpoint, so wait for both.
+        # The parent folder may be as new as the checkpoint, and invisible on this host too. Check both.
         if not (is_there(folder.parent) and is_there(folder)):
             return "does not exist"
-        # This host may still cache a checkpoint of the same step that rank 0 has replaced.
+        # This host may still cache an older checkpoint of the same step, which rank 0 has replaced.
         if fingerprint(folder) != expected:
             return "is an older checkpoint of the same step"
         return ""
@@ -63,6 +71,6 @@ def _problem(folder: Path, expected: str) -> str:
             raise CheckpointError(
                 f"Rank 0 resumes from {folder}, which can't be read on {socket.gethostname()}: "
                 f"{error.strerror}.",
-                hint="Check that this host may read the run folder.",
+                hint="Check that your account can read the run folder on this host.",
             ) from error
         return f"can't be read ({error.strerror})"

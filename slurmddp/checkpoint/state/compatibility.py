@@ -17,19 +17,21 @@ from slurmddp.short_text import first_items
 _SHOWN = 3
 """Number of keys of each kind in a message; a model of another depth has hundreds."""
 _HINT = (
-    "It was written with another model or configuration: go back to that, or start in another folder, "
-    "by another name= of the run or root= in a script."
+    "The checkpoint was written with another model or configuration. Use that one again, or save to another "
+    "folder: change name= of the run, or root= in a script."
 )
 
 
 def check(name: str, target: Any, saved: Any, ignored: list[str] | None = None) -> bool:
-    """Return whether a load of `saved` into `target` is certain to succeed.
+    """Check that `saved` fits `target`, and return whether a load of it is certain to succeed.
 
     Args:
         name: the name of the object in the state.
-        target: a module or an optimizer. Another object decides by its own `load_state_dict`: False.
+        target: the object that will load the state. If it is neither a module nor an optimizer, or has its
+            own `load_state_dict` or load hooks, nothing is checked and the result is False.
         saved: the state to load.
-        ignored: a list that gets the keys of a module that only one side has. None: such keys are an error.
+        ignored: a list to which a text is added that names the keys of a module that only `target` or only
+            `saved` has. None: such keys are an error.
 
     Raises:
         CheckpointError: `saved` does not fit `target`.
@@ -59,7 +61,7 @@ def misfit(name: str, target: Any, problem: str) -> CheckpointError:
 
 
 def undo_for(target: Any) -> Callable[[], None]:
-    """Return a function that restores the present state of `target`."""
+    """Copy the state of `target`, and return a function that loads this copy back into `target`."""
     before = mapped(
         target.state_dict(), lambda t: t.clone() if is_sharded(t) else t.detach().to("cpu", copy=True)
     )
@@ -74,7 +76,7 @@ def undo_for(target: Any) -> Callable[[], None]:
 
 
 def _loads_plainly(model: nn.Module) -> bool:
-    """Return whether no hook and no overridden method changes how torch loads the model."""
+    """Return whether torch loads the model without load hooks and without overridden load methods."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         return False
     return not any(
@@ -90,7 +92,16 @@ def _is_from_torch(method: Any) -> bool:
 
 
 def _module_problem(present: Mapping[str, Any], saved: Any) -> tuple[str, str]:
-    """Return the tensors that can't be loaded, and the keys that only one side has, as texts."""
+    """Compare a module's state_dict with a saved state.
+
+    Args:
+        present: the state_dict of the module.
+        saved: the state from the checkpoint.
+
+    Returns:
+        Two texts, each empty without a problem: the tensors of another shape, and the keys that only one of
+        the two has.
+    """
     if not isinstance(saved, Mapping):
         return f"the checkpoint holds a {type(saved).__name__} under this name", ""
 
@@ -111,7 +122,7 @@ def _module_problem(present: Mapping[str, Any], saved: Any) -> tuple[str, str]:
 
 
 def _listed(items: Sequence[str], singular: str, plural: str) -> str:
-    """Return the number of items and the first of them; empty without items."""
+    """Return a text with the number of items and the first three (_SHOWN) of them; empty without items."""
     if not items:
         return ""
     noun = singular if len(items) == 1 else plural
@@ -125,7 +136,7 @@ def _shape(value: Any) -> str:
 
 
 def _optimizer_problem(optimizer: Optimizer, saved: Any) -> str:
-    """Return how the parameter groups of an optimizer differ from the saved groups; empty if they don't."""
+    """Describe how the saved parameter groups differ in size from the optimizer's; empty if they do not."""
     try:
         saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
     except (TypeError, KeyError, IndexError):

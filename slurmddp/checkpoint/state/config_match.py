@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a run's configuration that change the numbers it computes."""
+    """Return the part of a run's configuration whose keys change the numbers that the run computes."""
     return part_of(without_environment(config, digests=True), Identity.COMPUTED)
 
 
 def manifest_facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hash and keys of a configuration for the manifest; empty for None."""
+    """Return the entries of a configuration in a manifest: "config_hash" and "config"; empty for None."""
     if config is None:
         return {}
 
@@ -36,9 +36,18 @@ def manifest_facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, *, allow: bool) -> None:
-    """Raise ConfigError if checkpoint `name` has another configuration; with `allow`, log a warning instead.
+    """Compare the configuration in a checkpoint's manifest with the configuration of the run.
 
-    Without a configuration on one of the two sides nothing is compared.
+    Nothing is compared if the manifest contains no configuration, or `config` is None.
+
+    Args:
+        meta: the metadata in the manifest.
+        config: the configuration of the run.
+        name: the name of the checkpoint, for the message.
+        allow: whether a difference is only logged as a warning.
+
+    Raises:
+        ConfigError: a key differs, and `allow` is False.
     """
     facts = manifest_facts(config)
     saved = meta.get("config")
@@ -50,14 +59,14 @@ def check(meta: Mapping[str, Any], config: Mapping[str, Any] | None, name: str, 
 
     shown = first_items(lines, _SHOWN, separator="\n  ", rest="\n  and {} more")
     keys = "one key differs" if len(lines) == 1 else f"{len(lines)} keys differ"
-    message = f"Checkpoint {name} is of another configuration; {keys}:\n  {shown}"
+    message = f"Checkpoint {name} was written with another configuration; {keys}:\n  {shown}"
     if allow:
-        log.warning("%s\nIt is loaded nevertheless, as requested.", message)
+        log.warning("%s\nIt is loaded nevertheless, because another configuration is allowed.", message)
         return
 
     raise ConfigError(
         message,
-        hint="Go back to those values, or start a run of another name. To resume with the new values, "
+        hint="Use the checkpoint's values, or start a run with another name. To resume with the new values, "
         f"set {ALLOW_OTHER_CONFIG_VARIABLE}=1 or call load(..., allow_other_config=True).",
     )
 
@@ -74,7 +83,7 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with each part that JSON can't represent exactly replaced by its text."""
+    """Return `value` as JSON values: keys, NaN, infinities and unknown types become strings, tuples lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

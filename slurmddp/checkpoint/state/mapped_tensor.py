@@ -19,30 +19,33 @@ _SMALL_BYTES = 256 << 10
 
 
 class MappedTensor:
-    """A memory file mapped into this process: `area`, and the same bytes as a uint8 tensor."""
+    """A memory file that is mapped into this process: as the map `area`, and as the uint8 tensor `bytes`."""
 
     def __init__(self, area: mmap.mmap) -> None:
         self.area = area
-        # A tensor that is made in inference mode can only be written there.
+        # Leave inference mode: a tensor that is created in it can't be written outside it.
         with torch.inference_mode(False):
             self.bytes = torch.frombuffer(area, dtype=torch.uint8)
         self.is_pinned: bool | None = None
         """Whether the memory is registered with CUDA; None before the first copy from a GPU."""
 
     def copy(self, tensors: Sequence[torch.Tensor], at: int) -> None:
-        """Copy `tensors` one behind the other, from byte `at` on; devices copy in parallel."""
+        """Copy the bytes of `tensors` into the memory, one after the other, from byte `at` on.
+
+        It returns when all copies are complete. Copies from several GPUs run in parallel.
+        """
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         if devices:
             self._pin()
 
-        # Another stream may still compute the tensors.
+        # Wait first: another stream may still be computing the tensors.
         _synchronize(devices)
         with torch.no_grad():
             for tensor in tensors:
                 size = tensor.nbytes
                 self._copy(tensor, at, size)
                 at += size
-        # The copies of a device are asynchronous.
+        # Copies from a GPU are asynchronous, so wait for them.
         _synchronize(devices)
 
     def _copy(self, tensor: torch.Tensor, at: int, size: int) -> None:
@@ -57,7 +60,10 @@ class MappedTensor:
         target.copy_(byte_view(tensor), non_blocking=tensor.is_cuda)
 
     def _pin(self) -> None:
-        """Register the memory with CUDA, so that copies are fast and asynchronous."""
+        """Register the memory with CUDA, so that copies are fast and asynchronous.
+
+        Only the first call does so. If CUDA refuses, a warning is logged, and copies are slower.
+        """
         if self.is_pinned is not None:
             return
 
@@ -68,17 +74,17 @@ class MappedTensor:
             return
 
         log.warning(
-            "CUDA can't register the memory for checkpoints (error %d): copies are slower.", int(code)
+            "CUDA can't register the memory for checkpoint copies (error %d), so they are slower.", int(code)
         )
-        # The next kernel would raise the error; a small one clears it.
+        # The next kernel raises this error again. A small one here takes it, so that no other kernel fails.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
 
     def close(self) -> None:
-        """Unmap the memory; later calls fail."""
+        """Unmap the memory. The object can't be used any more."""
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
-        # The address of the tensor is about to become invalid.
+        # Delete the tensor before the map, because its address is about to become invalid.
         del self.bytes
         self.area.close()
 

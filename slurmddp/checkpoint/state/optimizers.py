@@ -10,10 +10,15 @@ from torch.optim import Optimizer
 
 
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a result of `state_dict`; scalars of the state keep their dtypes.
+    """Load a saved `state_dict` into an optimizer, without a change of the dtype of scalar tensors.
 
-    torch converts them to the dtype of the parameter, except for the step. In bfloat16 and float64, NAdam's
-    product of momenta would then be rounded in another way, and a resumed training would differ.
+    torch's load_state_dict converts the scalars of the state, except "step", to the dtype of the parameter.
+    NAdam's scalar "mu_product" of a bfloat16 or float64 parameter would then be rounded differently, and a
+    resumed training would differ.
+
+    Args:
+        optimizer: gets the state. Its own `load_state_dict`, if its class has one, is called and trusted.
+        saved: a result of `state_dict` of such an optimizer.
     """
     optimizer.load_state_dict(dict(saved))
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:

@@ -55,9 +55,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read and verified; no other object shares its tensors, which are on the CPU.
+    """A state that was read and verified, with its step and the metadata of the save.
 
-    DTensors are on the device of their mesh.
+    No other object shares its tensors. They are on the CPU.
     """
 
     step: int
@@ -68,11 +68,11 @@ class Checkpoint:
 def latest(root: Path) -> Path | None:
     """Return the newest checkpoint under `root` that verifies, or None; only one process may call this.
 
-    Damaged newer checkpoints are renamed to `bad-...` with a warning and never loaded. In a folder of another
-    account they are only skipped.
+    Newer checkpoints that are damaged are renamed to `bad-...`, with a warning, and are never loaded. If
+    another account owns them, they are skipped without a rename.
 
     Raises:
-        CheckpointError: `root` can't be read, or the newest checkpoint is of another version.
+        CheckpointError: `root` can't be read, or another version of slurmddp wrote the newest checkpoint.
     """
     root = root.absolute()
     try:
@@ -91,7 +91,7 @@ def latest(root: Path) -> Path | None:
         except CheckpointError as problem:
             quarantined_any |= _reject(folder, problem)
         except OSError as error:
-            log.warning("Checkpoint %s can't be read (%s); the one before it is tried.", folder, error)
+            log.warning("Checkpoint %s can't be read (%s). The next older one is tried.", folder, error)
         else:
             if quarantined_any:
                 _quietly(partial(write_small, root / POINTER_FILE, folder.name + "\n"))
@@ -100,15 +100,15 @@ def latest(root: Path) -> Path | None:
 
 
 def find(root: Path, *, step: int | None, best: Best | None) -> Path:
-    """Return the checkpoint of `step`, or the best one that verifies; changes nothing on the disk.
+    """Return the folder of the checkpoint of `step`, or of the best one that verifies; rename nothing.
 
     Args:
         root: the folder of all checkpoints.
-        step: the step of the checkpoint; None: choose by `best`.
-        best: name of a metric of the saves, and "min" or "max".
+        step: the step of the checkpoint. None: the checkpoint is chosen by `best`.
+        best: name of a metric that the saves recorded, and "min" or "max".
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged; the message lists the steps.
+        CheckpointError: no such checkpoint exists, or it is damaged. The hint lists the existing ones.
     """
     root = root.absolute()
     if step is None and best is not None:
@@ -144,19 +144,20 @@ def _choices(root: Path) -> str:
         with suppress(CheckpointError, OSError):
             metrics |= load_manifest(folder).meta.get("metrics", {}).keys()
     if not steps:
-        return "The folder holds no checkpoints."
+        return "The folder contains no checkpoints."
 
     names = ", ".join(sorted(metrics)) or "none"
     return f"There are checkpoints of steps {', '.join(steps)}, with the metrics: {names}."
 
 
 def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
-    """Rename the newest checkpoint, of `step`, to `bad-...`; only one process may call this.
+    """Rename the checkpoint of `step` to `bad-...` if it is the newest; only one process may call this.
 
     Returns:
-        Its new name and the step of the checkpoint before it. None, and nothing is renamed, if no older
-        checkpoint verifies, or if a checkpoint of `step` or later was quarantined before: then the checkpoint
-        is not the cause.
+        The new name, and the step of the newest older checkpoint that verifies. None, and nothing is renamed,
+        in these cases: `step` is not the newest; no older checkpoint verifies; the folder can't be renamed,
+        or another account owns it; a checkpoint of `step` or later was quarantined before, so this checkpoint
+        is not the cause of the failure.
 
     Raises:
         SupersededError: a later attempt of the run has started.
@@ -175,7 +176,7 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
 
     previous = latest(root)
     if previous is None:
-        # Without another checkpoint the training would begin again.
+        # No older checkpoint verifies. Undo the rename, or the training would begin from the start.
         moved.rename(folder)
         return None
     write_small(root / POINTER_FILE, previous.name + "\n")
@@ -183,13 +184,18 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
 
 
 def abandon(root: Path, loaded: int, step: int) -> list[str]:
-    """Rename the checkpoints of steps after `loaded` to `abandoned-...` if `step` is not after all of them.
+    """Rename the checkpoints after step `loaded` to `abandoned-...`; only one process may call this.
 
-    A training that has loaded an older checkpoint is about to save `step`. A resume would otherwise use the
-    newer checkpoints, which belong to steps that the training has left. Only one process may call this.
+    Nothing is renamed if `step` is after all checkpoints. Otherwise a resume would use a newer checkpoint,
+    of steps that the training undid when it loaded an older checkpoint.
+
+    Args:
+        root: the folder of all checkpoints.
+        loaded: the step of the checkpoint that the training has loaded.
+        step: the step that the training is about to save.
 
     Returns:
-        The new names, in the order of their steps.
+        The new names, in the order of their steps; empty if nothing was renamed.
 
     Raises:
         CheckpointError: a checkpoint can't be renamed.
@@ -209,8 +215,8 @@ def abandon(root: Path, loaded: int, step: int) -> list[str]:
         target = set_aside(folder, ABANDONED)
         if target is None:
             raise CheckpointError(
-                f"{folder} is newer than the loaded step {loaded}, and can't be renamed.",
-                hint="Move it away, or save to another folder.",
+                f"{folder} is of a later step than the loaded step {loaded}, and can't be renamed.",
+                hint="Move the checkpoint to another folder, or save to another folder.",
             )
         moved.insert(0, target.name)
 
@@ -220,14 +226,18 @@ def abandon(root: Path, loaded: int, step: int) -> list[str]:
 
 
 def go_back(root: Path, every: int, *, before: int) -> int | None:
-    """Choose an earlier checkpoint and abandon all later ones; return its step, None without a checkpoint.
+    """Choose the newest checkpoint before a step, and rename all later checkpoints to `abandoned-...`.
 
     Only one process may call this, while no save is running.
 
     Args:
         root: the folder of all checkpoints.
-        every: a checkpoint of a multiple of this step is preferred; 0: the newest.
-        before: the chosen checkpoint is of an earlier step.
+        every: the newest checkpoint whose step is a multiple of this number is chosen, if there is one.
+            0: the newest is chosen.
+        before: only checkpoints of earlier steps than this are chosen.
+
+    Returns:
+        The step of the chosen checkpoint. None, and nothing is renamed, if there is none.
     """
     root = root.absolute()
     steps = [step_of(folder) for folder in checkpoint_folders(root)]
@@ -244,9 +254,9 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
-        path: its folder.
-        mesh: of the ranks that share the sharded tensors: they become DTensors with this rank's rows, and
-            files without such rows are not read. None: they become whole tensors.
+        path: the folder of the checkpoint.
+        mesh: the device mesh over whose ranks the sharded tensors are split again. They become DTensors with
+            this rank's rows, and files without such rows are not read. None: they become whole tensors.
 
     Raises:
         CheckpointError: a file that was read does not verify.
@@ -256,14 +266,17 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
     except CheckpointError as problem:
         raise CheckpointError(
             f"Checkpoint {path} is not usable: {problem.message}",
-            hint=problem.hint or "Use an older one; `latest` finds the newest that verifies.",
+            hint=problem.hint or "Use an older checkpoint; `latest` returns the newest that verifies.",
         ) from problem
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _folders(root: Path) -> list[Path]:
-    """Restore interrupted replacements, warn about foreign writers, and return the folders, newest first."""
+    """Return the checkpoint folders under `root`, newest first.
+
+    Before, complete a replacement that was interrupted, and warn if other accounts can write to `root`.
+    """
     if not (is_there(root) and root.is_dir()):
         return []
     warn_if_exposed(root)
@@ -293,7 +306,7 @@ def _read_tensors(path: Path, manifest: Manifest, name: str) -> dict[str, torch.
         try:
             tensors = decode(reader, expected.size)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            # If the bytes are damaged, the damage is the error.
+            # If the bytes differ from the manifest, report that as the cause instead of the decoding error.
             _check_rest(reader, name, manifest)
             raise CheckpointError(f"{name} can't be decoded: {error}") from error
         _check_rest(reader, name, manifest)
@@ -314,7 +327,7 @@ def _read_tree(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
-    """Hash the rest of the file and compare, so that damage is always reported as damage."""
+    """Read the rest of the file; raise CheckpointError if its size or digest differs from the manifest."""
     reader.drain()
     check_record(name, reader.record(), manifest.files[name])
 
@@ -327,7 +340,7 @@ def _reject(folder: Path, problem: CheckpointError) -> bool:
 
     where = f"it is now {moved.name}" if moved else "it could not be renamed"
     log.warning(
-        "Checkpoint %s is damaged (%s); %s, and the one before it is used.", folder, problem.message, where
+        "Checkpoint %s is damaged (%s); %s. The next older one is tried.", folder, problem.message, where
     )
     return moved is not None
 
@@ -337,4 +350,4 @@ def _quietly(action: Callable[[], object]) -> None:
     try:
         action()
     except OSError as error:
-        log.warning("Checkpoints could not be tidied: %s", error)
+        log.warning("A repair in the folder of the checkpoints failed: %s", error)

@@ -36,17 +36,21 @@ _DTYPES_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 class Bytes:
-    """Bytes in memory as a source."""
+    """Reader of bytes in memory, for `decode`."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
         self._at = 0
 
     def readinto(self, buffer: memoryview) -> None:
-        """Fill `buffer` with the next bytes; raise CheckpointError if there are not enough."""
+        """Fill `buffer` with the next bytes.
+
+        Raises:
+            CheckpointError: fewer bytes are left than `buffer` takes.
+        """
         end = self._at + len(buffer)
         if end > len(self._view):
-            raise CheckpointError("The bytes of the tensors end too early.")
+            raise CheckpointError("The tensor file in memory ends too early.")
 
         buffer[:] = self._view[self._at : end]
         self._at = end
@@ -56,7 +60,10 @@ Source = HashedReader | Bytes
 
 
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of a safetensors file; tensors of other devices are copied to the CPU one at a time."""
+    """Yield the bytes of a safetensors file with `tensors`: first the header, then each tensor.
+
+    Tensors of GPUs are copied to the CPU one at a time.
+    """
     head, ordered = layout(tensors)
     yield memoryview(head)
     for tensor in ordered:
@@ -71,24 +78,25 @@ def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the header of a safetensors file, and the tensors in the order of the file."""
-    # The widest types come first, so that every tensor starts at a multiple of its element size.
+    """Return the length and header of a safetensors file as bytes, and the tensors in the file's order."""
+    # The types with the largest elements come first, so that every tensor starts at a multiple of its
+    # element size.
     ordered = sorted(tensors.items(), key=lambda item: -_stored_width(item[1].dtype))
     return _head(ordered), [tensor for _, tensor in ordered]
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the CPU's memory holds the bytes of `tensor` as `encode` yields them."""
+    """Return whether `tensor` is in CPU memory exactly as `encode` yields it, so that no copy is needed."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor of this type begins in the file at a multiple of its element size."""
+    """Return whether `layout` places a tensor of this dtype at a multiple of its element size."""
     return tensor.dtype in _DTYPES
 
 
 def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
-    """Return the header's length and the header."""
+    """Return the first bytes of the file: the length of the header, and the header padded to a whole page."""
     header: dict[str, Any] = {}
     offset = 0
     odd = {name: _odd_entry(tensor) for name, tensor in ordered if tensor.dtype not in _DTYPES}
@@ -105,13 +113,18 @@ def _head(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
         offset += size
 
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The tensors start at a page, in the file as in memory, so that direct writes can take them from there.
+    # Direct writes need the same alignment in the file and in memory, so pad the header to a whole page.
     text += b" " * (-(_LENGTH_BYTES + len(text)) % PAGE_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
-    """Read a safetensors file of `size` bytes into new CPU tensors; raises CheckpointError if damaged."""
+    """Read a safetensors file of `size` bytes into new CPU tensors, and return them by name.
+
+    Raises:
+        CheckpointError: sizes in the file contradict each other, or the file ends too early.
+        ValueError, KeyError, TypeError, AttributeError, RuntimeError: the header is damaged.
+    """
     entries, odd = _read_header(source, size)
 
     tensors = {}
@@ -120,17 +133,24 @@ def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
         if tensors[name].numel():
             source.readinto(_bytes_of(tensors[name]))
 
-    # The header keeps the order of the state, the file the order of the widths.
+    # They were read in the order of their offsets. Return them in the order of the header.
     return {name: tensors[name] for name in entries}
 
 
 def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entries of the tensors, and those of them that `_odd_entry` describes."""
+    """Read the header of a safetensors file of `size` bytes.
+
+    Returns:
+        Two dicts by tensor name: the entry of each tensor, and for each tensor that is stored as bytes its
+        real dtype and shape (`_odd_entry`).
+    """
     length = bytearray(_LENGTH_BYTES)
     source.readinto(memoryview(length))
     header_bytes = int.from_bytes(length, "little")
     if header_bytes > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-        raise CheckpointError(f"The tensor file's header claims {header_bytes} bytes; the file has {size}.")
+        raise CheckpointError(
+            f"The header of the tensor file should have {header_bytes} bytes, but the file has only {size}."
+        )
 
     text = bytearray(header_bytes)
     source.readinto(memoryview(text))
@@ -140,12 +160,12 @@ def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, A
     spans = [entry["data_offsets"] for entry in entries.values()]
     data_bytes = sum(stop - start for start, stop in spans)
     if _LENGTH_BYTES + header_bytes + data_bytes != size:
-        raise CheckpointError(f"The tensor file has {size} bytes; its header describes another size.")
+        raise CheckpointError(f"The tensor file has {size} bytes, but its header describes another size.")
     return entries, odd
 
 
 def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
-    """Return a CPU tensor without values for an entry of the header."""
+    """Return an uninitialized CPU tensor with the dtype and shape of `odd`; None: of `entry`."""
     if odd:
         dtype = getattr(torch, odd["dtype"])
         shape = odd["shape"]
@@ -156,12 +176,15 @@ def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
 
     start, stop = entry["data_offsets"]
     if tensor.nbytes != stop - start:
-        raise CheckpointError("A tensor's shape does not fit its place in the file.")
+        raise CheckpointError("The tensor file is damaged: a tensor's shape does not fit its size in bytes.")
     return tensor
 
 
 def _odd_entry(tensor: torch.Tensor) -> dict[str, Any]:
-    """Describe a tensor of a type that old versions of the format lack; the file holds its bytes as U8."""
+    """Return the dtype and shape of a tensor that is stored as bytes (U8).
+
+    Older versions of safetensors lack its dtype.
+    """
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
@@ -170,7 +193,7 @@ def _stored_width(dtype: torch.dtype) -> int:
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, shape (nbytes,), uint8; without a copy if it is contiguous."""
+    """Return the bytes of a tensor, uint8, shape (nbytes,): a view if it is contiguous, else a copy."""
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     # A single element counts as contiguous with any stride, but view() requires the stride 1.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

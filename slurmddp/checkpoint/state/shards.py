@@ -29,24 +29,24 @@ def is_sharded(value: object) -> bool:
 
 
 def has_shards(value: object) -> bool:
-    """Return whether a module has parameters, or an optimizer trains parameters, that are DTensors."""
+    """Return whether a parameter of a module or an optimizer is a DTensor; False for other objects."""
     return mesh_of([value]) is not None
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a DTensor; another tensor as it is."""
+    """Return this rank's local tensor of a DTensor; return any other tensor unchanged."""
     part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """Return the whole of a DTensor, for which all its ranks call this; another tensor as it is."""
+    """Gather a DTensor from its ranks, which must all call this; return any other tensor unchanged."""
     full: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return full
 
 
 def mesh_of(objects: Iterable[object]) -> Any:
-    """Return the device mesh of the first sharded parameter of modules and optimizers; None without one."""
+    """Return the device mesh of the first DTensor parameter in modules and optimizers; None without one."""
     for value in objects:
         placed: Any = next(filter(is_sharded, _parameters(value)), None)
         if placed is not None:
@@ -55,7 +55,10 @@ def mesh_of(objects: Iterable[object]) -> Any:
 
 
 def entry_of(tensor: torch.Tensor) -> dict[str, Any] | None:
-    """Return the entry of a tensor whose rows are split over all ranks; None for another tensor."""
+    """Return the tree file's entry of a DTensor whose rows are split over all ranks (see the module).
+
+    Return None for other tensors, and for DTensors that are distributed in another way.
+    """
     if not is_sharded(tensor) or tensor.ndim == 0:
         return None
 
@@ -69,7 +72,7 @@ def entry_of(tensor: torch.Tensor) -> dict[str, Any] | None:
 
 
 def _rows(count: int, ranks: int) -> list[int]:
-    """Return the first row of each rank, and the end, as torch.chunk splits `count` rows."""
+    """Return the first row of each rank, and then `count`, as torch.chunk splits `count` rows."""
     each = -(-count // ranks)
     return [min(rank * each, count) for rank in range(ranks + 1)]
 
@@ -77,12 +80,15 @@ def _rows(count: int, ranks: int) -> list[int]:
 def joined(
     table: Mapping[str, Any], read: Callable[[str], Mapping[str, torch.Tensor]], mesh: Any
 ) -> dict[str, torch.Tensor]:
-    """Return the sharded tensors of a checkpoint, from the files that hold rows of this rank.
+    """Read the sharded tensors of a checkpoint from those shard files that contain rows of this rank.
 
     Args:
-        table: the entry of each sharded tensor by name.
-        read: returns the tensors of a file.
+        table: the tree file's entry of each sharded tensor, by name.
+        read: returns the tensors, by name, of the file with the given name.
         mesh: as in `checkpoint.read`.
+
+    Returns:
+        By name, DTensors with this rank's rows; whole tensors if `mesh` is None.
     """
     rank = 0
     ranks = 1
@@ -94,13 +100,13 @@ def joined(
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in table}
     for number in range(max((len(entry["rows"]) - 1 for entry in table.values()), default=0)):
         wanted = _wanted_rows(table, number, bounds)
-        # A file without rows of this rank is not read.
+        # Do not read a file that contains no rows of this rank.
         if not wanted:
             continue
         tensors = read(shard_file(number))
         for name, rows in wanted.items():
             part = tensors[name][rows]
-            # A view would keep the memory of all rows.
+            # Copy some of the rows: a view would keep all rows in memory.
             parts[name].append(part if len(part) == len(tensors[name]) else part.clone())
 
     return {name: _placed(_joined(parts[name], entry), entry, mesh) for name, entry in table.items()}
@@ -109,7 +115,13 @@ def joined(
 def _wanted_rows(
     table: Mapping[str, Any], number: int, bounds: Mapping[str, Sequence[int]]
 ) -> dict[str, slice]:
-    """Return the rows of each tensor in the file of rank `number` that lie within `bounds`."""
+    """Return the wanted rows in the file of rank `number`, as a slice of the file's rows for each tensor.
+
+    Args:
+        table: as in `joined`.
+        number: the rank that wrote the file.
+        bounds: for each tensor, the first wanted row and the row after the last.
+    """
     wanted = {}
     for name, entry in table.items():
         start, end = entry["rows"][number : number + 2]
@@ -129,7 +141,7 @@ def _joined(parts: list[torch.Tensor], entry: Mapping[str, Any]) -> torch.Tensor
 
 
 def _placed(rows: torch.Tensor, entry: Mapping[str, Any], mesh: Any) -> torch.Tensor:
-    """Return this rank's rows as a DTensor of `mesh`; as they are without a mesh."""
+    """Return a DTensor on `mesh` with `rows` as this rank's part; return `rows` if `mesh` is None."""
     if mesh is None:
         return rows
     from torch.distributed.tensor import DTensor, Shard
@@ -140,13 +152,13 @@ def _placed(rows: torch.Tensor, entry: Mapping[str, Any], mesh: Any) -> torch.Te
 
 
 def with_whole_tensors(state: Any, *, keep: bool) -> Any:
-    """Return a state with whole tensors, on the CPU, in place of DTensors without an entry.
+    """Return a copy of a state in which DTensors that `entry_of` can't describe are whole tensors on the CPU.
 
-    All ranks call it. `fully_shard` on all ranks makes only DTensors with an entry (see `entry_of`).
+    All ranks must call it. If `fully_shard` splits over all ranks, `entry_of` describes all its DTensors.
 
     Args:
         state: as in a checkpoint, with the same DTensors in the same order on all ranks.
-        keep: whether this rank needs the result. Otherwise it frees each tensor at once.
+        keep: whether this rank needs the whole tensors. If not, they are empty in its result.
     """
 
     def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,14 +171,14 @@ def with_whole_tensors(state: Any, *, keep: bool) -> Any:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a copy of a nested state in which `change` has replaced each tensor."""
+    """Return a copy of a nested state in which each tensor is replaced by `change(tensor)`."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) in (dict, OrderedDict, Counter):
         copy = type(value)()
         for key, item in value.items():
             copy[key] = mapped(item, change)
-        # A module's state_dict keeps the versions of its submodules there.
+        # Copy the attribute in which a module's state_dict keeps the versions of its submodules.
         if hasattr(value, "_metadata"):
             copy._metadata = value._metadata
         return copy
@@ -176,9 +188,10 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def fitted(saved: Any, target: Any) -> Any:
-    """Return a saved state with each tensor sharded, or whole, as the tensors of `target` are.
+    """Return a saved state whose tensors are distributed, or whole, like the tensors of `target`.
 
-    All ranks call it. Objects other than modules and torch's optimizers get their state as it is.
+    All ranks must call it. The state is returned unchanged if `target` has no DTensors, which is so for
+    objects other than modules and optimizers.
     """
     if not isinstance(saved, Mapping) or not has_shards(target):
         return saved
@@ -197,17 +210,18 @@ def fitted(saved: Any, target: Any) -> Any:
 
 
 def _parameters(value: object) -> Iterable[torch.Tensor]:
-    """Return the parameters of a module or an optimizer that may be sharded."""
+    """Return the tensors of a module or an optimizer among which DTensors may be; empty for other objects."""
     if isinstance(value, Optimizer):
         return [parameter for group in value.param_groups for parameter in group["params"]]
     if not isinstance(value, nn.Module) or "torch.distributed.tensor" not in sys.modules:
         return ()
-    # Only the state shows the shards of parameters that stayed gathered after a forward pass.
+    # Not `parameters()`: parameters may stay gathered after a forward pass. Only state_dict() returns their
+    # shards then.
     return value.state_dict().values()
 
 
 def _like(value: Any, like: Any) -> Any:
-    """Return `value` with the placement of the tensor `like`, if both have the same shape."""
+    """Return the tensor `value` distributed like the tensor `like`; unchanged if their shapes differ."""
     if not (isinstance(value, torch.Tensor) and isinstance(like, torch.Tensor) and value.shape == like.shape):
         return value
     if is_sharded(like) == is_sharded(value):
@@ -216,7 +230,7 @@ def _like(value: Any, like: Any) -> Any:
         return whole(value)
     from torch.distributed.tensor import distribute_tensor
 
-    # All ranks have read the whole tensor, so that none sends it.
+    # src_data_rank=None: all ranks have read the whole tensor, so no rank needs to send it.
     placed: Any = like
     return distribute_tensor(
         value.to(local(like).device), placed.device_mesh, placed.placements, src_data_rank=None

@@ -42,41 +42,47 @@ _LARGEST_GROWTH = 8
 
 
 class NoMemory(Exception):
-    """The memory is too small for a copy; the text holds the wanted and the available size."""
+    """The memory is too small for a copy of the state; the message gives the sizes and the consequence."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a training after a step, to be copied or written."""
+    """The state of a training after a step, which is to be saved."""
 
     root: Path
-    """The folder of the checkpoints to which the state belongs."""
+    """The folder of all checkpoints of the training."""
     step: int
     stamp: int
     """Nanoseconds since the epoch, the same for the copies of all nodes."""
     state: Mapping[str, Any]
     meta: Mapping[str, Any]
-    """`state` and `meta` are as in `checkpoint.write`."""
+    """`state` and `meta` are arguments of `checkpoint.write`."""
 
 
 class ShardWriters(Protocol):
-    """The ranks of a sharded state, which write into the buffer of the first rank of their node."""
+    """Interface to the ranks of a node, which copy their shards into the buffer of the node's first rank."""
 
     ranks: int
     """Number of ranks of all nodes."""
     sizes: Mapping[int, int]
-    """Bytes of the file of each rank of this node."""
+    """Size in bytes of the shard file of each rank of this node, by rank."""
 
     def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
-        """Let each rank write its file into the memory file `descriptor`, at its place in `starts`.
+        """Let each rank of this node copy its shard file into a memory file.
 
-        Return False if another node makes no copy, so that nobody needs this copy.
+        Args:
+            descriptor: of the memory file.
+            view: the map of the memory file.
+            starts: by rank, the first byte of its shard file in the memory file.
+
+        Returns:
+            False if another node makes no copy, so that the copy of this node is useless.
         """
 
 
 @dataclass
 class _Slot:
-    """One memory file and its map, once it is mapped."""
+    """A memory file, and its map; None before the file is mapped."""
 
     descriptor: int
     view: MappedTensor | None = None
@@ -87,11 +93,12 @@ class _Slot:
 
 
 class StagingBuffers:
-    """The memory files of one rank.
+    """The staging buffers of one rank: memory files into which it copies its states.
 
     Args:
-        inherited: descriptors of files from the agent, in the order of their numbers.
-        register: called with number and descriptor of each new file.
+        inherited: descriptors of the buffers that the agent kept from an earlier process, in the order of
+            their numbers.
+        register: called with the number and the descriptor of each new buffer.
     """
 
     def __init__(
@@ -108,14 +115,14 @@ class StagingBuffers:
         """Size in bytes of the last state that was skipped because its buffer was too small."""
 
     def prepare(self, size: int) -> None:
-        """Allocate buffers for states of `size` bytes in a thread; `copy` waits for the thread."""
+        """Start a thread that allocates buffers for states of `size` bytes; `copy` waits for it."""
         self._join()
         self._preparing = threading.Thread(target=self._prepare, args=(size,), name="slurmddp-memory")
         self._preparing.daemon = True
         self._preparing.start()
 
     def _prepare(self, size: int) -> None:
-        """Allocate buffers; `copy` raises the error of this thread."""
+        """Allocate buffers for states of `size` bytes. NoMemory is kept, for `copy` to raise."""
         try:
             self._make_slots(size)
             for slot in self._slots:
@@ -136,12 +143,13 @@ class StagingBuffers:
 
         Args:
             snapshot: the state.
-            wait: whether to wait for the allocation of memory.
-            shards: writes the shards of a sharded state.
+            wait: whether to wait if memory must be allocated first. If False, the allocation is started in a
+                thread, and None is returned.
+            shards: the ranks that copy the shards of a sharded state. None: the state is not sharded.
 
         Returns:
-            The number of the buffer. None if all buffers are being written to the disk, or another node makes
-            no copy; without `wait` also if memory must be allocated first, which then begins in a thread.
+            The number of the buffer. None without a copy: all buffers are being written to the disk, another
+            node makes no copy, or (see `wait`) memory must be allocated first.
 
         Raises:
             NoMemory: the memory is too small.
@@ -186,16 +194,16 @@ class StagingBuffers:
         return number
 
     def has_free(self) -> bool:
-        """Return whether a buffer is free of writes."""
+        """Return whether a buffer is not being written to the disk, or is still to be created."""
         return len(self._slots) < self._wanted or any(map(_is_free, self._slots))
 
     def _is_ready(self, size: int) -> bool:
-        """Return whether buffers for a state of `size` bytes are allocated; start the allocation if not."""
+        """Return whether buffers for `size` bytes are allocated; start the allocation in a thread if not."""
         if self._preparing is not None and self._preparing.is_alive():
             return False
         self._join()
 
-        # `copy` raises the error of a refused allocation.
+        # The allocation was refused. Return True, so that `copy` goes on and raises the error.
         if self._refused is not None:
             return True
         is_missing = len(self._slots) < self._wanted
@@ -208,13 +216,19 @@ class StagingBuffers:
         return False
 
     def _growth(self, size: int) -> int:
-        """Return the bytes to add for a growing state, whose next copy would not fit otherwise."""
+        """Return how many bytes more than `size` to allocate for a state that grows from copy to copy.
+
+        The next state would not fit otherwise. 0 if no earlier state was too large for its buffer.
+        """
         if not self._outgrown:
             return 0
         return min(max(0, size - self._outgrown), size // _LARGEST_GROWTH)
 
     def _free_slot(self, size: int) -> int | None:
-        """Return the number of the free buffer with the oldest state; None if all are being written."""
+        """Create missing buffers, and return the number of the buffer whose state `copy` may overwrite.
+
+        It is the oldest state that is not being written to the disk. None if all are being written.
+        """
         self._join()
         self._make_slots(size)
 
@@ -222,14 +236,18 @@ class StagingBuffers:
         for number, slot in enumerate(self._slots):
             if _is_free(slot):
                 state = shared_buffer.read_header(slot.descriptor)
-                # An empty buffer comes first.
+                # An empty buffer counts as the oldest.
                 free.append(((-1, 0) if state is None else state.order, number))
         if not free:
             return None
         return min(free)[1]
 
     def _make_slots(self, size: int) -> None:
-        """Create missing buffers, as many as the memory holds; raise NoMemory if it holds none."""
+        """Create missing buffers for states of `size` bytes, as many as fit into the memory.
+
+        Raises:
+            NoMemory: none fits, or an earlier allocation was refused.
+        """
         if self._refused is not None:
             raise self._refused
         missing = self._wanted - len(self._slots)
@@ -248,12 +266,18 @@ class StagingBuffers:
     def _warn_one_buffer(self, size: int, available: int) -> None:
         facts = f"A copy of the state takes {size_text(size)}, and {size_text(available)} of memory are left"
         if self._wanted == 0:
-            self._refused = NoMemory(f"{facts}: training waits until each checkpoint is written.")
+            self._refused = NoMemory(f"{facts}. So training waits until each checkpoint is written.")
             raise self._refused
-        log.warning("%s: one copy is held in place of two; each save waits for the write before it.", facts)
+        log.warning(
+            "%s, too little for two copies: each save waits until the save before it is written.", facts
+        )
 
     def _fit(self, slot: _Slot, size: int) -> MappedTensor:
-        """Return the map of a buffer, enlarged to `size` bytes if needed."""
+        """Return the map of a buffer; enlarge the buffer to `size` bytes first if it is smaller.
+
+        Raises:
+            NoMemory: the memory is too small.
+        """
         if slot.view is not None and slot.capacity >= size:
             return slot.view
 
@@ -261,8 +285,8 @@ class StagingBuffers:
         available = available_bytes()
         if more > 0 and copies_that_fit(more, available) == 0:
             raise NoMemory(
-                f"The state has grown by {size_text(more)}, and {size_text(available)} of memory are left: "
-                "training waits until each checkpoint is written."
+                f"The state has grown by {size_text(more)}, and {size_text(available)} of memory are left. "
+                "So training waits until each checkpoint is written."
             )
 
         _unmap(slot)
@@ -270,16 +294,18 @@ class StagingBuffers:
             area = shared_buffer.reserve(slot.descriptor, _rounded(size))
         except OSError as error:
             raise NoMemory(
-                f"No memory for a copy of {size_text(size)} ({error.strerror}): training waits until each "
-                "checkpoint is written."
+                f"The memory for a copy of {size_text(size)} could not be allocated ({error.strerror}). "
+                "So training waits until each checkpoint is written."
             ) from error
         slot.view = MappedTensor(area)
         return slot.view
 
     def states(self, root: Path) -> list[tuple[int, shared_buffer.StoredState, bool]]:
-        """Return the descriptor, header and kind of each committed state that belongs under `root`.
+        """Return the committed states in the buffers that belong to the checkpoint folder `root`.
 
-        The kind is True for one node's part of a sharded state.
+        Returns:
+            For each state the descriptor of its buffer, its header, and whether it is only this node's part
+            of a sharded state.
         """
         states = []
         for slot in self._slots:
@@ -297,28 +323,31 @@ class StagingBuffers:
         return [slot.descriptor for slot in self._slots]
 
     def discard_after(self, order: tuple[int, int]) -> None:
-        """Invalidate states newer than `order`, because training resumes from that state."""
+        """Invalidate all states newer than the state with the sort key `order`, from which training resumes.
+
+        A state that is being written to the disk stays.
+        """
         for slot in self._slots:
             state = shared_buffer.read_header(slot.descriptor)
             if state is not None and state.order > order and _is_free(slot):
                 shared_buffer.invalidate(slot.descriptor)
 
     def set_writing(self, number: int, writing: bool) -> None:
-        """Mark a buffer as being written to the disk, or clear the mark."""
+        """Set or clear the flag that buffer `number` is being written to the disk."""
         shared_buffer.set_writing(self._slots[number].descriptor, writing)
 
     def is_writing(self) -> bool:
-        """Return whether a process writes any of the states to the disk."""
+        """Return whether the state of any buffer is being written to the disk."""
         return not all(map(_is_free, self._slots))
 
     def set_urgent(self) -> None:
-        """Mark all running writes as urgent."""
+        """Set the flag `urgent` of all buffers that are being written: a process waits for the writes."""
         for slot in self._slots:
             if not _is_free(slot):
                 shared_buffer.set_urgent(slot.descriptor)
 
     def close(self) -> None:
-        """Unmap and close the buffers here; the agent keeps its descriptors."""
+        """Unmap and close the buffers in this process. The states stay, because the agent keeps them open."""
         self._join()
         for slot in self._slots:
             _unmap(slot)
@@ -327,7 +356,14 @@ class StagingBuffers:
 
 
 def _places(sizes: Mapping[str, int]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return start and size of each file with tensors, and the end of the last; each starts at a page."""
+    """Place files with tensors one after the other in memory, each at the start of a page.
+
+    Args:
+        sizes: the size in bytes of each file, by name.
+
+    Returns:
+        The first byte and the size of each file, by name, and the end of the last file.
+    """
     files = {}
     end = 0
     for name, size in sizes.items():
@@ -342,7 +378,7 @@ def _rounded(size: int) -> int:
 
 
 def _is_free(slot: _Slot) -> bool:
-    """Return whether no process writes the state of a buffer to the disk."""
+    """Return whether the buffer may be overwritten: its state is not being written to the disk."""
     return not shared_buffer.is_writing(slot.descriptor)
 
 
@@ -354,7 +390,16 @@ def _unmap(slot: _Slot) -> None:
 
 
 def read_state(step: int, stored: shared_buffer.StateBytes, mesh: DeviceMesh | None = None) -> Checkpoint:
-    """Decode a stored state; its tensors are copies, with `mesh` as in `checkpoint.read`."""
+    """Decode a state from the memory of a buffer into new tensors.
+
+    Args:
+        step: the step of the state.
+        stored: the bytes of the state.
+        mesh: as in `checkpoint.read`.
+
+    Raises:
+        CheckpointError: the bytes can't be decoded.
+    """
 
     def read_file(name: str) -> dict[str, torch.Tensor]:
         start, size = stored.files[name]

@@ -33,7 +33,10 @@ _MAPPING_TYPES = {tag: kind for kind, tag in _MAPPINGS.items()}
 
 @dataclass
 class FlatState:
-    """A flattened state: `tree` is JSON, `tensors` holds each distinct tensor once."""
+    """A state in two parts: `tree`, its structure and plain values as JSON values, and `tensors` by name.
+
+    A tensor that occurs several times in the state is only once in `tensors`.
+    """
 
     tree: Any
     tensors: dict[str, torch.Tensor]
@@ -51,11 +54,11 @@ class FlatState:
 
 
 def flatten(state: Mapping[str, Any], *, sharded: bool = False) -> FlatState:
-    """Flatten a state.
+    """Split a state into JSON values and named tensors.
 
     Args:
         state: as in `checkpoint.write`.
-        sharded: whether DTensors are allowed. Each rank stores its rows; all ranks get the same tree.
+        sharded: whether DTensors are allowed. Each rank gets its own rows, and all ranks get the same tree.
 
     Raises:
         CheckpointError: a value can't be stored; the message names its key path.
@@ -67,7 +70,11 @@ def flatten(state: Mapping[str, Any], *, sharded: bool = False) -> FlatState:
 
 
 def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state of a tree and its tensors; tied tensors become one tensor again."""
+    """Rebuild a state from a tree and its tensors, the reverse of `flatten`.
+
+    Raises:
+        CheckpointError: the tree contains an unknown tag.
+    """
     if isinstance(tree, list):
         return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -86,8 +93,8 @@ def unflatten(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return struct.unpack(">d", bytes.fromhex(tree[tag]))[0]
 
     raise CheckpointError(
-        f"The checkpoint holds a value of the unknown kind {tag!r}.",
-        hint="It was written by a newer slurmddp; load it with that version.",
+        f"The checkpoint contains a value of the unknown type {tag!r}.",
+        hint="A newer version of slurmddp wrote it. Load it with that version.",
     )
 
 
@@ -108,7 +115,16 @@ class _Flattener:
         self._names: dict[int, list[tuple[torch.Tensor, str]]] = {}
 
     def value(self, value: Any, path: str, depth: int) -> Any:
-        """Return the JSON of `value`, which has the key path `path` at nesting depth `depth`."""
+        """Convert a value of the state to JSON values, and collect its tensors.
+
+        Args:
+            value: the value.
+            path: its key path in the state, such as "model/weight"; empty for the state itself.
+            depth: the number of containers around it.
+
+        Raises:
+            CheckpointError: the value can't be stored.
+        """
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -127,7 +143,7 @@ class _Flattener:
             begin = "/".join(path.split("/")[:6])
             raise CheckpointError(
                 f"The state is nested deeper than {MAX_DEPTH} levels at {begin}...",
-                hint="A container that holds itself can't be stored.",
+                hint="Check whether a container contains itself, which can't be stored.",
             )
 
         if kind in _MAPPINGS:
@@ -142,21 +158,21 @@ class _Flattener:
             if type(key) not in (str, int):
                 raise CheckpointError(
                     f"The state has the key {key!r} ({type(key).__name__}) at {path or _TOP}.",
-                    hint="Keys may be strings and integers.",
+                    hint="Use strings or integers as keys.",
                 )
         tree: dict[str, Any] = {
             _MAPPINGS[type(value)]: [
                 [key, self.value(item, _in(path, key), depth + 1)] for key, item in value.items()
             ]
         }
-        # A module's state_dict carries the versions of its modules here; load_state_dict reads them.
+        # This attribute of a module's state_dict has the versions of its modules. load_state_dict reads it.
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
             tree["metadata"] = self.value(metadata, _in(path, "_metadata"), depth + 1)
         return tree
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> str:
-        """Return the name of a tensor; of a sharded tensor this rank's rows are stored under it."""
+        """Add a tensor, or this rank's rows of a DTensor, to `tensors`, and return its name there."""
         entry = entry_of(tensor) if self._sharded else None
         if entry is None:
             return self._whole_tensor(tensor, path)
@@ -167,7 +183,8 @@ class _Flattener:
 
     def _whole_tensor(self, tensor: torch.Tensor, path: str) -> str:
         _check_plain(tensor, path)
-        # Tied tensors share an address and are stored once. Empty tensors may share one by chance.
+        # Tied tensors have the same address and are stored once. Skip empty tensors, which may have the same
+        # address by chance.
         same_address: list[tuple[torch.Tensor, str]] = []
         if tensor.numel():
             same_address = self._names.setdefault(tensor.data_ptr(), [])
@@ -192,7 +209,7 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _check_plain(tensor: torch.Tensor, path: str) -> None:
-    """Raise CheckpointError unless `tensor` is an ordinary dense tensor with values."""
+    """Raise CheckpointError if `tensor` is of a subclass, sparse, quantised, nested, on meta, or freed."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         kind = f"a {type(tensor).__name__}"
     elif tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -200,7 +217,7 @@ def _check_plain(tensor: torch.Tensor, path: str) -> None:
     elif tensor.is_meta:
         kind = "a tensor on the meta device, which has no values"
     elif tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        # Reading its values would crash the process.
+        # Refuse it, because reading its values would crash the process.
         kind = "a tensor whose storage was freed"
     else:
         return
@@ -222,5 +239,5 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
 
 
 def _free_name(name: str, taken: Mapping[str, torch.Tensor]) -> str:
-    # The safetensors format reserves the name "__metadata__".
+    # Avoid "__metadata__", a name that the safetensors format reserves.
     return first_free(f"{name}~", lambda name: name in taken or name == "__metadata__", plain=name)

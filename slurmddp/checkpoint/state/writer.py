@@ -60,16 +60,16 @@ def write(
 ) -> Path:
     """Save `state` as the checkpoint of `step` under `root`; only one process may call this.
 
-    With `parts` that is rank 0, and the other ranks call `write_shards`.
+    If the state has DTensors, this process is rank 0, and the other ranks call `write_shards`.
 
     Args:
         root: the folder of all checkpoints.
-        step: the number of the step, 0 or more.
+        step: number of training steps completed, 0 or more.
         state: nested dict (string or integer keys), list and tuple of dense tensors, numbers, strings,
             booleans and None.
-        meta: facts for the manifest, as JSON values.
+        meta: metadata for the manifest, as JSON values.
         keep_last, keep_best: as in `publish`.
-        parts: the parts of a state with DTensors, one of each rank.
+        parts: the hidden folder to which the other ranks write their shards. None: the state has no DTensors.
 
     Returns:
         The folder of the checkpoint.
@@ -85,13 +85,20 @@ def write(
 
 
 def write_shards(parts: Parts, rank: int, state: Mapping[str, Any]) -> None:
-    """Write the shards of this rank as a part of a checkpoint that another process publishes."""
+    """Write the shards of this rank, as a part of the checkpoint that rank 0 publishes with `write`.
+
+    Raises:
+        CheckpointError: the part was not written.
+    """
     shards = flatten(state, sharded=True).shards
     parts.write(rank, lambda folder: {shard_file(rank): _write_tensors(folder / shard_file(rank), shards)})
 
 
 def _filler(state: Mapping[str, Any], parts: Parts | None) -> tuple[Fill, int]:
-    """Return the function that writes the files of `state`, and their number of bytes."""
+    """Return a function that writes the files of `state` into a folder, for `publish`, and their total size.
+
+    The size in bytes does not include the files of other ranks.
+    """
     flat = flatten(state, sharded=parts is not None)
     tree = flat.to_json()
     files = {TENSORS_FILE: flat.tensors}
@@ -121,13 +128,13 @@ def check_can_write(
     keep_last: int,
     parts: Parts | None = None,
 ) -> None:
-    """Write `state` under `root` as `write` does, verify it, and delete it.
+    """Write a test checkpoint of `state` under `root` as `write` does, verify it, and delete it.
 
-    Logs a warning if the disk is too small for `keep_last` checkpoints.
+    A warning is logged if the disk is too small for `keep_last` checkpoints and the one being written.
 
     Args:
-        growth: number of bytes by which later checkpoints will be larger.
-        parts: as in `write`.
+        root, state, keep_last, parts: as in `write`.
+        growth: number of bytes by which later checkpoints will be larger than this one.
 
     Raises:
         CheckpointError: `write` would fail.
@@ -143,11 +150,11 @@ def check_can_write(
     if parts is not None:
         shutil.rmtree(parts.folder, ignore_errors=True)
 
-    # During a write, all kept checkpoints still exist.
+    # The + 1 is the new checkpoint: while it is written, all kept checkpoints still exist.
     wanted = (max(keep_last, MIN_KEPT) + 1) * (needed + growth)
     if free < wanted:
         log.warning(
-            "%s has %s free; keeping %d checkpoints of %s takes up to %s.",
+            "%s has %s of free space, but keeping %d checkpoints of %s takes up to %s.",
             root, space.size_text(free), keep_last, space.size_text(needed + growth), space.size_text(wanted),
         )  # fmt: skip
 

@@ -73,7 +73,9 @@ def test_the_parts_of_all_writers_are_published_together(
 def test_a_part_that_does_not_come_is_named_and_nothing_is_published(tmp_path: Path) -> None:
     parts = parts_of(tmp_path)
     parts.write(2, filling(2, 3))
-    with pytest.raises(CheckpointError, match=r"shard-00001.safetensors of step-0000000001 did not arrive"):
+    with pytest.raises(
+        CheckpointError, match=r"shard-00001.safetensors of step-0000000001 was not completed"
+    ):
         save(parts)
     assert steps_in(tmp_path) == []
     assert hidden_in(tmp_path) == [parts.folder.name]

@@ -40,6 +40,6 @@ def test_memory_that_cuda_refuses_is_registered_once_and_the_error_is_cleared(
         view._pin()
         view._pin()
     assert (runtime.offered, runtime.error, view.is_pinned) == (1, 0, False)
-    assert caplog.text.count("CUDA can't register the memory for checkpoints (error 2)") == 1
+    assert caplog.text.count("CUDA can't register the memory for checkpoint copies (error 2)") == 1
     view.close()
     os.close(descriptor)

@@ -203,7 +203,9 @@ def test_a_refused_allocation_is_an_error_and_no_crash(
 
     monkeypatch.setattr(shared_buffer, "reserve", refuse)
     made = StagingBuffers()
-    with pytest.raises(NoMemory, match=r"No memory for a copy of .* \(Cannot allocate memory\)"):
+    with pytest.raises(
+        NoMemory, match=r"memory for a copy of .* could not be allocated \(Cannot allocate memory\)"
+    ):
         made.copy(Snapshot(tmp_path, 1, 1, {"w": torch.ones(9)}, {}))
     made.close()
 

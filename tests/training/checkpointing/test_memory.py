@@ -70,7 +70,7 @@ def test_an_error_of_the_writer_is_raised_on_all_ranks_at_the_next_call(tmp_path
 
 @pytest.mark.parametrize(
     ("available", "slots", "words"),
-    [(100 << 20, 2, ""), (5 << 20, 1, "one copy is held in place of two"), (1 << 20, 0, "training waits")],
+    [(100 << 20, 2, ""), (5 << 20, 1, "too little for two copies"), (1 << 20, 0, "training waits")],
 )
 def test_with_little_memory_there_are_fewer_copies_and_the_same_checkpoints(
     tmp_path: Path, alone: Distributon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

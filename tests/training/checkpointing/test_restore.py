@@ -248,7 +248,7 @@ def test_t8_another_configuration_is_explained_key_by_key(tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_under(other, tmp_path)
     assert caught.value.message.splitlines() == [
-        "Checkpoint step-0000000003 is of another configuration; 4 keys differ:",
+        "Checkpoint step-0000000003 was written with another configuration; 4 keys differ:",
         "  betas: [0.9, 0.95] in the checkpoint, [0.9, 0.99] here",
         '  model.new: not set in the checkpoint, "x" here',
         "  model.width: 4 in the checkpoint, 8 here",
@@ -345,7 +345,7 @@ def test_a_state_in_memory_of_another_configuration_is_not_loaded(
     monkeypatch.setenv(MEMORY_VARIABLE, ",".join(map(str, held)))
     assert load_under(CONFIG, tmp_path) == 3
     assert load_under({**CONFIG, "seed": 2}, tmp_path) is None
-    assert "of step 3 in memory is of another configuration" in caplog.text
+    assert "of step 3 in memory was written with another configuration" in caplog.text
     for number in held:
         os.close(number)
 
@@ -383,7 +383,7 @@ def test_a_chosen_or_the_best_checkpoint_is_loaded(alone: Distributon, tmp_path:
             alone.load(root=tmp_path, progress=progress, **chosen)
     assert progress == {"at": 6}
     assert steps_in(tmp_path) == [6, 5, 3]
-    with pytest.raises(CheckpointError, match="holds no checkpoints"):
+    with pytest.raises(CheckpointError, match="contains no checkpoints"):
         alone.load(root=tmp_path / "none", step=1)
 
 

@@ -70,8 +70,8 @@ def test_a_file_without_a_record_is_refused(tmp_path: Path) -> None:
         (folder / "deep" / "forgotten").write_text("it")
         return {"state.json": write_hashed(folder / "state.json", [memoryview(b"{}")])}
 
-    with pytest.raises(CheckpointError, match="deep/forgotten, which is not among the records"):
+    with pytest.raises(CheckpointError, match=r"fill\(\) wrote deep/forgotten, but returned no record"):
         checkpoint.publish(tmp_path, 1, fill, meta={}, keep_last=3)
-    with pytest.raises(CheckpointError, match="There is no file x, which is among the records"):
+    with pytest.raises(CheckpointError, match=r"fill\(\) returned a record of x, but wrote no such file"):
         checkpoint.publish(tmp_path, 1, lambda folder: {"x": FileRecord(0, "0")}, meta={}, keep_last=3)
     assert not list(tmp_path.iterdir())
