@@ -35,7 +35,7 @@ Start = Callable[[], tuple[WriterChannel, subprocess.Popen[bytes]]]
 
 @dataclass
 class _RankChannel:
-    """Both ends of the channel to a rank; the agent keeps the rank's end open until the next rank starts."""
+    """Both ends of the channel to a rank. The agent keeps the rank's end open until the rank is restarted."""
 
     agent_end: WriterChannel
     rank_end: WriterChannel
@@ -47,7 +47,10 @@ class _RankChannel:
 
 @dataclass
 class _Write:
-    """A write request, and the channel of the rank that gets the result; None for a request of the agent."""
+    """A write request, and the channel of the rank that gets the result; None for a request of the agent.
+
+    `is_answered`: the rank has got the result. `was_requeued`: a writer has ended before it got the request.
+    """
 
     request: Request
     channel: _RankChannel | None
@@ -57,7 +60,10 @@ class _Write:
 
 @dataclass
 class _Writer:
-    """The process that writes, and the channel to it; a writer that `is_gone` has not been reaped yet."""
+    """The writer process, and the channel to it.
+
+    `is_gone`: the writer has closed its end of the channel, but is not reaped yet.
+    """
 
     channel: WriterChannel
     process: subprocess.Popen[bytes]
@@ -65,7 +71,10 @@ class _Writer:
 
 
 class CheckpointService:
-    """The staging buffers of one node's ranks, and the writer, which starts with the first checkpoint."""
+    """The agent's part of checkpoints: it holds its ranks' staging buffers and has their states written.
+
+    The writer process is started with the first write request.
+    """
 
     def __init__(self, start: Start = writer_process.start) -> None:
         self._start = start
@@ -77,9 +86,9 @@ class CheckpointService:
         self._unhealthy: dict[int, str] = {}
 
     def take_unhealthy(self) -> dict[int, str]:
-        """Return the unhealthy nodes that ranks have reported since the last call, by node rank.
+        """Return the unhealthy nodes that ranks have reported since the last call: the reasons by node rank.
 
-        A rank reports them before it exits, so the report is there when its exit is.
+        A rank reports nodes before it exits. So after the exit of a rank its report is complete.
         """
         for channel in self._channels.values():
             self._read(channel)
@@ -89,11 +98,11 @@ class CheckpointService:
         return reports
 
     def channel_for(self, local_rank: int) -> int:
-        """Return the descriptor of a new channel for a rank to inherit.
+        """Create a channel for a rank that is to be started, and return the descriptor that it inherits.
 
-        Call it when all earlier ranks have ended. Their write requests stay valid.
+        Call it when all ranks of the previous start have ended. Their write requests stay valid.
         """
-        # A rank that has ended may have left requests in its channel.
+        # Read all channels first: ranks that have ended may have left requests in them.
         for channel in self._channels.values():
             self._read(channel)
         self._release_unrequested()
@@ -105,39 +114,42 @@ class CheckpointService:
         return self._channels[local_rank].rank_end.fileno()
 
     def _release_unrequested(self) -> None:
-        """Release buffers that a rank marked for a write and died before it sent the request."""
+        """Clear the flag `writing` of buffers whose rank ended before it sent the write request."""
         for slot in self._slots.keys() - self._requested_slots():
             shared_buffer.set_writing(self._slots[slot], False)
 
     def _requested_slots(self) -> set[int]:
-        """Return the numbers of the buffers that are being written, or wait for a write."""
+        """Return the numbers of the buffers whose states are being written, or wait to be written."""
         writes = list(self._waiting)
         if self._running is not None:
             writes.append(self._running)
         return {write.request["slot"] for write in writes}
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that become readable when `handle` has something to do."""
+        """Return the file descriptors to poll: one of them becomes readable when `handle` must be called."""
         descriptors = [channel.agent_end.fileno() for channel in self._channels.values()]
-        # The channel of a writer that is gone stays readable for ever.
+        # Leave out a writer that has ended: its channel is readable for ever.
         if self._writer is not None and not self._writer.is_gone:
             descriptors.append(self._writer.channel.fileno())
         return descriptors
 
     def memory_fds(self) -> list[int]:
-        """Return the descriptors of this node's buffers, for the next ranks to inherit."""
+        """Return the descriptors of this node's buffers, which restarted ranks inherit."""
         return [self._slots[slot] for slot in sorted(self._slots)]
 
     def newest_step(self) -> int | None:
-        """Return the step of the newest committed state in this node's memory, or None."""
+        """Return the step of the newest committed state in this node's buffers; None if there is none."""
         return shared_buffer.newest_step(self.memory_fds())
 
     def is_writing(self) -> bool:
-        """Return whether a checkpoint is being written, or waits for a write."""
+        """Return whether a state is being written, or waits to be written."""
         return self._running is not None or bool(self._waiting)
 
     def handle(self) -> None:
-        """Handle messages of ranks and writer, reap the writer, and start the next write; never blocks."""
+        """Read the messages of ranks and writer, reap the writer if it has ended, and start the next write.
+
+        The call does not block.
+        """
         for channel in self._channels.values():
             self._read(channel)
         self._listen()
@@ -146,20 +158,20 @@ class CheckpointService:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process ids of the children that `handle` reaps."""
+        """The process id of the writer, which `handle` reaps; empty without a writer."""
         if self._writer is None:
             return ()
         return (self._writer.process.pid,)
 
     def _reap(self) -> None:
-        """Reap the writer if it has exited."""
+        """Reap the writer if it has exited. If it was interrupted in a write, send the rank an error."""
         if self._writer is None:
             return
         pid, status = os.waitpid(self._writer.process.pid, os.WNOHANG)
         if pid == 0:
             return
 
-        # The writer may have sent a result just before its end.
+        # Read its last messages: it may have sent a result just before it ended.
         self._listen()
         self._writer.process.returncode = os.waitstatus_to_exitcode(status)
         self._writer.channel.close()
@@ -171,7 +183,7 @@ class CheckpointService:
             self._answer(interrupted, _killed(interrupted.request, status))
 
     def _listen(self) -> None:
-        """Read the writer's messages: the result of a write, and `finished` when it is ready for the next."""
+        """Read the writer's messages: the result of a write, and then "finished" when the next may begin."""
         if self._writer is None:
             return
 
@@ -189,21 +201,25 @@ class CheckpointService:
         write.is_answered = True
         shared_buffer.set_writing(self._slots[write.request["slot"]], False)
         if write.channel is not None:
-            # The rank may be gone.
+            # The rank may have ended.
             with suppress(OSError):
                 write.channel.agent_end.send(result)
 
     def flush_newest(
         self, run_dir: Path, attempt: int, claim: Callable[[int, bool], bool] = lambda step, is_part: True
     ) -> int | None:
-        """Start to write the newest state if it is not on disk yet; return its step.
+        """Start to write the newest state in this node's buffers, if it is not on the disk yet.
 
-        Call it when all ranks have ended, on all nodes: of a sharded state, each node writes its part.
+        Call it on all nodes, when all ranks have ended. Each node writes its own part of a sharded state.
 
         Args:
-            run_dir: the run folder that gets the event `saved`.
-            attempt: the number of the attempt, for that event.
-            claim: returns whether to write the state of a step, or this node's part of it.
+            run_dir: the run folder, to which the event `saved` is added.
+            attempt: the number of the attempt, for the event.
+            claim: called with the step, and with whether this node has only a part of a sharded state. It
+                returns whether this node is to write the state.
+
+        Returns:
+            The step of the state. None if nothing needs to be written or `claim` returned False.
 
         Raises:
             OSError: the checkpoints can't be listed.
@@ -219,7 +235,10 @@ class CheckpointService:
         return int(request["step"])
 
     def _flush_request(self, run_dir: Path, attempt: int) -> Request | None:
-        """Return the request to write the newest state; None if it is on disk or will be written anyway."""
+        """Return a request to write the newest state.
+
+        None if there is no state, if the disk has one as new, or if its write was requested already.
+        """
         headers = {slot: shared_buffer.read_header(number) for slot, number in self._slots.items()}
         states = [(state.order, slot, state) for slot, state in headers.items() if state is not None]
         if not states:
@@ -243,13 +262,16 @@ class CheckpointService:
         }  # fmt: skip
 
     def expedite(self) -> None:
-        """Mark all requested writes as urgent, so that the writer stops pausing between pieces."""
+        """Set the flag `urgent` of all requested writes, so that the writer does not sleep between pieces."""
         self.handle()
         for slot in self._requested_slots():
             shared_buffer.set_urgent(self._slots[slot])
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait until all requests are written; after `timeout_s` seconds kill the writer and return False."""
+        """Wait until all requested writes are done, and return True.
+
+        After `timeout_s` seconds, drop the waiting requests, kill the writer, and return False.
+        """
         deadline = time.monotonic() + timeout_s
         self.expedite()
         while self.is_writing() and time.monotonic() < deadline:
@@ -257,7 +279,7 @@ class CheckpointService:
         if not self.is_writing():
             return True
 
-        # A killed writer leaves an unpublished folder; the checkpoint before it stays the newest.
+        # A killed writer leaves only a hidden folder, and the previous checkpoint stays the newest.
         self._waiting.clear()
         if self._writer is not None:
             os.kill(self._writer.process.pid, signal.SIGKILL)
@@ -270,18 +292,24 @@ class CheckpointService:
         self.handle()
 
     def close_in_child(self) -> None:
-        """Close the writer's channel in a forked process: the writer runs until all copies are closed."""
+        """Close the writer's channel in a forked process.
+
+        The writer ends only when all copies of the channel are closed.
+        """
         if self._writer is not None:
             self._writer.channel.close()
 
     def close(self) -> None:
-        """Close channels and buffers and end an idle writer; a writer at work ends by itself."""
+        """Close all channels and buffers.
+
+        An idle writer is killed. A writer that is writing ends by itself after the write.
+        """
         if self._writer is not None:
             self._writer.channel.close()
             if self._running is None:
                 os.kill(self._writer.process.pid, signal.SIGKILL)
                 os.waitpid(self._writer.process.pid, 0)
-                # Popen would warn of a child that is left behind.
+                # Set the exit code, or Popen would warn that the child is still running.
                 self._writer.process.returncode = -signal.SIGKILL
 
         for channel in self._channels.values():
@@ -312,12 +340,15 @@ class CheckpointService:
         self._slots[slot] = descriptor
 
         if self._writer is not None:
-            # If the writer has ended, the next writer gets all buffers.
+            # Ignore the error of a writer that has ended: the next writer gets all buffers when it starts.
             with suppress(ConnectionError):
                 _register(self._writer.channel, slot, descriptor)
 
     def _begin(self) -> None:
-        """Hand the next request to the writer, unless a writer that is gone must be reaped first."""
+        """Send the next request to the writer, if it is idle.
+
+        If the writer has ended but is not reaped yet, the request waits for the next writer.
+        """
         while self._running is None and self._waiting:
             if self._writer is not None and self._writer.is_gone:
                 return
@@ -341,18 +372,18 @@ class CheckpointService:
         self._writer.channel.send(write.request)
 
     def _requeue(self, write: _Write) -> None:
-        """Leave a request to the next writer, once, because this writer has ended."""
+        """Put a request back because the writer has ended; the second time, report an error instead."""
         if self._writer is not None:
             self._writer.is_gone = True
 
         if write.was_requeued:
-            self._fail(write, "It ends as soon as it is started.")
+            self._fail(write, "it ends as soon as it starts.")
         else:
             write.was_requeued = True
             self._waiting.appendleft(write)
 
     def _fail(self, write: _Write, why: str) -> None:
-        error = CheckpointError(f"The process that writes checkpoints could not be used: {why}")
+        error = CheckpointError(f"The process that writes checkpoints could not be started or reached: {why}")
         self._answer(write, writer_process.conclude(write.request, error))
 
 
@@ -366,7 +397,7 @@ def _killed(request: Request, status: int) -> Result:
         hint = "If the node was short of memory, give the job more (mem_gb)."
     else:
         how = f"ended with exit code {os.waitstatus_to_exitcode(status)}"
-        hint = "The log of its node (node-N.log) has the reason."
+        hint = "See the log of its node (node-N.log) for the reason."
 
     text = f"The process that wrote the checkpoint of step {request['step']} {how}."
     return writer_process.conclude(request, CheckpointError(text, hint=hint))

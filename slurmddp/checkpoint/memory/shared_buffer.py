@@ -1,13 +1,13 @@
 """One training state in a memory file (memfd), which outlives the rank that wrote it.
 
-Behind a header of one page the file has three parts: the bytes of the checkpoint's tensor files, the bytes of
-its tree, and `about`, JSON with the root, the facts and the versions of the checkpoint.
-The header holds three flags of eight bytes. The kernel writes each of them at once:
+After a header of one page the file has three parts: the bytes of the checkpoint's tensor files, the bytes of
+its tree, and `about`: JSON with the folder, the metadata and the software versions of the checkpoint.
+The header has three flags of eight bytes. The kernel writes each flag at once:
 
-- committed: a rank clears it before the first byte changes and sets it after the last one. So nobody reads an
-  interrupted copy.
-- writing: set while a process writes the state to the disk. Nobody overwrites the state meanwhile.
-- urgent: set while a process waits for that write.
+- committed: a rank clears it before it changes the first byte, and sets it after the last byte. So no process
+  reads an interrupted copy.
+- writing: set while a process writes the state to the disk. No rank overwrites the state meanwhile.
+- urgent: set while a process waits until the state is on the disk.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _MAGIC = b"SDDPmem1"
 _HEADER = struct.Struct("<8s8q")
-# Offsets of the flags; `urgent` stands behind the header.
+# Offsets of the flags in bytes. `urgent` follows the fields of _HEADER.
 _COMMITTED_AT = 8
 _WRITING_AT = 16
 _URGENT_AT = _HEADER.size
 _WORD = struct.Struct("<q")
 _CHUNK_BYTES = 32 << 20
 """Bytes per madvise call: the kernel holds a lock during the call, and other threads may wait for it."""
-# Advice for madvise(2), from the kernel's mman.h; Python's mmap module lacks the first.
+# MADV_POPULATE_WRITE and MADV_HUGEPAGE, from the kernel's mman.h; Python's mmap module lacks the first.
 _POPULATE_WRITE = 23
 _HUGE_PAGE = 14
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """Step and stamp of a committed state, and its parts: offset from the file's start, sizes in bytes."""
+    """Header of a committed state: its step and stamp, and where its parts are in the memory file."""
 
     step: int
     stamp: int
@@ -57,7 +57,7 @@ class StoredState:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the sort key of a state: the newer of two states has the greater key."""
+        """Return the key to sort states by: the newer of two states has the greater key."""
         return self.step, self.stamp
 
     @property
@@ -75,7 +75,7 @@ class StoredState:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """The bytes of a state: all of them, and each part."""
+    """The bytes of a state in mapped memory: the whole, and its parts; `about` is decoded."""
 
     whole: memoryview
     tensors: memoryview
@@ -84,7 +84,7 @@ class StateBytes:
 
     @classmethod
     def of(cls, whole: memoryview, state: StoredState) -> StateBytes:
-        """Split `whole`, the bytes from the start of the tensors to the end."""
+        """Split `whole`, the bytes from the start of the tensors to the end of `state`, into the parts."""
         tree_at = state.tensors_bytes
         about_at = tree_at + state.tree_bytes
 
@@ -93,20 +93,21 @@ class StateBytes:
 
     @property
     def files(self) -> dict[str, tuple[int, int]]:
-        """Return the start and the size in bytes, within `tensors`, of each file with tensors, by name."""
+        """Return the first byte in `tensors` and the size in bytes of each file with tensors, by name."""
         places = self.about.get("files", {TENSORS_FILE: (0, len(self.tensors))})
         return {name: (start, size) for name, (start, size) in places.items()}
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks, on all nodes, that have shards of the state; 0 if it is not sharded."""
+        """Return the number of ranks, on all nodes, that have shards of the state; 0 without shards."""
         return int(self.about.get("ranks", 0))
 
     @property
     def part(self) -> int | None:
-        """Return the first rank whose shards are in this memory; None if no other node has shards.
+        """Return the number of this node's part of the state: the first rank whose shards are in this memory.
 
-        The node with part 0 publishes the checkpoint. The other nodes write their shards.
+        None if no other node has shards. The node with part 0 publishes the checkpoint, and the other nodes
+        write their shards for it.
         """
         ranks = [rank for rank in range(self.ranks) if shard_file(rank) in self.files]
         if len(ranks) == self.ranks:
@@ -115,12 +116,15 @@ class StateBytes:
 
 
 def create() -> int:
-    """Return a new, empty memory file."""
+    """Create an empty memory file and return its descriptor."""
     return os.memfd_create("slurmddp-state", os.MFD_CLOEXEC)
 
 
 def from_environment(environ: Mapping[str, str]) -> list[int]:
-    """Return the memory files that this rank has inherited from the agent; skip other descriptors."""
+    """Return the descriptors of the memory files that this rank has inherited from the agent.
+
+    Descriptors in the environment variable that are no such memory files are left out.
+    """
     numbers = [int(word) for word in environ.get(MEMORY_VARIABLE, "").split(",") if word.isdecimal()]
     return [number for number in numbers if _is_memory(number)]
 
@@ -133,7 +137,7 @@ def _is_memory(descriptor: int) -> bool:
 
 
 def read_header(descriptor: int) -> StoredState | None:
-    """Return the header of the committed state, or None if the file holds none."""
+    """Return the header of the committed state in a memory file; None if there is none, or it is cut off."""
     data = os.pread(descriptor, _HEADER.size, 0)
     if len(data) < _HEADER.size:
         return None
@@ -147,13 +151,13 @@ def read_header(descriptor: int) -> StoredState | None:
 
 
 def invalidate(descriptor: int) -> None:
-    """Clear all flags before the bytes change."""
+    """Clear the flags and the header of a memory file, before its bytes are changed."""
     os.pwrite(descriptor, _HEADER.pack(_MAGIC, *[0] * 8), 0)
 
 
 def commit(descriptor: int, state: StoredState) -> None:
-    """Mark `state` as committed, after its last byte has been written."""
-    # The flag comes in a write of its own: a reader between the two sees no half-written header.
+    """Write the header of `state` and mark it as committed, after its last byte has been written."""
+    # Set the flag by a second write, so that no reader takes a half-written header for a committed state.
     os.pwrite(descriptor, _HEADER.pack(_MAGIC, 0, 0, *astuple(state)), 0)
     os.pwrite(descriptor, _WORD.pack(1), _COMMITTED_AT)
 
@@ -165,17 +169,17 @@ def set_writing(descriptor: int, writing: bool) -> None:
 
 
 def is_writing(descriptor: int) -> bool:
-    """Return whether a process writes the state to the disk."""
+    """Return whether the flag `writing` is set: a process writes the state to the disk."""
     return _word(descriptor, _WRITING_AT)
 
 
 def set_urgent(descriptor: int) -> None:
-    """Set the flag `urgent`: a process waits for the write."""
+    """Set the flag `urgent`: a process waits until the state is on the disk."""
     os.pwrite(descriptor, _WORD.pack(1), _URGENT_AT)
 
 
 def is_urgent(descriptor: int) -> bool:
-    """Return whether a process waits for the write."""
+    """Return whether the flag `urgent` is set: a process waits until the state is on the disk."""
     return _word(descriptor, _URGENT_AT)
 
 
@@ -185,14 +189,14 @@ def _word(descriptor: int, at: int) -> bool:
 
 
 def newest_step(descriptors: Sequence[int]) -> int | None:
-    """Return the step of the newest committed state, or None."""
+    """Return the greatest step of the committed states in memory files; None without a committed state."""
     states = map(read_header, descriptors)
     return max((state.step for state in states if state is not None), default=None)
 
 
 @contextmanager
 def mapped(descriptor: int, state: StoredState) -> Iterator[StateBytes]:
-    """Map the bytes of a committed state without a copy, until the context ends."""
+    """Map a committed state of a memory file, and yield its bytes, which are valid until the context ends."""
     area = mmap.mmap(descriptor, state.end, prot=mmap.PROT_READ)
     try:
         with _parts(area, state) as parts:
@@ -202,7 +206,7 @@ def mapped(descriptor: int, state: StoredState) -> Iterator[StateBytes]:
 
 
 class MappedFile:
-    """A memory file that stays mapped, because mapping its pages takes longer than reading them."""
+    """A memory file that stays mapped between reads: to map its pages takes longer than to read them."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -210,10 +214,10 @@ class MappedFile:
 
     @contextmanager
     def mapped(self, state: StoredState) -> Iterator[StateBytes]:
-        """Yield the bytes of a committed state."""
+        """Yield the bytes of a committed state, which are valid until the context ends."""
         if self._area is None or len(self._area) < state.end:
             self._unmap()
-            # Map the whole file: the next state may be longer.
+            # Map the whole file and not only this state, because the next state may be longer.
             self._area = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         with _parts(self._area, state) as parts:
             yield parts
@@ -237,24 +241,25 @@ def _parts(area: mmap.mmap, state: StoredState) -> Iterator[StateBytes]:
     try:
         yield parts
     finally:
-        # A map can't be closed while a view of it is left.
+        # Release all views, because a map can't be closed before.
         for view in (parts.tensors, parts.tree, parts.whole, everything):
             view.release()
 
 
 def _close(area: mmap.mmap) -> None:
-    # The frames of an exception may hold slices; the map is freed with them.
+    # A map can't be closed while the traceback of an exception refers to a view of it. It is freed later,
+    # with the traceback.
     with suppress(BufferError):
         area.close()
 
 
 def reserve(descriptor: int, size: int) -> mmap.mmap:
-    """Make the file at least `size` bytes long, allocate all its pages, and return a map of it.
+    """Make a memory file at least `size` bytes long, allocate all its pages, and return a map of it.
 
-    A page that can't be allocated later would kill the process with SIGBUS.
+    Pages are allocated here because an allocation that fails at the first use kills the process with SIGBUS.
 
     Raises:
-        OSError: the allocation failed, as a rule with ENOMEM; the allocated part is released.
+        OSError: the allocation failed, usually with ENOMEM. The file has its former size again.
     """
     size_before = os.fstat(descriptor).st_size
     area: mmap.mmap | None = None
@@ -276,7 +281,7 @@ def reserve(descriptor: int, size: int) -> mmap.mmap:
 def _populate(descriptor: int, area: mmap.mmap) -> None:
     size = len(area)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    # Huge pages are faster; where the system has disabled them, the advice has no effect.
+    # Ask for huge pages, which are faster. If the system has disabled them, the advice has no effect.
     _advise(address, size, _HUGE_PAGE)
 
     for start in range(0, size, _CHUNK_BYTES):
@@ -284,15 +289,15 @@ def _populate(descriptor: int, area: mmap.mmap) -> None:
         code = _advise(address + start, length, _POPULATE_WRITE)
 
         if code == errno.EINVAL:
-            # Kernels before 5.14: reserve the memory; the pages come with their first use.
+            # Kernels before 5.14 lack this advice. Reserve the memory, whose pages are mapped at first use.
             os.posix_fallocate(descriptor, start, length)
         elif code:
-            # madvise(2) gives EFAULT where the first use of the page would raise SIGBUS.
+            # madvise(2) returns EFAULT if the first use of a page would raise SIGBUS, so no memory is left.
             code = errno.ENOMEM if code == errno.EFAULT else code
             raise OSError(code, os.strerror(code))
 
 
 def _advise(address: int, size: int, advice: int) -> int:
-    """Call madvise(2); return its error number, 0 for none."""
+    """Call madvise(2), and return its errno; 0 for success."""
     result = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
     return ctypes.get_errno() if result else 0

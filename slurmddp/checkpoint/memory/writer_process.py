@@ -56,9 +56,12 @@ _NICENESS = 5
 
 
 def start() -> tuple[WriterChannel, subprocess.Popen[bytes]]:
-    """Start a writer; return its channel and its process, which outlives this one until all is written."""
+    """Start a writer process, and return this process's end of the channel, and the writer.
+
+    If this process ends, the writer runs on until all requests are written.
+    """
     starter_end, writer_end = WriterChannel.pair()
-    # Signals stay blocked until the writer ignores them.
+    # The writer inherits blocked signals. It unblocks them when it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         writer = subprocess.Popen(
@@ -78,11 +81,12 @@ def start() -> tuple[WriterChannel, subprocess.Popen[bytes]]:
 
 
 def command(channel: WriterChannel) -> list[str]:
-    """Return the command of a writer that inherits `channel`.
+    """Return the command line that starts a writer with the inherited end `channel`.
 
-    The working directory may hold modules with names of the standard library. With -c it is the empty entry
-    of the path, which is removed before any import; PYTHONSAFEPATH needs Python 3.11. The folder of this
-    package may hold such modules too, so it comes first for one import only.
+    The working directory may contain modules with names of the standard library, which must not be imported.
+    With -c it is the empty entry of sys.path, which is removed before any import (PYTHONSAFEPATH needs Python
+    3.11). The folder of this package may contain such modules too. So it is first in sys.path only while
+    slurmddp is imported, and last afterwards.
     """
     folder = str(Path(slurmddp.__file__).parents[1])
     code = (
@@ -94,9 +98,10 @@ def command(channel: WriterChannel) -> list[str]:
 
 
 def perform(buffer: shared_buffer.MappedFile, request: Request, answer: Answer) -> None:
-    """Write the state in `buffer` as a checkpoint, record the result, and call `answer` once.
+    """Write the state in `buffer` as a checkpoint, add an event to the run, and pass the result to `answer`.
 
-    The answer goes out as soon as the checkpoint is durable, before older checkpoints are deleted.
+    `answer` is called once: when the checkpoint is durable (before older checkpoints are deleted), or when
+    the write has failed.
     """
     answered = False
 
@@ -124,21 +129,21 @@ def perform(buffer: shared_buffer.MappedFile, request: Request, answer: Answer) 
 def _write(buffer: shared_buffer.MappedFile, request: Request, durable: Callable[[], object]) -> None:
     state = shared_buffer.read_header(buffer.descriptor)
     if state is None or state.step != request["step"]:
-        raise CheckpointError(f"The memory does not hold the state of step {request['step']}.")
+        raise CheckpointError(f"The memory does not contain the state of step {request['step']}.")
 
     root = Path(request["root"])
     with buffer.mapped(state) as stored:
         parts = Parts(root, folder_name(state.step), state.stamp, stored.ranks)
         copy = partial(_copy, buffer, state, stored, request)
 
-        # Node 0 publishes; every other node leaves its shards where node 0 collects them.
+        # A part above 0 is another node's: write its shards where the node with part 0 collects them.
         if stored.part:
             parts.write(stored.part, lambda folder: copy(folder, parts.files & stored.files.keys()))
             durable()
             return
 
         def fill(folder: Path) -> dict[str, FileRecord]:
-            # One thread flushes the small file while the large file is written.
+            # Write the small tree file in a thread, so that its flush overlaps with the write of the tensors.
             with ThreadPoolExecutor(1) as thread:
                 tree = thread.submit(write_hashed, folder / TREE_FILE, [stored.tree])
                 records = {**copy(folder, stored.files), TREE_FILE: tree.result()}
@@ -166,7 +171,7 @@ def _copy(
     folder: Path,
     names: Iterable[str],
 ) -> dict[str, FileRecord]:
-    """Copy files with tensors from a buffer into `folder`."""
+    """Copy the files `names` from a buffer into `folder`, and return their records by name."""
 
     def is_urgent() -> bool:
         return not request["background"] or shared_buffer.is_urgent(buffer.descriptor)
@@ -181,7 +186,13 @@ def _copy(
 
 
 def conclude(request: Request, error: SlurmddpError | None) -> Result:
-    """Add the event `saved` or `warned` to the run, and return the result of a write."""
+    """Record the end of a write: add the event `saved` or `warned` to the run, and return the result.
+
+    Args:
+        request: the write request.
+        error: why the write failed; None if it succeeded. An error is also printed, and reported to the node
+            that publishes the checkpoint.
+    """
     written_s = round(time.monotonic() - request["since"], 3)
     result: Result = {"kind": "written", "step": request["step"], "written_s": written_s, "error": None}
     if error is None:
@@ -196,8 +207,13 @@ def conclude(request: Request, error: SlurmddpError | None) -> Result:
 
 
 def _record_save(request: Request, written_s: float) -> None:
-    """Add the event `saved` to the run."""
-    # The node with part 0 publishes the checkpoint and adds the event.
+    """Add the event `saved` to the run, unless another node publishes the checkpoint.
+
+    Args:
+        request: the write request.
+        written_s: seconds from the request until the checkpoint was durable.
+    """
+    # The node with part 0 publishes the checkpoint, and adds the event.
     if request.get("part"):
         return
 
@@ -206,7 +222,7 @@ def _record_save(request: Request, written_s: float) -> None:
         facts["seconds"] = round(request["stall_s"], 3)
         facts["written_s"] = written_s
     else:
-        # Training pauses until the write is done.
+        # Training paused during the write too.
         facts["seconds"] = round(request["stall_s"] + written_s, 3)
         facts["written_s"] = 0.0
     if "copied" in request:
@@ -215,14 +231,17 @@ def _record_save(request: Request, written_s: float) -> None:
 
 
 def fail_part(request: Request, error: SlurmddpError) -> None:
-    """Let the publisher of a sharded state know that this node's part will not be written."""
+    """Report to the node that publishes a sharded state that this node's part will not be written.
+
+    Nothing is reported if this node is the publisher or the state is not sharded.
+    """
     if request.get("part"):
         parts = Parts(Path(request["root"]), folder_name(request["step"]), request["stamp"], 0)
         parts.fail(request["part"], error)
 
 
 def error_of(result: Result) -> SlurmddpError | None:
-    """Return the error of a failed write, for the rank to raise; None if the write succeeded."""
+    """Return the error in the result of a write, for the rank to raise; None if the write succeeded."""
     if result["error"] is None:
         return None
 
@@ -233,7 +252,7 @@ def error_of(result: Result) -> SlurmddpError | None:
 
 
 def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
-    """Add an event to the run, unless a later attempt has begun since the write did."""
+    """Add an event to the run, unless a later attempt has started since the write was requested."""
     if request["run_dir"] is None:
         return
 
@@ -243,16 +262,20 @@ def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
         if not folder.is_superseded(attempt):
             folder.add_event(event, attempt=attempt, **facts)
     except OSError as error:
-        # The disk may be full.
+        # The disk may be full. Print the event's error and go on.
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 
 
 def serve(channel: WriterChannel, do: Perform = perform) -> None:
     """Carry out the requests that arrive on `channel`, one by one, until its other end is closed.
 
-    Received: `{"kind": "memory", "slot": N}` with the descriptor of a buffer; a Request of the kind "write";
-    `{"kind": "end"}`. Sent: a Result when a checkpoint is durable or has failed; `{"kind": "finished"}` when
-    older checkpoints are deleted as well.
+    Messages received: `{"kind": "memory", "slot": N}` with the descriptor of buffer N; a Request, which has
+    the kind "write"; `{"kind": "end"}` to end. Messages sent for each Request: a Result when the checkpoint
+    is durable or has failed, and `{"kind": "finished"}` when older checkpoints are deleted too.
+
+    Args:
+        channel: this process's end of the channel.
+        do: writes a checkpoint and calls the given answer function, as `perform` does.
     """
     slots: dict[int, shared_buffer.MappedFile] = {}
     while True:
@@ -270,7 +293,7 @@ def serve(channel: WriterChannel, do: Perform = perform) -> None:
             continue
 
         slot = slots[message["slot"]]
-        # Niceness belongs to a thread, and most users can't lower it again. So each write gets a new thread.
+        # Each write gets a new thread: niceness belongs to a thread, and most users can't lower it again.
         with ThreadPoolExecutor(1, initializer=_lower_priority if message["background"] else None) as thread:
             done = thread.submit(do, slot, message, partial(_answer, channel, slot.descriptor))
             _watch(done, channel, slot.descriptor)
@@ -278,7 +301,7 @@ def serve(channel: WriterChannel, do: Perform = perform) -> None:
 
 
 def _watch(done: Future[object], channel: WriterChannel, descriptor: int) -> None:
-    """Wait for a write; mark it urgent once the requester has ended, because the job may end soon."""
+    """Wait until a write is done; make it urgent if the requester ends, because the job may end soon."""
     while not wait([done], _POLL_S).done:
         if channel.is_closed_by_peer():
             shared_buffer.set_urgent(descriptor)
@@ -297,27 +320,27 @@ def _answer(channel: WriterChannel, descriptor: int, result: Result) -> None:
 
 
 def _send(channel: WriterChannel, message: Mapping[str, Any]) -> None:
-    # The requester may have ended.
+    # The requester may have ended. Nobody needs the message then.
     with suppress(OSError):
         channel.send(message)
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals with which a job is stopped, so that committed states are still written."""
+    """Ignore the signals that stop a job, so that the writer still writes the states that were committed."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # `start` has blocked them.
+    # `start` has blocked the signals for this process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
 
 
 def main() -> int:
-    """Serve the channel whose descriptor is the last argument; return the exit code."""
+    """Serve the channel whose descriptor is the last command-line argument; return the exit code."""
     channel = WriterChannel.attach({CHANNEL_VARIABLE: sys.argv[-1]})
     if channel is None:
         print(f"slurmddp writer: descriptor {sys.argv[-1]!r} is not a checkpoint channel", file=sys.stderr)
         return EXIT_USAGE
 
-    # The disk may be too full for the log.
+    # Output may go to a file on a full disk. Its errors must not end the writer.
     keep_output()
     _ignore_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")

@@ -42,7 +42,7 @@ def test_a_buffer_that_holds_another_state_is_not_written(tmp_path: Path) -> Non
     fill(buffer.descriptor, 1, root=tmp_path)
     writer_process.perform(buffer, request(tmp_path, 0, 2), answers.append)
     buffer.close()
-    assert "does not hold the state of step 2" in answers[0]["error"][1]
+    assert "does not contain the state of step 2" in answers[0]["error"][1]
     assert not list(tmp_path.iterdir())
 
 
