@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 def refuse_misfits(jobs: Sequence[Job], report: Report) -> None:
-    """Raise SlurmddpError if a job can never start.
+    """Raise an error if one of the jobs can never start.
 
     Args:
-        jobs: the jobs. Of jobs with equal resources, SLURM's limits are checked for one.
-        report: called with a `Note` for each reason why a job may not start.
+        jobs: the jobs. Jobs with equal resources and cluster settings are compared with SLURM's limits once.
+        report: called with a `Note` for each reason why SLURM may never start a job.
+
+    Raises:
+        ConfigError: the folder of a job holds another run, the job can't start on this machine, or SLURM
+            would never start it.
+        SlurmError: there is no SLURM on this machine.
     """
     for job in jobs:
         refuse_other_run(job)
@@ -30,7 +35,7 @@ def refuse_misfits(jobs: Sequence[Job], report: Report) -> None:
 
 
 def checked_script(job: Job, report: Report) -> str | None:
-    """Check a job, and return its batch script; None for a job of this machine.
+    """Check whether a job can start, and return its batch script; None for a job that runs on this machine.
 
     Args:
         job: the job.
@@ -63,7 +68,11 @@ def checked_script(job: Job, report: Report) -> str | None:
 
 
 def refuse_misfit_here(job: Job) -> None:
-    """Raise ConfigError if a local run has far too many ranks, or more nodes than the allocation."""
+    """Raise ConfigError if a local run is too large.
+
+    In an allocation, the run must not have more nodes than the allocation. Elsewhere, it must not have more
+    ranks than `most_ranks` allows for the CPUs of this machine.
+    """
     from slurmddp.host import process
     from slurmddp.launchers.local import run as local
     from slurmddp.launchers.local.allocation import current

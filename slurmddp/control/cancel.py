@@ -26,7 +26,7 @@ _NAMED_JOBS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProcess:
-    """The launcher process of a local run, and the outcome for it."""
+    """The launcher process of a cancelled local run, and what was done to it."""
 
     pid: int
     host: str | None
@@ -38,7 +38,7 @@ class LocalProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class CancelledRun:
-    """The outcome of a cancellation for one run."""
+    """The outcome of `cancel` for one run."""
 
     name: str
     path: Path
@@ -56,15 +56,16 @@ class CancelledRun:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The outcome of a cancellation of a run, or of the runs of a sweep."""
+    """The outcome of `cancel` for each run that it selected."""
 
     runs: tuple[CancelledRun, ...]
 
 
 def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
-    """Cancel a run, or the runs of a sweep, with one query of SLURM for all.
+    """Cancel a run, or the runs of a sweep, so that nothing requeues them; one query of SLURM covers all.
 
-    The first call asks a local run to save and stop; a second call kills it.
+    The jobs of runs on SLURM are cancelled. A local run is asked to save and stop by the first call, and is
+    killed by a second call.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder.
@@ -103,13 +104,18 @@ def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
 
 
 def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[str], LocalProcess | None]]:
-    """Mark runs as cancelled, then end their jobs and processes; return job ids and process of each run."""
+    """Write the file `cancelled` into run folders, then cancel the jobs and signal the local processes.
+
+    Returns:
+        For each run, the ids of the cancelled jobs and the local process; None if it had no process.
+    """
     for folder in folders:
-        # An unreadable record must raise before anything is changed.
+        # Called for its error only: if the record of a run is unreadable, no run is changed.
         read_history(folder)
 
     cancelled_before = [folder.is_cancelled for folder in folders]
-    # The mark comes first: once it exists, the batch step neither requeues nor resubmits.
+    # The file is written before the jobs are cancelled, because the batch step neither requeues nor resubmits
+    # a run that has it.
     for folder in folders:
         write_atomic(folder.cancelled_file, _MARK)
 
@@ -127,7 +133,7 @@ def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[st
 
     _cancel_jobs(slurm_runs, slurm, jobs)
 
-    # A resubmission that began before the mark may have recorded a further job.
+    # A resubmission that began before the file `cancelled` existed may have recorded another job since.
     late: list[tuple[RunFolder, Sequence[str]]] = []
     for folder, history in zip(folders, histories, strict=True):
         newer = [job_id for job_id in read_history(folder).open_jobs if job_id not in history.open_jobs]
@@ -145,7 +151,11 @@ def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[st
 def _cancel_jobs(
     runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient, cancelled: dict[Path, list[str]]
 ) -> None:
-    """Cancel the live jobs of runs, and add their ids to `cancelled`."""
+    """Cancel the queued and running jobs of runs, and add their ids to `cancelled` under the run's path.
+
+    Raises:
+        SlurmError: SLURM does not answer, or refuses. The message names the runs and their recorded jobs.
+    """
     if not runs:
         return
 
@@ -164,7 +174,7 @@ def _cancel_jobs(
 
 
 def _subject(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
-    """Return the runs as the subject of a sentence, with its verb."""
+    """Return a phrase for the runs with a verb: "gpt-0a1b2c3d is" or "gpt-0a1b2c3d and 2 other runs are"."""
     name = runs[0][0].name
     if len(runs) == 1:
         return f"{name} is"
@@ -172,7 +182,7 @@ def _subject(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
 
 
 def _named(ids: Sequence[str]) -> str:
-    """Return the first job ids as a phrase, and the number of the others."""
+    """Return a phrase such as "job 7, 8 and 2 others", with at most `_NAMED_JOBS` ids."""
     if not ids:
         return "a job of it"
 
@@ -184,7 +194,15 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
-    """Signal the launcher of a local run, and return the outcome; None if the launcher has ended."""
+    """Send a signal to the launcher of a local run.
+
+    Args:
+        history: the recorded attempts of the run.
+        kill: whether the launcher must kill its ranks instead of asking them to save.
+
+    Returns:
+        The process and what was done to it; None if the launcher has ended, or none was recorded.
+    """
     newest = history.newest
     if newest is None or newest.pid is None:
         return None
@@ -198,9 +216,9 @@ def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
         return None
 
     try:
-        # The launcher saves and stops at the first signal, and kills its ranks at a later SIGINT.
+        # At its first signal the launcher lets the ranks save and stop; at a later SIGINT it kills them.
         os.kill(newest.pid, signal.SIGINT if kill else signal.SIGTERM)
-        # A process that Ctrl-Z has suspended handles no signal until it continues.
+        # A launcher that Ctrl-Z has suspended would handle the signal only once a person continues it.
         os.kill(newest.pid, signal.SIGCONT)
     except ProcessLookupError:
         return None

@@ -21,7 +21,7 @@ from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedJob:
-    """Whether SLURM would start a job, or an array of jobs."""
+    """The result of `check` for one job, or for one array of jobs."""
 
     name: str
     """Name of the run; for an array, the name of its first run."""
@@ -37,14 +37,14 @@ class CheckedJob:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check of jobs."""
+    """The results of `check`, one for each submission."""
 
     jobs: tuple[CheckedJob, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvoidedNode:
-    """A node that new runs avoid because it failed."""
+    """A node that new runs avoid until `expires`, because it failed in an earlier run."""
 
     node: str
     expires: float
@@ -56,7 +56,7 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class CheckedClusters:
-    """The result of a check of cluster files."""
+    """The result of `check_clusters`: findings about cluster files, and nodes that runs avoid."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
     """The findings about each file, by the name of the file; none if it fits this site."""
@@ -64,10 +64,13 @@ class CheckedClusters:
 
 
 def check(groups: Sequence[Sequence[Job]]) -> Checked:
-    """Check whether SLURM would start jobs.
+    """Check whether SLURM would start jobs; nothing is queued or written.
 
     Args:
         groups: the jobs of each submission: one job, or the jobs of an array, which are checked together.
+
+    Returns:
+        For each submission, the reasons against it, doubts, and the expected start.
 
     Raises:
         ConfigError: a job runs on this machine.
@@ -87,7 +90,7 @@ def check(groups: Sequence[Sequence[Job]]) -> Checked:
 
 
 def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
-    """Check cluster files, each by a job of the largest size that it allows.
+    """Check whether this site accepts cluster files, each by a job of the largest size that the file allows.
 
     Args:
         project: the project folder.
@@ -121,7 +124,7 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
 
 
 def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Site) -> tuple[Finding, ...]:
-    """Return the findings about a cluster file, for a job without further settings."""
+    """Return the values of a cluster file that the site does not accept, for a job with this file alone."""
     from slurmddp.config.composition.compose import compose
     from slurmddp.config.job import build_job
 
@@ -135,7 +138,7 @@ def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Si
 
 
 def _check(group: Sequence[Job], slurm: client.SlurmClient, site: Site) -> CheckedJob:
-    """Check a job, or the jobs of an array."""
+    """Compare a job, or the jobs of an array, with the site's limits, and ask sbatch about it."""
     different = {repr((job.resources, job.cluster)): job for job in group}.values()
     findings = [finding for job in different for finding in limits.check(job, site, jobs=len(group))]
     fit = _fit(group, slurm, site, findings)
@@ -144,13 +147,16 @@ def _check(group: Sequence[Job], slurm: client.SlurmClient, site: Site) -> Check
         runs=len(group),
         reasons=fit.reasons,
         notes=tuple(fit.notes),
-        # sbatch's estimate ignores a partition that is down.
+        # The estimate of `sbatch --test-only` does not consider that a partition is down.
         start=_after_downtime(group[0], site) or fit.start,
     )
 
 
 def _after_downtime(job: Job, site: Site) -> str:
-    """Return when the job starts, as a clause, if all its partitions are down and only queue jobs."""
+    """Return "once the site has partition ... up again" if all partitions of a job are DOWN; else empty.
+
+    Such a partition queues jobs, but starts none.
+    """
     states = {partition.name: partition.state for partition in partitions.chosen(job, site.partitions)}
     if not states or set(states.values()) != {"DOWN"}:
         return ""
@@ -158,7 +164,7 @@ def _after_downtime(job: Job, site: Site) -> str:
 
 
 def _after_repair(job: Job, site: Site) -> str:
-    """Return when the job starts, as a clause, if each of its partitions has too few nodes up."""
+    """Return "once enough nodes of partition ... are up" if each partition of a job lacks nodes; else ""."""
     names = [partition.name for partition in partitions.chosen(job, site.partitions)]
     away = [nodes_away(job, [group for group in site.groups if group.partition == name]) for name in names]
     if not away or not all(away):
@@ -169,7 +175,17 @@ def _after_repair(job: Job, site: Site) -> str:
 
 
 def _fit(group: Sequence[Job], slurm: client.SlurmClient, site: Site, findings: Sequence[Finding]) -> Fit:
-    """Ask sbatch about a job, or about the array of several jobs, and judge findings by its answer.
+    """Ask sbatch about a job or an array, and decide which findings prevent a start.
+
+    Args:
+        group: the job, or the jobs of the array.
+        slurm: the client of the site's SLURM.
+        site: the limits of the site.
+        findings: the values of the jobs that the site does not allow.
+
+    Returns:
+        The findings as reasons or doubts, and the expected start. If sbatch refuses the job for another
+        reason, this refusal is the only reason.
 
     Raises:
         SlurmError: SLURM does not answer.
@@ -200,10 +216,10 @@ def _with_nodes(job: Job, nodes: int) -> Job:
 
 
 def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]) -> Fit:
-    """Correct the answer of sbatch about a job with fewer nodes.
+    """Correct a result for which sbatch was asked about fewer nodes than the job has.
 
-    The answer holds neither for the start nor for the number of nodes. About the number, the limits of the
-    partitions are certain.
+    The estimated start is removed. Findings about the number of nodes are reasons if a limit of the job's
+    partitions is exceeded and nothing at the site can lift this limit; the others are doubts.
     """
     sizes = [finding for finding in findings if finding.key in ("nodes", "max_nodes") and not finding.limit]
     too_large = partitions.check(job, partitions_for(job, site))
@@ -217,7 +233,10 @@ def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]
 
 
 def _later(job: Job, site: Site, refusal: str) -> str:
-    """Return when a job starts, as a clause, if sbatch queues it though `sbatch --test-only` refuses it."""
+    """Return when a job starts, as a clause, if `sbatch --test-only` refuses it but sbatch would queue it.
+
+    This holds for nodes that are down and for a reservation that has not begun. Else the text is empty.
+    """
     if "configuration is not available" in refusal:
         return _after_repair(job, site)
     if "Invalid time specified" in refusal and job.cluster.reservation:
@@ -226,7 +245,7 @@ def _later(job: Job, site: Site, refusal: str) -> str:
 
 
 def _ask(group: Sequence[Job], slurm: client.SlurmClient) -> str:
-    """Return the start that `sbatch --test-only` estimates for a job or an array."""
+    """Return the start that `sbatch --test-only` estimates for a job or an array; nothing is queued."""
     from slurmddp.launchers.submit import array, submitter
     from slurmddp.slurm.script import render_array
 

@@ -12,7 +12,7 @@ from slurmddp.runs import index
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run."""
+    """The checkpoints in the folder of a run, also damaged ones."""
 
     folder: Path
     """The folder that holds them."""
@@ -21,7 +21,7 @@ class Checkpoints:
 
 
 def checkpoints(name: str, *, verify: bool = False) -> Checkpoints:
-    """Return the checkpoints of a run, or of a folder.
+    """List the checkpoints of a run or of a folder, also damaged ones.
 
     Args:
         name: name of a run, the beginning of a name, a run folder, or a folder that holds checkpoints.
@@ -38,10 +38,11 @@ def checkpoints_folder(name: str | None) -> Path:
     """Return the checkpoints folder of a run, or the named folder if it holds checkpoints.
 
     Args:
-        name: as for `checkpoints`; None: the newest run.
+        name: name of a run, the beginning of a name, a run folder, or a folder that holds checkpoints; None:
+            the newest run.
 
     Raises:
-        RunNotFoundError: as for `checkpoints`.
+        RunNotFoundError: the name matches no run, or several, and is no folder with checkpoints.
     """
     try:
         return index.find(name).checkpoints_dir

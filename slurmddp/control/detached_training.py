@@ -30,12 +30,17 @@ _POLL_S = 0.05
 
 
 def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
-    """Start `slurmddp train` for a job in a new session, and return once the training has begun.
+    """Start `slurmddp train` for a job as a process in its own session, which outlives the caller.
+
+    The call returns once the training has begun, or the process has ended without one.
 
     Args:
         job: the job.
         again: whether to put the folder of an earlier run aside first.
         report: called with a `Note` if the run is active or finished already, and its code has changed.
+
+    Returns:
+        The outcome: "training", "active" or "finished".
 
     Raises:
         SlurmddpError: the run did not start. The message contains the output of the process.
@@ -51,7 +56,7 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Reaps the process whenever it ends, so that no zombie stays.
+        # This thread waits for the process, because a process that nobody waits for stays as a zombie.
         threading.Thread(target=process.wait, daemon=True).start()
         while process.poll() is None and not _has_begun(folder, process.pid):
             time.sleep(_POLL_S)
@@ -73,7 +78,10 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
 
 
 def finish_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
-    """Start a job like `start_detached`, and return when the run has ended, in whatever state."""
+    """Start a job as `start_detached` does, and return its outcome once the run has ended.
+
+    The run may have ended in any state, which the outcome does not contain.
+    """
     started = start_detached(job, again=again, report=report)
     has_ended = end_of(RunFolder(job.run_dir), client.SlurmClient())
     while not has_ended():
@@ -87,6 +95,6 @@ def _outcome(status: RunStatus, outcome: Literal["training", "active", "finished
 
 
 def _has_begun(folder: RunFolder, pid: int) -> bool:
-    """Return whether the newest attempt of a run belongs to the process."""
+    """Return whether the newest attempt of a run was started by the process `pid`."""
     newest = read_history(folder).newest if folder.config_file.is_file() else None
     return newest is not None and newest.pid == pid

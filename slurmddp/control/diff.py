@@ -21,7 +21,7 @@ _RESULTS = ("state", "step", "total_steps", "loss", "held_out", "rate", "mfu", "
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences of two runs."""
+    """The settings in which two runs differ, and the results of both."""
 
     runs: tuple[str, ...]
     """The names of both runs."""
@@ -36,12 +36,12 @@ def diff(first: str, second: str | None = None, slurm: SlurmClient | None = None
 
     Args:
         first: name of a run, the beginning of a name, or a run folder.
-        second: the other run; None: the newest run other than the first.
+        second: the second run, in the same forms; None: the newest run other than the first.
         slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
         RunNotFoundError: a name matches no run, or several.
-        SlurmddpError: a configuration can't be read.
+        SlurmddpError: the configuration of a run can't be read.
     """
     folder = index.find(first)
     other = _newest_beside(folder) if second is None else index.find(second)
@@ -54,16 +54,21 @@ def diff(first: str, second: str | None = None, slurm: SlurmClient | None = None
 
 
 def _newest_beside(folder: RunFolder) -> RunFolder:
-    """Return the newest other run; raise RunNotFoundError if there is none."""
+    """Return the newest run other than `folder`; raise RunNotFoundError if there is none."""
     for other in index.all_runs():
         if other.path != folder.path:
             return other
 
-    raise RunNotFoundError(f"There is no run but {folder.name}.", hint="`slurmddp list` lists all runs.")
+    raise RunNotFoundError(
+        f"There is no second run to compare {folder.name} with.", hint="`slurmddp list` lists all runs."
+    )
 
 
 def _results(*runs: RunStatus) -> dict[str, tuple[Any, ...]]:
-    """Return the results of runs by name, without results that no run has."""
+    """Return the values of each result, one for each run, by the name of the result, such as `loss`.
+
+    A run without the result has None. Results that no run has are left out.
+    """
     facts = [{**vars(run), **run.metrics, **_times(run)} for run in runs]
     names = [*_RESULTS, *(name for run in runs for name in run.metrics), "goodput", "hours"]
     results = {name: tuple(values.get(name) for values in facts) for name in names}
@@ -71,7 +76,7 @@ def _results(*runs: RunStatus) -> dict[str, tuple[Any, ...]]:
 
 
 def _times(run: RunStatus) -> dict[str, Any]:
-    # The state of the run already reports an unreadable record.
+    # An unreadable record is no error here, because `state` and `detail` of the run report it.
     with suppress(SlurmddpError, OSError):
         goodput = read_goodput(RunFolder(run.path), run, time.time())
         return {"goodput": goodput.share, "hours": goodput.hours}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Waiting:
-    """The action waits until another command or launcher releases a run or a folder."""
+    """An action waits until another command or launcher releases the lock of a run or a folder."""
 
     name: str
     """Name of the run, or path of the folder."""
@@ -21,14 +21,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """Text that shells and profiles of a login node print before slurmddp runs on it."""
+    """Text that the shell of a login node and its profiles print before slurmddp runs there."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class HostOutput:
-    """Output of the command that runs on a login node."""
+    """Output of a slurmddp command that runs on a login node over ssh."""
 
     text: str
 
@@ -44,7 +44,7 @@ class HostSilent:
 
 @dataclass(frozen=True)
 class HostUnknown:
-    """The state of the runs on a login node is unknown, because it does not answer."""
+    """A login node does not answer, so the state of its runs is unknown."""
 
     host: str
     reason: str
@@ -64,14 +64,14 @@ class CodeSent:
 
 @dataclass(frozen=True)
 class Note:
-    """A warning: something is not done, or may not have the intended effect."""
+    """A warning, for example that a setting has no effect or that SLURM may never start a job."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Info:
-    """A sentence about a step or a finding of the action."""
+    """A sentence about what an action does or has found, which is no warning."""
 
     text: str
 
@@ -81,4 +81,4 @@ Report = Callable[[object], None]
 
 
 def ignore(event: object) -> None:
-    """Report nothing."""
+    """Discard an event; the default of `report` arguments."""

@@ -15,7 +15,7 @@ from slurmddp.slurm.limits.finding import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """SLURM's facts about a waiting job."""
+    """SLURM's report about a job in its queue: the reason, the expected start, and limits."""
 
     reason: str = ""
     """SLURM's reason, such as `Priority`."""
@@ -29,14 +29,14 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(RunStatus):
-    """The state of a run, and SLURM's facts about its job while the job waits."""
+    """The state of a run, and, if its job waits in the queue, why and until when."""
 
     wait: Wait | None = None
     """None if no job of the run waits in SLURM's queue, or SLURM does not answer."""
 
 
 def explain(name: str | None = None, slurm: SlurmClient | None = None) -> Explanation:
-    """Return why a run waits, or what to do about its end.
+    """Return the status of a run, and, if its job waits in the queue, what SLURM reports about the job.
 
     Args:
         name: name of a run, the beginning of a name, or a run folder; None: the newest run.
@@ -52,7 +52,11 @@ def explain(name: str | None = None, slurm: SlurmClient | None = None) -> Explan
 
 
 def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
-    """Return SLURM's facts about the run's job if it waits in the queue."""
+    """Query SLURM about the job of a run.
+
+    Returns:
+        None if the run has no job in SLURM, the job is not pending, or SLURM does not answer.
+    """
     if not run.active or run.job_id is None or run.launcher == "local":
         return None
 
@@ -67,17 +71,18 @@ def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
             limits=_limits(folder, slurm),
         )
     except SlurmError:
-        # The state of the run already reports that SLURM does not answer.
+        # No error is raised, because `state` and `detail` of the run report that SLURM does not answer.
         return None
 
 
 def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
-    """Return the limits of the site that the job of a run exceeds."""
+    """Return the limits of the site that a run's job exceeds; empty if its configuration is unreadable."""
     from slurmddp.config.resume import job_of_run
     from slurmddp.slurm.limits.queries import describe
     from slurmddp.slurm.limits.site import check
 
-    # The configuration of a run of another version may be unreadable; the rest of the explanation holds.
+    # Another version of slurmddp may have written the configuration. If it is unreadable, only the limits
+    # are missing in the explanation.
     with suppress(SlurmddpError):
         return tuple(check(job_of_run(folder), describe(slurm).with_empty_queue()))
 

@@ -16,7 +16,7 @@ from slurmddp.settings.spec import parse_best
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A file of weights that was written."""
+    """The result of `export`: the written file of weights, and the checkpoint that contained them."""
 
     path: Path
     checkpoint: Path
@@ -41,7 +41,7 @@ def export(
     model: str | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write the tensors of a saved model to a file.
+    """Write the tensors of a model from a checkpoint to a safetensors file.
 
     Args:
         name: name of a run, the beginning of a name, a run folder, or a folder that holds checkpoints; None:
@@ -96,16 +96,26 @@ def export(
 
 
 def _best_checkpoint(root: Path, text: str) -> Path:
-    """Return the best undamaged checkpoint by a metric, or by the metric of the run if `text` is empty."""
+    """Return the undamaged checkpoint with the best value of a metric.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        text: the metric, such as "max accuracy"; empty: the metric of the run's `train.best`.
+
+    Raises:
+        ConfigError: `text` is empty, and the run has no `train.best`.
+        CheckpointError: no undamaged checkpoint has the metric.
+    """
     metric = parse_best(text) if text else best_of_run(root)
     if metric is None:
         raise ConfigError(
-            f"The run of {root} has no `train.best`.", hint='Name the metric: --best "min eval_loss".'
+            f"The metric is not given, and the run of {root} has no `train.best`.",
+            hint='Name the metric: --best "min eval_loss".',
         )
     if (folder := best_whole(root, metric)) is None:
         raise CheckpointError(
             f"No undamaged checkpoint in {root} has the metric {metric[0]}.",
-            hint="`slurmddp checkpoints RUN --json` prints the metrics of each.",
+            hint="`slurmddp checkpoints RUN --json` prints the metrics of each checkpoint.",
         )
 
     return folder
@@ -124,13 +134,20 @@ def _checkpoint_of_step(root: Path, step: int) -> Path:
 
 
 def _newest(root: Path) -> tuple[Path, Path | None]:
-    """Return the newest undamaged checkpoint; and the newest checkpoint if it is damaged, else None."""
+    """Return the newest undamaged checkpoint.
+
+    Returns:
+        Its folder, and the folder of the newest checkpoint if this one is damaged, else None.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or all are damaged.
+    """
     folders = _all(root)
     newest = newest_whole(root)
     if newest is None:
         raise CheckpointError(
-            f"None of the {len(folders)} checkpoints in {root} is undamaged.",
-            hint="`slurmddp checkpoints RUN --verify` prints the damage of each.",
+            f"All checkpoints in {root} are damaged ({len(folders)}).",
+            hint="`slurmddp checkpoints RUN --verify` prints the damage of each checkpoint.",
         )
 
     damaged = None if newest == folders[0] else folders[0]
@@ -141,6 +158,6 @@ def _all(root: Path) -> list[Path]:
     folders = checkpoint_folders(root)
     if not folders:
         raise CheckpointError(
-            f"There are no checkpoints in {root}.", hint="The run has not saved a checkpoint yet."
+            f"There are no checkpoints in {root}.", hint="Wait until the run has saved its first checkpoint."
         )
     return folders

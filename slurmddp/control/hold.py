@@ -12,22 +12,25 @@ from slurmddp.runs.status.run_status import status
 
 
 def hold(folder: RunFolder, report: Report) -> RunLock:
-    """Acquire the lock of a run; wait if another command holds it.
+    """Acquire the lock of a run; wait while another command holds it.
+
+    If a launcher on this machine trains the run, it keeps the lock until the training ends. The call does not
+    wait for it.
 
     Args:
-        folder: the run.
-        report: called with `Waiting` if another command holds the lock.
+        folder: the run folder.
+        report: called with `Waiting` if the wait takes longer than a second.
 
     Returns:
-        The lock. Its `fileno` is negative if a launcher on this machine trains the run, and keeps the lock.
+        The lock. Its `fileno` is negative if a launcher holds it, and so the caller does not.
 
     Raises:
-        ConfigError: the folder is not a run folder.
+        ConfigError: the folder is not a run folder, or belongs to another account.
     """
     if not folder.config_file.is_file():
         raise ConfigError(
             f"{folder.path} exists, but it is no run folder: it has no config.yaml.",
-            hint="Remove it, or choose another name= or runs_dir=.",
+            hint="Remove this folder, or choose another name= or runs_dir=.",
         )
 
     refuse_foreign(folder.path)
@@ -50,10 +53,10 @@ def hold(folder: RunFolder, report: Report) -> RunLock:
 
 
 def keep(lock: RunLock, name: str) -> RunLock:
-    """Hand the lock of a run over to a new holder, which may outlive the context of `lock`.
+    """Move the lock of a run to a new object, so that the `with` block of `lock` does not release it.
 
     Args:
-        lock: the lock.
+        lock: the lock, as `hold` returned it. If a launcher held it then, this call tries once more.
         name: name of the run.
 
     Raises:

@@ -32,7 +32,8 @@ def jobs_of(
         sources: the config files and folders; None: conf/slurmddp.yaml of the project.
         check: raises ConfigError if a job must not be started.
         report: called with a `Note` for each setting without effect.
-        noted: notes that earlier calls have reported, and that are not reported again. New notes are added.
+        noted: the notes that earlier calls have reported. They are not reported again, and the notes of this
+            call are added to the set.
 
     Returns:
         The jobs, in the order of `points`.
@@ -62,7 +63,8 @@ def jobs_of(
     jobs: list[Job] = []
     notes: list[str] = []
     for overrides in all_overrides:
-        # Points that differ only in values that no check reads need no further composition by Hydra.
+        # A composition by Hydra is slow. Points that differ from an earlier one only in values that no check
+        # reads get a copy of its job with these values.
         job = variants.derive(overrides)
         if job is None:
             config = compose(overrides, project_dir, sources, cache=cache if is_sweep else None)
@@ -88,7 +90,7 @@ def jobs_of(
 
 
 def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> list[str]:
-    """Return the settings of a job that runs a program.
+    """Return the settings `program.script` and `program.args` of a job that runs a command line.
 
     Args:
         program: the command line of the program: `[-m] PROGRAM ARGUMENT...`.
@@ -98,7 +100,7 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
         UsageError: the program is missing.
         ConfigError: an argument is `???`.
     """
-    # Hydra's grammar takes long to import.
+    # Imported here, because the import of Hydra's grammar, which `arguments` uses, is slow.
     from slurmddp.settings.arguments import literal
     from slurmddp.settings.spec import MODULE
 
@@ -111,8 +113,9 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
         )
     if "???" in program[1:]:
         raise ConfigError(
-            "The program has the argument ???, which means a missing value in a configuration.",
-            hint="Pass it in a shell script that starts the program, or set it in the program.",
+            "The program has the argument ???, which means a missing value in a configuration, so it "
+            "can't be passed on.",
+            hint="Start the program from a shell script that passes ???, or set the value in the program.",
         )
 
     items = ",".join(literal(word, keys) for word in program[1:])
@@ -120,7 +123,9 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA GPUs that are visible to a program on this machine, without torch.
+    """Count the NVIDIA GPUs of this machine that a program may use, without importing torch.
+
+    `CUDA_VISIBLE_DEVICES` limits the number of device files /dev/nvidiaN.
 
     Args:
         environ: the environment of the program.

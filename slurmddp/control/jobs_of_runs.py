@@ -11,10 +11,10 @@ from slurmddp.slurm.client import SlurmClient
 
 
 def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[RunStatus, bool]]:
-    """Return the status of each run, and whether the run has, or may have, a job or a process.
+    """Return for each run its status, and whether it has, or may have, a job or a process.
 
-    A run that has ended may still have a job that its folder does not record. SLURM is queried once for all
-    runs.
+    SLURM may still have a job of a run that has ended, for example a requeued one, which the run folder does
+    not record. One query of SLURM finds these jobs for all runs.
     """
     all_statuses = statuses(folders, slurm)
     ended = [RunFolder(status.path) for status in all_statuses if not status.active]
@@ -25,12 +25,15 @@ def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tup
 
 
 def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:
-    """Cancel the queued and running jobs of runs, and return the job ids of each run.
+    """Cancel the queued and running jobs of runs, and return their ids.
 
     Args:
-        runs: each run, with the ids of the jobs that its folder records. SLURM is queried for other jobs of
-            the run.
+        runs: each run, with the ids of the jobs that its folder records. Jobs that SLURM has, but the folder
+            does not record, are cancelled as well.
         slurm: the client of the SLURM to which the runs belong.
+
+    Returns:
+        For each run, the ids of the cancelled jobs; empty if it had none.
 
     Raises:
         SlurmError: SLURM does not answer, or refuses.
@@ -42,7 +45,7 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
     jobs_of_each: list[list[str]] = []
     for (folder, ids), live in zip(runs, unrecorded, strict=True):
         recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.path)]
-        # A job with an error is not in the queue.
+        # squeue has forgotten a job with an error (see `JobState.error`), so there is nothing to cancel.
         open_jobs = [job_id for job_id in recorded if not known[job_id].terminal and not known[job_id].error]
         jobs_of_each.append([*open_jobs, *(job_id for job_id in live if job_id not in open_jobs)])
 

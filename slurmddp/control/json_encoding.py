@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def to_json(result: Any) -> dict[str, Any]:
-    """Return the JSON document of a result: a dictionary of plain values.
+    """Convert a result to its JSON document: a dictionary of plain values with the key `version`.
 
     Args:
         result: an instance of a dataclass.
@@ -38,10 +38,10 @@ def to_json(result: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
-    """Return the result that a JSON document describes. Unknown keys are ignored.
+    """Convert a JSON document back to the result from which `to_json` made it. Unknown keys are ignored.
 
     Args:
-        kind: the dataclass.
+        kind: the dataclass of the result.
         document: a document that `to_json` returned.
         host: the host that wrote the document; its paths become HOST:PATH. Empty: this machine.
 
@@ -53,7 +53,7 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
 
 
 def error_to_json(error: SlurmddpError) -> dict[str, Any]:
-    """Return the JSON document of an error, from which another machine can raise the same error."""
+    """Convert an error to a JSON document, from which `error_from_json` makes the same error elsewhere."""
     return {
         "version": VERSION,
         "kind": type(error).__name__,
@@ -64,10 +64,11 @@ def error_to_json(error: SlurmddpError) -> dict[str, Any]:
 
 
 def error_from_json(document: Mapping[str, Any]) -> SlurmddpError:
-    """Return the error that a document of `error_to_json` describes."""
+    """Return the error from which `error_to_json` made a document; SlurmddpError if its class is unknown."""
     kind = vars(errors).get(document["kind"])
     if not isinstance(kind, type) or not issubclass(kind, SlurmddpError):
-        # The class belongs to another module or to another version of slurmddp.
+        # The other machine raised an error whose class is not in `errors`: it belongs to another module or to
+        # another version of slurmddp.
         kind = SlurmddpError
 
     error: SlurmddpError = kind(document["message"], hint=document["hint"])
@@ -77,7 +78,11 @@ def error_from_json(document: Mapping[str, Any]) -> SlurmddpError:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as a JSON value: a dataclass as a dictionary, a path or date as text, NaN as null."""
+    """Convert a value to JSON.
+
+    A dataclass becomes a dictionary, a tuple a list, NaN and infinity null. Any other value without a JSON
+    type, such as a path, becomes text.
+    """
     if is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -102,7 +107,7 @@ def _read(kind: Any, value: Any, place: str, host: str) -> Any:
     Args:
         kind: the type, as written in an annotation.
         value: the JSON value.
-        place: the path of the value in the document, for errors.
+        place: the keys that lead to the value, such as `Stopped.runs`, for errors.
         host: the host to which paths belong; empty: this machine.
 
     Raises:
@@ -140,7 +145,11 @@ def _read(kind: Any, value: Any, place: str, host: str) -> Any:
 
 
 def _read_union(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Convert a value to a union of types: to None, or to the first type that it fits."""
+    """Convert a JSON value to the first type of a union that it fits; null to None.
+
+    Raises:
+        ValueError: the value fits none of the types.
+    """
     kinds = typing.get_args(kind)
     if value is None and type(None) in kinds:
         return None
@@ -154,7 +163,11 @@ def _read_union(kind: Any, value: Any, place: str, host: str) -> Any:
 
 
 def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Convert a dictionary to an instance of a dataclass."""
+    """Convert a dictionary to an instance of a dataclass; fields without a key get their defaults.
+
+    Raises:
+        ValueError: the value is no dictionary, lacks a key without a default, or has values of other types.
+    """
     _require(isinstance(value, dict), value, place)
     values = {}
     for field in fields(kind):
@@ -168,6 +181,6 @@ def _read_dataclass(kind: Any, value: Any, place: str, host: str) -> Any:
 
 
 def _require(is_right: bool, value: Any, place: str) -> None:
-    """Raise ValueError if a value does not have the type of its field."""
+    """Raise a ValueError that names the place and the value, unless `is_right`."""
     if not is_right:
         raise ValueError(f"{place} is {value!r}")

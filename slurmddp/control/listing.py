@@ -15,7 +15,7 @@ from slurmddp.slurm.client import SlurmClient
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The states of the runs of this account or of a sweep."""
+    """The statuses of the runs of this account, or of the runs of a sweep."""
 
     runs: tuple[RunStatus, ...]
     """The most recently active run first; the runs of a sweep in the order of its points."""
@@ -38,12 +38,12 @@ def list_runs(
     over_ssh: Sequence[RunStatus] = (),
     slurm: SlurmClient | None = None,
 ) -> Listing:
-    """Return the states of runs, with one query of SLURM for all.
+    """Return the statuses of the runs of this account or of a sweep, with one query of SLURM for all.
 
     Args:
         sweep: name of a sweep, or the `name=` of its runs; None: all runs of this account.
-        name: the beginning of the names of the runs.
-        states: the states of the runs; empty: all states.
+        name: only runs whose names begin with this text are listed.
+        states: only runs in one of these states are listed; empty: all states.
         limit: the largest number of runs; None: all runs.
         over_ssh: the statuses of runs on other machines. They belong to no sweep of this machine.
         slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
@@ -55,7 +55,8 @@ def list_runs(
     paths = paths_of(chosen, name)
     remote_runs = [run for run in over_ssh if chosen is None and run.name.startswith(name)]
 
-    # A filter by state has to read all runs; otherwise only the newest are read.
+    # Reading a status is slow, so only the newest `limit` runs are read. A filter by state needs the status
+    # of all runs.
     read = paths if states else paths[:limit]
     runs = [*statuses([RunFolder(Path(path)) for path in read], slurm or SlurmClient()), *remote_runs]
     if states:
@@ -72,7 +73,7 @@ def list_runs(
 
 
 def find_sweep(name: str) -> sweeps.Sweep:
-    """Return the sweep with a name, or whose runs have this `name=`.
+    """Return the sweep with this name, or the sweep whose runs have this `name=`.
 
     Raises:
         RunNotFoundError: the name matches no sweep, or several.
@@ -89,6 +90,11 @@ def find_sweep(name: str) -> sweeps.Sweep:
 
 
 def paths_of(sweep: sweeps.Sweep | None, name: str = "") -> list[str]:
-    """Return the paths of the runs of a sweep, or of all runs, whose names begin with `name`."""
+    """Return the paths of run folders whose names begin with `name`.
+
+    Args:
+        sweep: the sweep whose runs are considered; None: all runs of this account.
+        name: the beginning of the names.
+    """
     paths = index.run_paths() if sweep is None else [str(folder.path) for folder in sweep.started]
     return [path for path in paths if Path(path).name.startswith(name)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingBegins:
-    """A run begins to train on this machine."""
+    """A run begins to train on this machine, or on the nodes of this shell's allocation."""
 
     job: Job
     allocation: Allocation | None
@@ -31,12 +31,12 @@ class TrainingBegins:
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """A run is training. Reported ten times a second, so that a view can read new records."""
+    """A run is training. Reported ten times a second, so that a progress view can read new metrics."""
 
 
 @dataclass(frozen=True)
 class TrainingLeft:
-    """The ranks of a run have ended, or could not be started. A view of the run can close."""
+    """The ranks of a run have ended, or could not be started, so a progress view can close."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,14 @@ class TrainingEnded:
 
 
 def train_here(run: ClaimedRun, report: Report) -> int:
-    """Train a run to its end, and return its exit code: 0, 75, or 130 after a kill.
+    """Train a run on this machine until it ends.
 
     Args:
         run: the run. Its lock is held until its agents have ended.
         report: called with each event.
+
+    Returns:
+        The exit code: 0 if the run has finished, 75 if it has saved and stopped, 130 if it was killed.
 
     Raises:
         SlurmddpError: the run has failed, or it can't start.
@@ -77,7 +80,7 @@ def train_here(run: ClaimedRun, report: Report) -> int:
     finally:
         report(TrainingLeft())
 
-    # matplotlib, which draws the report, takes long to import.
+    # Imported here, because the import of matplotlib, which draws the report, is slow.
     from slurmddp.runs.report.html import with_report
     from slurmddp.runs.status.run_status import status
 

@@ -15,7 +15,7 @@ from slurmddp.slurm.client import SlurmClient
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """The last lines of some logs of a run."""
+    """The last lines of the chosen logs of one attempt of a run."""
 
     name: str
     """Full name of the run."""
@@ -30,7 +30,13 @@ class Logs:
 def selection(
     ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False
 ) -> ChosenLogs:
-    """Return a selection of logs; without ranks and nodes, the log of rank 0."""
+    """Return which logs to read.
+
+    Args:
+        ranks: the ranks whose logs are read; without ranks and nodes, rank 0.
+        nodes: the nodes whose agents' logs are read.
+        everything: whether to read the logs of all ranks, of all agents and of the batch script.
+    """
     if not ranks and not nodes:
         ranks = (0,)
 
@@ -47,7 +53,7 @@ def logs(
     lines: int | None = 40,
     slurm: SlurmClient | None = None,
 ) -> Logs:
-    """Return the last lines of logs of an attempt, and its failures.
+    """Return the last lines of the logs of an attempt, and lines about its failures.
 
     Args:
         name: name of a run, the beginning of a name, or a run folder; None: the newest run.
@@ -74,7 +80,9 @@ def logs(
         attempt = attempts[-1]
     if attempt not in attempts:
         known = ", ".join(map(str, attempts))
-        raise ConfigError(f"{folder.name} has no attempt {attempt}.", hint=f"Its attempts: {known}.")
+        raise ConfigError(
+            f"{folder.name} has no attempt {attempt}.", hint=f"Give one of its attempts: {known}."
+        )
 
     _require([*(f"rank {rank}" for rank in ranks), *(f"node {node}" for node in nodes)], folder, attempt)
     chosen = selection(ranks, nodes, everything=everything)
@@ -83,7 +91,7 @@ def logs(
 
 
 def _require(labels: Sequence[str], folder: RunFolder, attempt: int) -> None:
-    """Raise ConfigError if a rank or node of the attempt has no log."""
+    """Raise ConfigError if the attempt has no log with one of the labels, such as "rank 3" or "node 0"."""
     known = [label(path) for path in files(folder, attempt)]
     for wanted in labels:
         if wanted not in known:
@@ -91,5 +99,6 @@ def _require(labels: Sequence[str], folder: RunFolder, attempt: int) -> None:
             if len(known) > 12:
                 listed = f"{', '.join(known[:8])} and {len(known) - 8} more"
             raise ConfigError(
-                f"Attempt {attempt} has no log of {wanted}.", hint=f"It has: {listed or 'no logs'}."
+                f"Attempt {attempt} of {folder.name} has no log of {wanted}.",
+                hint=f"It has logs of: {listed or 'no rank and no node'}.",
             )

@@ -20,7 +20,7 @@ _LISTED_KEYS = 5
 def refuse_other_run(job: Job) -> None:
     """Raise ConfigError if the folder of a job holds a run with another configuration.
 
-    An unreadable configuration is not refused here: the state of the run reports it.
+    Nothing is raised for an unreadable configuration, because the status of the run reports it.
     """
     from slurmddp.config.same_run import differences_of_runs
 
@@ -43,7 +43,11 @@ def refuse_other_run(job: Job) -> None:
 
 
 def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
-    """Return one job for each run; raise ConfigError if two different runs have the same name."""
+    """Return the jobs without repetitions of the same run, in their order.
+
+    Raises:
+        ConfigError: two jobs have the same run name, but are different runs.
+    """
     from slurmddp.config.same_run import differences_of_runs
 
     by_name: dict[str, Job] = {}
@@ -64,10 +68,10 @@ def refuse_collisions(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _listed(different: list[tuple[str, str, str]], first: str, second: str) -> str:
-    """Return keys with their values in two runs, as a phrase.
+    """Return a phrase such as "seed is 1 in that run, and 2 in this command" for up to `_LISTED_KEYS` keys.
 
     Args:
-        different: each key with its value in both runs.
+        different: each key with its value in the first and in the second run.
         first: phrase for the first run, such as "in that run".
         second: phrase for the second run.
     """
@@ -76,7 +80,7 @@ def _listed(different: list[tuple[str, str, str]], first: str, second: str) -> s
 
 
 def refuse_unclear(status: RunStatus) -> None:
-    """Raise an error if the state of a run is unknown, or if the run is still ending.
+    """Raise an error if the state of a run is unknown, or if a stopped or cancelled run has not ended yet.
 
     Raises:
         ConfigError: a record of the run can't be read.
@@ -86,7 +90,7 @@ def refuse_unclear(status: RunStatus) -> None:
     if status.state == "unknown" and status.job_id is None:
         raise ConfigError(
             f"The state of {status.name} is not known: {status.detail.rstrip('.')}.",
-            hint="Repair that file, or start the run from step 0 with `slurmddp train ... --again`.",
+            hint="Repair the unreadable file, or start from step 0 with `slurmddp train ... --again`.",
         )
     if status.state == "unknown":
         raise SlurmError(
@@ -107,12 +111,17 @@ def refuse_unclear(status: RunStatus) -> None:
 
 
 def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
-    """Raise RunStateError if a run has a job or process.
+    """Raise an error if a run has a job or a process.
 
     Args:
-        status: the state of the run.
-        unchanged: a sentence about what was not done.
+        status: the status of the run.
+        unchanged: a sentence for the message about what was not done.
         hint: a sentence about what to do first.
+
+    Raises:
+        RunStateError: the run is active, or still ending.
+        ConfigError: the run may be active, but its record can't be read.
+        SlurmError: the run may be active, but SLURM does not answer.
     """
     if status.active:
         refuse_unclear(status)
@@ -120,7 +129,12 @@ def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
 
 
 def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
-    """Raise RunStateError if a run has finished and the changed settings do not extend it."""
+    """Raise RunStateError if a run has finished, unless a changed setting makes it train further.
+
+    Args:
+        status: the status of the run.
+        changes: the typed settings with new values.
+    """
     from slurmddp.config.extension import keys_that_extend
     from slurmddp.settings.arguments import key_of
 
@@ -141,7 +155,12 @@ def refuse_finished(status: RunStatus, changes: Iterable[str] = ()) -> None:
 
 
 def _how_to_extend(name: str, keys: Collection[str]) -> str:
-    """Return a sentence about the command that extends a finished run; empty if no key does."""
+    """Return a sentence about how to train a finished run further.
+
+    Args:
+        name: name of the run.
+        keys: the keys whose change extends the run; without keys, the sentence is empty.
+    """
     if not keys:
         return ""
 
@@ -155,7 +174,10 @@ def _how_to_extend(name: str, keys: Collection[str]) -> str:
 
 
 def refuse_extended(job: Job) -> None:
-    """Raise RunStateError if a run was extended beyond the length of a job, which would shorten it again."""
+    """Raise RunStateError if the run of a job was extended, so that its length now exceeds the job's.
+
+    The start of the job would shorten the run again.
+    """
     from slurmddp.config.extension import lengths_beyond
 
     folder = RunFolder(job.run_dir)

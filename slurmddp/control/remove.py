@@ -26,7 +26,7 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedRun:
-    """A run that was removed, and the content of its folder."""
+    """A run that `remove` has removed, or would remove in a dry run, and what its folder contained."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ class RemovedRun:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run that was not removed."""
+    """A run of a sweep that `remove` kept, because it has, or may have, a job or a process."""
 
     name: str
     path: Path
@@ -49,7 +49,7 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class Removed:
-    """The outcome of a removal of a run, or of the runs of a sweep."""
+    """The outcome of `remove` for each run that it selected."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -59,7 +59,7 @@ class Removed:
 
 
 def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Removed:
-    """Remove a run, or a sweep and its runs, for good.
+    """Delete the folder of a run, or the folders of a sweep's runs and the file of the sweep.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder.
@@ -68,13 +68,13 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
             lock of a run.
 
     Returns:
-        What was removed. The file of a sweep is kept as long as one of its runs is.
+        The removed and the kept runs. The file of a sweep is kept while one of its runs has a folder.
 
     Raises:
         RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns a run.
-        RunStateError: the run has, or may have, a job or a process. Of a sweep, such runs are `kept`.
-        SlurmddpError: the removal was interrupted, and files are left.
+        RunStateError: the run has, or may have, a job or a process. In a sweep, such a run is kept instead.
+        SlurmddpError: files of a run could not be removed, or Ctrl-C interrupted the removal.
     """
     selection = select_own(name)
     removed: list[RemovedRun] = []
@@ -110,13 +110,14 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
 def _held(
     folders: Sequence[RunFolder], report: Report
 ) -> Iterator[list[tuple[RunFolder, RunStateError | None]]]:
-    """Hold the locks of runs, and yield each run with the error if it can't be removed.
+    """Hold the locks of runs, and yield each run with the error why it can't be removed; None if it can.
 
     SLURM is queried once for all runs.
     """
     with ExitStack() as stack:
         held_elsewhere = set()
-        # In the order in which a sweep acquires its locks, so that two commands never wait for each other.
+        # The runs are sorted by name, as for the start of a sweep: two commands that acquire locks in the
+        # same order never wait for each other.
         for folder in sorted(folders, key=lambda folder: folder.name):
             lock = stack.enter_context(hold(folder, report))
             if lock.fileno < 0:
@@ -129,7 +130,7 @@ def _held(
 
 
 def _states(folders: Sequence[RunFolder]) -> list[tuple[RunFolder, RunStatus, list[str]]]:
-    """Return each run, its status, and the ids of jobs that SLURM may start though the run has ended."""
+    """Return each run, its status, and the ids of jobs that SLURM may still start after the run's end."""
     slurm = client.SlurmClient() if client.on_path() else None
     all_statuses = statuses(folders, slurm)
     readable = [RunFolder(status.path) for status in all_statuses if not _is_unreadable(status)]
@@ -147,7 +148,13 @@ def _is_unreadable(status: RunStatus) -> bool:
 
 
 def _refusal(status: RunStatus, jobs: Sequence[str], *, is_held_elsewhere: bool) -> RunStateError | None:
-    """Return the error if a run has, or may have, a job or a process; else None."""
+    """Return why a run can't be removed: it has, or may have, a job or a process; None if it can be removed.
+
+    Args:
+        status: the status of the run.
+        jobs: ids of jobs that SLURM may still start.
+        is_held_elsewhere: whether a launcher on this machine holds the lock of the run.
+    """
     try:
         if is_held_elsewhere or not _is_unreadable(status):
             refuse_active(
@@ -168,20 +175,26 @@ def _refusal(status: RunStatus, jobs: Sequence[str], *, is_held_elsewhere: bool)
 
 
 def _described(folder: RunFolder) -> RemovedRun:
-    """Return the size and content of a run folder."""
+    """Return the size of a run folder, the number of its checkpoints, and files written into its code."""
     return RemovedRun(
         name=folder.name,
         path=folder.path,
         size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*") if not path.is_dir()),
         checkpoints=len([*folder.checkpoints_dir.glob("step-*")]),
-        # A script that writes beside its own file writes into the copy of the code.
+        # The program runs in a copy of the project's code, so files that it writes beside its own script are
+        # results that are removed with this copy.
         written=tuple(sorted(code_snapshot.written_by_jobs(folder.code_dir))),
     )
 
 
 def _remove_folder(folder: RunFolder) -> None:
-    """Remove a run folder; raise SlurmddpError if files are left."""
-    # Names of runs begin with no dot, so no command finds a folder that is being removed.
+    """Remove a run folder.
+
+    Raises:
+        SlurmddpError: a file could not be removed, or Ctrl-C interrupted the removal.
+    """
+    # The folder is renamed before its files are removed: no run name begins with a dot, so other commands no
+    # longer find the run.
     removed_path = folder.path.with_name(f".removed-{folder.name}")
     shutil.rmtree(removed_path, ignore_errors=True)
     folder.path.rename(removed_path)
@@ -191,7 +204,8 @@ def _remove_folder(folder: RunFolder) -> None:
     except (OSError, KeyboardInterrupt) as error:
         reason = plain(error) if isinstance(error, OSError) else "the removal was interrupted"
         failure = SlurmddpError(
-            f"{folder.name} is removed, but files are left: {reason}.", hint=f"They are in {removed_path}."
+            f"{folder.name} is no longer a run, but some of its files could not be removed: {reason}.",
+            hint=f"Remove the folder {removed_path}.",
         )
         if isinstance(error, KeyboardInterrupt):
             failure.exit_code = EXIT_INTERRUPTED

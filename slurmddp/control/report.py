@@ -17,7 +17,7 @@ from slurmddp.slurm.client import SlurmClient
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """The report of a run or a sweep."""
+    """The paths of the HTML pages that `report` wrote for a run or a sweep."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -29,16 +29,16 @@ class Reported:
 
 
 def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient | None = None) -> Reported:
-    """Write the report of a run, or the reports of a sweep's runs and the page that compares them.
+    """Write the HTML report of a run, or those of a sweep's runs and a page that compares the runs.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.
-        reuse: whether to return the existing report if another account owns the run.
+        reuse: whether to return the existing report, without writing, if another account owns the run.
         slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
 
     Raises:
         RunNotFoundError: the name matches no run or sweep, or several.
-        ConfigError: another account owns a run.
+        ConfigError: another account owns a run, and `reuse` is false or the run has no report.
         SlurmddpError: matplotlib is missing, or a report can't be written.
     """
     sweep = sweeps.find_to_show(name)
@@ -62,7 +62,7 @@ def _of_run(folder: RunFolder, run: RunStatus) -> Path:
 
 
 def _of_sweep(sweep: sweeps.Sweep, slurm: SlurmClient) -> Reported:
-    """Write the reports of a sweep's runs, and the page that compares them."""
+    """Write the reports of the runs of a sweep, and the page of the sweep, which compares them."""
     from slurmddp.runs.report.sweep import write_sweep_report
 
     folders = sweep.started
@@ -79,11 +79,11 @@ def _of_sweep(sweep: sweeps.Sweep, slurm: SlurmClient) -> Reported:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Raise SlurmddpError for an OSError of the block."""
+    """Convert an OSError of the block to a SlurmddpError: the report of `name` can't be written."""
     try:
         yield
     except OSError as error:
         raise SlurmddpError(
             f"The report of {name} can't be written: {plain(error)}.",
-            hint="The run folder must be writable, on a disk with free space.",
+            hint="Check the permissions of the folder, and the free space of its disk.",
         ) from error

@@ -25,7 +25,7 @@ class Command:
 
 
 def command_again(name: str | None) -> Command:
-    """Return the command of a run, with `name=NAME-rerun`.
+    """Return a command that starts a new run with the settings of an existing run and the name NAME-rerun.
 
     Args:
         name: name of a run, the beginning of a name, or a run folder; None: the newest run.
@@ -53,19 +53,25 @@ def command_again(name: str | None) -> Command:
 
 
 def _settings(folder: RunFolder) -> list[str]:
-    """Return the typed settings of a run, without its name."""
+    """Return the typed settings of a run, without `name=`; raise ConfigError if they can't be read."""
     try:
         overrides = folder.typed()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"The command of {folder.name} can't be read: {error}.", hint="Start it with `slurmddp train`."
+            f"The command of {folder.name} can't be read: {error}.",
+            hint="Start a run with the same settings by `slurmddp train`.",
         ) from error
 
     return [override for override in overrides if key_of(override) != "name"]
 
 
 def _free_name(name: str, folder: RunFolder) -> str:
-    """Return `NAME-rerun`; or `NAME-rerun-2` and so on, if runs with that name exist."""
+    """Return the first of `NAME-rerun`, `NAME-rerun-2`, ... that is not the `name=` of a run.
+
+    Args:
+        name: the `name=` of the existing run.
+        folder: its run folder.
+    """
     beside = [path.name for path in folder.path.parent.iterdir()]
     taken = {run.rpartition("-")[0] for run in [*beside, *(run.name for run in index.all_runs())]}
     base = re.sub(r"-rerun(-\d+)?$", "", name) + "-rerun"

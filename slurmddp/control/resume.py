@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeChanges:
-    """A run resumes on another number of ranks. Each optimizer step keeps its samples."""
+    """A run resumes on another number of ranks, with the same number of samples in each optimizer step."""
 
     run: str
     ranks: int
@@ -74,7 +74,11 @@ def resume(name: str, changes: Sequence[str] = (), *, report: Report = ignore) -
 def jobs_to_resume(
     name: str, changes: Sequence[str] = (), *, report: Report = ignore
 ) -> tuple[Selection, list[Job]]:
-    """Return the runs that a name selects, and the jobs of the runs that `resume` would start."""
+    """Return the runs that a name selects, and the jobs that `resume` would start for them.
+
+    Of a sweep, runs that are active, finished or still ending have no job in the list. The arguments are the
+    arguments of `resume`.
+    """
     selection = select_own(name)
     if selection.sweep is None:
         return selection, [job_of_run(selection.runs[0], changes)]
@@ -86,7 +90,7 @@ def jobs_to_resume(
 def _resumable(
     runs: Sequence[RunFolder], changes: Sequence[str], report: Report
 ) -> tuple[list[Job], list[StartedRun]]:
-    """Return the jobs of runs that can be resumed, and the outcomes for the other runs."""
+    """Return the jobs of the runs of a sweep that can be resumed, and the outcomes for its other runs."""
     jobs: list[Job] = []
     outcomes: list[StartedRun] = []
     for status in statuses(runs, SlurmClient()):
@@ -100,13 +104,13 @@ def _resumable(
 
 
 def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> StartedRun:
-    """Resume one run."""
+    """Resume one run, and return the outcome; an active run is left as it is."""
     with hold(folder, report) as lock:
         status = run_status.status(folder, SlurmClient())
         if _is_active(status, changes):
             return leave_active(status, report)
 
-        # While this command holds the lock, no other command changes the settings of the run.
+        # The settings are read only now, under the lock: no other command can change them before the start.
         job = job_of_run(folder, changes)
         _report_effects([job], changes, report)
         claimed = ClaimedRun(job, keep(lock, job.run_name), is_new=False)
@@ -116,7 +120,7 @@ def _resume_one(folder: RunFolder, changes: Sequence[str], report: Report) -> St
 
 
 def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Started:
-    """Resume the runs of a sweep that are neither active nor finished."""
+    """Resume the runs of a sweep that can be resumed, and return the outcomes for all of its runs."""
     jobs, other_outcomes = _resumable(sweep.started, changes, report)
     refuse_misfits(jobs, report)
     report(SweepBegins(sweep=sweep.name, runs=len(sweep.runs), to_resume=len(jobs)))
@@ -141,7 +145,10 @@ def _resume_sweep(sweep: Sweep, changes: Sequence[str], report: Report) -> Start
 
 
 def _outcome_without_start(status: RunStatus, changes: Sequence[str], report: Report) -> StartedRun | None:
-    """Return the outcome for a run of a sweep that can't be resumed, and report why; None if it can."""
+    """Return the outcome for a run of a sweep that does not start; None for a run that can be resumed.
+
+    Why the run does not start is reported as an `Info` (active) or a `Note` (finished or still ending).
+    """
     try:
         if not _is_active(status, changes):
             return None
@@ -153,13 +160,16 @@ def _outcome_without_start(status: RunStatus, changes: Sequence[str], report: Re
 
 
 def _is_active(status: RunStatus, changes: Sequence[str]) -> bool:
-    """Return whether a run has a job or process.
+    """Return whether a run is active and needs no start; False if it can be resumed.
 
     Raises:
-        SlurmddpError: the run has finished and the changes don't extend it, its state is unknown, or it is
-            active and can't change.
+        RunStateError: the run has finished and the changes don't extend it, it is still ending, or it is
+            active and there are changes.
+        ConfigError: a record of the run can't be read.
+        SlurmError: SLURM does not answer.
     """
-    # If sbatch gave no answer, the next submission looks for the job first.
+    # sbatch did not answer the last submission, so SLURM may have its job. The run counts as resumable,
+    # because `Submission.submit` looks for this job before it submits another one.
     if is_unanswered(RunFolder(status.path)):
         return False
     if status.active and not changes:
@@ -177,7 +187,10 @@ def _is_active(status: RunStatus, changes: Sequence[str]) -> bool:
 
 
 def _report_effects(jobs: Sequence[Job], changes: Sequence[str], report: Report) -> None:
-    """Report settings without effect, and the new size of each job if the changes concern its size."""
+    """Report a `Note` for each setting without effect, and the new size of each job.
+
+    The sizes are reported, as `SizeChanges`, only if the changes contain a key of `SIZE`.
+    """
     notes: dict[str, None] = {}
     for job in jobs:
         config = job.program.config

@@ -58,14 +58,16 @@ JobsOf = Callable[[Sequence[Sequence[str]]], Sequence["Job"]]
 
 
 class Sampler:
-    """Suggests the settings of trials, and learns from their results."""
+    """An Optuna study that suggests the settings of trials in batches, and learns from their results."""
 
     def __init__(self, search: Search) -> None:
         try:
             import optuna
         except ImportError as error:
             hint = "Install it: pip install 'slurmddp[optuna]'."
-            raise ConfigError("hydra/sweeper=optuna needs the package optuna.", hint=hint) from error
+            raise ConfigError(
+                "hydra/sweeper=optuna needs the package optuna, which is not installed.", hint=hint
+            ) from error
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search = search
@@ -75,11 +77,11 @@ class Sampler:
         """The trials of the last `suggest`."""
 
     def suggest(self, count: int, known: Sequence[Sequence[str]] = ()) -> list[list[str]]:
-        """Return the settings of the next trials.
+        """Return the settings of the next batch of trials.
 
         Args:
             count: number of trials.
-            known: the settings of the first of these trials, if an earlier search has chosen them.
+            known: the settings of the first trials of this batch, if an earlier search has chosen them.
         """
         for point in known:
             chosen = self._search.chosen(point)
@@ -88,11 +90,12 @@ class Sampler:
             )
 
         with warnings.catch_warnings():
-            # Optuna warns that `constant_liar` is experimental.
+            # Optuna warns that the argument `constant_liar` below is experimental.
             warnings.simplefilter("ignore")
-            # Each batch has its own seed, so that known trials don't change the choice of later trials.
+            # Each batch has its own seed. With one random stream for all batches, known trials, which the
+            # sampler does not choose, would change the choice of later trials.
             seed = random.Random(f"{self._search.seed} {len(self._study.trials)}").getrandbits(32)
-            # With `constant_liar`, running trials count as bad trials, so that the trials of a batch differ.
+            # With `constant_liar`, running trials count as bad ones, so that the trials of a batch differ.
             self._study.sampler = self._sampler(seed=seed, constant_liar=True)
 
         self._trials = [self._study.ask() for _ in range(count)]
@@ -104,7 +107,11 @@ class Sampler:
         ]  # fmt: skip
 
     def learn(self, losses: Sequence[float | None]) -> None:
-        """Take the results of the trials of the last `suggest`: less is better; None: the trial failed."""
+        """Record the results of the trials of the last `suggest` in the study.
+
+        Args:
+            losses: a value for each trial, smaller is better; None: the trial failed.
+        """
         from optuna.trial import TrialState
 
         for trial, loss in zip(self._trials, losses, strict=True):
@@ -112,7 +119,13 @@ class Sampler:
 
 
 def _choose(trial: Any, word: str, values: Choices | Interval) -> str:
-    """Return the setting that Optuna chooses for a trial."""
+    """Return the setting, such as `seed=1`, that Optuna chooses for a trial.
+
+    Args:
+        trial: Optuna's trial.
+        word: the typed word with several values; it is the name of the parameter in Optuna.
+        values: the values.
+    """
     if isinstance(values, Interval):
         suggest = trial.suggest_int if isinstance(values.low, int) else trial.suggest_float
         return values.setting(suggest(word, values.low, values.high, log=values.is_log))
@@ -124,7 +137,7 @@ def _choose(trial: Any, word: str, values: Choices | Interval) -> str:
 
 
 def _value(setting: str, values: Choices | Interval) -> Any:
-    """Return Optuna's value for a setting; the inverse of `_choose`."""
+    """Return the parameter value by which Optuna knows a setting, for which `_choose` returns the setting."""
     if isinstance(values, Interval):
         return type(values.low)(setting.partition("=")[2])
     if values.is_ordered:
@@ -147,17 +160,17 @@ class TrialEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitsForTrials:
-    """The search waits for the ends of runs on SLURM."""
+    """A search waits until the runs of its last batch, which SLURM has queued, have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLeft:
-    """The search ends before its last trial: a person ended its runs, or SLURM refused a run."""
+    """A search ends before its last trial, because a person ended its runs or SLURM refused a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """The trial with the best value."""
+    """The trial with the best value of the compared metric."""
 
     run: str
     settings: str
@@ -168,7 +181,7 @@ class BestTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """The outcome of a search."""
+    """The outcome of `search_best`."""
 
     sweep: str
     """Name of the sweep that lists the trials."""
@@ -178,7 +191,7 @@ class Searched:
 
 
 def first_jobs(search: Search, jobs_of: JobsOf) -> tuple[list[Job], str]:
-    """Return the jobs of the first trials, which start at the same time, and the name of their sweep."""
+    """Return the jobs of the first batch of trials, and the name of the sweep that lists the trials."""
     edges = jobs_of(search.edges())
     jobs = jobs_of(Sampler(search).suggest(min(search.at_once, search.trials)))
     return refuse_collisions(jobs), _name(search, edges)
@@ -189,16 +202,17 @@ def _name(search: Search, edges: Sequence[Job]) -> str:
 
 
 def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report: Report = ignore) -> Searched:
-    """Run all trials, and return the best one.
+    """Run the trials of a search in batches, and return the best one.
 
     Args:
         search: the parameters, the metric and the number of trials.
         jobs_of: makes the job of each list of settings.
-        again: whether to start finished runs once more.
+        again: whether to start trials that have finished once more.
         report: called with each event.
 
     Raises:
-        ConfigError: Optuna is missing, a trial can't be started, or it is unknown which value is best.
+        ConfigError: Optuna is missing, a trial can't be started, or it is unknown which metric is compared
+            or whether its smallest or its largest value is best.
         SlurmddpError: the first trials have failed, or have not logged the metric.
     """
     sampler = Sampler(search)
@@ -229,7 +243,8 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
                 report(WaitsForTrials())
             losses = [results.loss(job) for job in jobs]
             if to_start and all(_state(job) in ("stopped", "cancelled") for job in to_start):
-                # A person has ended all runs of this batch, and so the search.
+                # A person has stopped or cancelled all runs of this batch. This ends the search, as a stopped
+                # training on this machine does.
                 codes = [EXIT_STOPPED]
 
         if not ENDED_BY_PERSON.isdisjoint(codes):
@@ -247,7 +262,7 @@ def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report:
 
 
 def _is_finished(job: Job, report: Report) -> bool:
-    """Return whether a trial has finished; report a `Note` if its code has changed since."""
+    """Return whether the run of a trial has finished; report a `Note` if the code has changed since then."""
     if _state(job) != "finished":
         return False
 
@@ -259,7 +274,7 @@ def _is_finished(job: Job, report: Report) -> bool:
 
 
 def _state(job: Job) -> str:
-    """Return the state of a job's run; "removed" if it has no folder."""
+    """Return the state of the run of a job, as `RunStatus.state`; "removed" if the run has no folder."""
     folder = RunFolder(job.run_dir)
     return status_of(folder).state if folder.path.exists() else "removed"
 
@@ -268,7 +283,16 @@ class Results:
     """The trials of a search, and the value of the compared metric for each."""
 
     def __init__(self, search: Search, edges: Sequence[Job], report: Report) -> None:
-        """Open the sweep of a search; `edges` are jobs that together contain each choice of the search."""
+        """Begin without results.
+
+        Args:
+            search: the parameters, the metric and the number of trials.
+            edges: jobs that together contain each choice, and both ends of each range.
+            report: called with `TrialEnded` for each trial.
+
+        Raises:
+            ConfigError: the file of the sweep belongs to another search.
+        """
         self._report = report
         self.sweep = _name(search, edges)
         self._runs_dir = edges[0].run_dir.parent
@@ -280,11 +304,14 @@ class Results:
         self._metric: ComparedMetric | None = None
 
     def known(self, tried: int) -> list[Sequence[str]]:
-        """Return the settings of the trials in the file of the sweep, without the first `tried` trials."""
+        """Return the settings of the trials in the file of the sweep after the first `tried` trials."""
         return [settings for _, settings in sweeps.read(self._runs_dir, self.sweep).points[tried:]]
 
     def add(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add trials to the sweep; return the jobs of new runs, because two trials may be the same run."""
+        """Add trials to the file of the sweep, and return the jobs that are no run of an earlier trial.
+
+        Two trials with equal settings are the same run.
+        """
         runs = refuse_collisions([*self._jobs.values(), *jobs])
         fresh = runs[len(self._jobs) :]
         self._jobs |= {job.run_name: job for job in fresh}
@@ -300,7 +327,7 @@ class Results:
         sweeps.write(self._runs_dir, self.sweep, points, best)
 
     def point(self, job: Job, number: int) -> PointBegins:
-        """Return the event that a trial begins."""
+        """Return the event `PointBegins` for the trial of a job; `number` is its number, from 1."""
         return PointBegins(
             run=job.run_name,
             number=number,
@@ -310,11 +337,15 @@ class Results:
         )
 
     def _chosen(self, job: Job) -> str:
-        """Return the settings that the search chose for a job, on one line."""
+        """Return the settings that the search chose for a job, without the fixed ones, on one line."""
         return on_one_line([word for word in job.overrides if word not in self._search.overrides])
 
     def loss(self, job: Job) -> float | None:
-        """Wait for the end of a run, and return its loss: less is better; None if the run has no value."""
+        """Wait for the end of a run, and return its metric as a loss: the negated value if more is better.
+
+        Returns:
+            None if the run did not finish, or has no value.
+        """
         if job.run_name not in self._values:
             folder = RunFolder(job.run_dir)
             has_ended = end_of(folder, client.SlurmClient())
@@ -333,14 +364,17 @@ class Results:
         return value
 
     def _value(self, folder: RunFolder, metrics: Metrics) -> float | None:
-        """Return the value of the compared metric, which the first finished run determines."""
+        """Return the value of the compared metric for a finished run.
+
+        The first finished run decides which metric is compared.
+        """
         if self._metric is None:
             self._metric = self._choose_metric(folder, metrics)
             self._write()
         return self._metric.value(metrics)
 
     def _choose_metric(self, folder: RunFolder, metrics: Metrics) -> ComparedMetric:
-        """Return the compared metric of the search, by the first run that has finished.
+        """Decide which metric the search compares, by the metrics that its first finished run logged.
 
         Raises:
             ConfigError: the run logged several metrics, or it is unknown whether more or less is better.
@@ -359,7 +393,7 @@ class Results:
             near = near_matches(
                 metric.name, [name for name, curve in logged.items() if curve], prefix="hydra.sweeper.metric="
             )
-            raise SlurmddpError(f"{folder.name} has finished and logged no {metric.name}.", hint=near)
+            raise SlurmddpError(f"{folder.name} has finished and logged no metric {metric.name}.", hint=near)
 
         if not named and not metric.mode and len(metrics.own) > 1:
             raise ConfigError(
@@ -370,14 +404,18 @@ class Results:
         mode = self._search.mode or metric.mode
         if not mode:
             raise ConfigError(
-                f"It is unknown whether more or less {metric.name} is better.",
+                f"It is unknown whether a larger or a smaller {metric.name} is better.",
                 hint=f"Add hydra.sweeper.direction=maximize or hydra.sweeper.direction=minimize. {_KEPT}",
             )
 
         return replace(metric, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
-        """Raise SlurmddpError if no trial has a value so far; later trials would have none either."""
+        """Raise SlurmddpError if no trial has a value after `_MAX_FAILED` trials, or after all if fewer.
+
+        Args:
+            tried: the number of trials that have ended.
+        """
         if tried >= min(_MAX_FAILED, self._search.trials) and set(self._values.values()) == {None}:
             hint = f"`slurmddp list {self.sweep}` lists them. The same command starts failed trials again."
             raise SlurmddpError(f"None of the first {counted(tried, 'trial')} has a result.", hint=hint)

@@ -11,7 +11,7 @@ from slurmddp.runs.folder.owner import READ_ONLY, refuse_foreign
 
 @dataclass(frozen=True)
 class Selection:
-    """One run, or the runs of a sweep that have a folder."""
+    """The runs that a name selects: one run, or the runs of a sweep that have a folder."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -21,7 +21,7 @@ class Selection:
 
 
 def select(name: str) -> Selection:
-    """Return the runs that a name selects.
+    """Find the run or the sweep with a name, and return its runs.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder.
@@ -38,10 +38,10 @@ def select(name: str) -> Selection:
 
 
 def select_own(name: str) -> Selection:
-    """Return the runs that a name selects, if this account owns them all.
+    """Return the runs that a name selects, for an action that only the owner of the runs may do.
 
     Raises:
-        RunNotFoundError: as for `select`.
+        RunNotFoundError: the name matches no run or sweep, or several.
         ConfigError: another account owns one of the runs.
     """
     selection = select(name)

@@ -48,7 +48,7 @@ ENDED_BY_PERSON = frozenset({EXIT_STOPPED, EXIT_INTERRUPTED})
 
 @dataclass(frozen=True, kw_only=True)
 class StartedRun:
-    """The outcome of a start for one run."""
+    """The outcome of a start or a resume for one run."""
 
     name: str
     path: Path
@@ -65,7 +65,7 @@ class StartedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The outcome of a start of a run, or of the runs of a sweep."""
+    """The outcome of a start or a resume for each of its runs."""
 
     runs: tuple[StartedRun, ...]
     """The runs, in the order of the points. If a person ends a run, the points after it are missing."""
@@ -74,7 +74,7 @@ class Started:
 
     @property
     def exit_code(self) -> int:
-        """The exit code for all runs together."""
+        """The exit code for all runs together; if a start was refused, the exit code of the refusal."""
         codes = [run.exit_code for run in self.runs]
         refused = [run.exit_code for run in self.runs if run.outcome == "refused"]
         if any(refused):
@@ -111,7 +111,7 @@ class PointFailed:
 
 @dataclass(frozen=True)
 class PointsLeft:
-    """Points were not started, because SLURM refused one of them."""
+    """`count` points of a sweep were not started, because SLURM refused one of them."""
 
     count: int
     error: SlurmddpError | None = None
@@ -144,7 +144,10 @@ class RunContinues:
 
 
 def warnings_of(event: object) -> list[str]:
-    """Return the warnings in an event, as sentences, for callers that print no events."""
+    """Return the warnings in an event as sentences; empty for an event without a warning.
+
+    For callers from Python, which log warnings instead of printing every event.
+    """
     match event:
         case Waiting(_, text) | Note(text):
             return [text]
@@ -174,13 +177,16 @@ def start(job: Job, *, again: bool = False, report: Report = ignore) -> Started:
 
     Args:
         job: the job.
-        again: whether to put the folder of an earlier run aside first.
+        again: whether to rename the folder of an earlier run first, so that the run starts anew.
         report: called with each event.
+
+    Returns:
+        The outcome, for one run.
 
     Raises:
         ConfigError: the job can't start, or its folder holds another run.
-        RunStateError: the run is active, so it can't be put aside; or it was extended beyond the length of
-            `job`.
+        RunStateError: the run is still ending, is active although `again` is set, or was extended beyond the
+            length of `job`.
         SlurmError: SLURM is missing, does not answer, or refused.
         RankFailure: the training on this machine has failed.
 
@@ -201,19 +207,21 @@ def start_claimed(
     start_here: StartHere | None = None,
     report: Report = ignore,
 ) -> list[StartedRun]:
-    """Start each job whose run can be claimed.
+    """Start jobs: submit them to SLURM, as arrays where possible, or train them one after another.
 
     Args:
         jobs: the jobs.
-        claim: claims the run of a job.
+        claim: locks the run of a job for this start, or returns the outcome of a run that does not start.
         sweep: name of the sweep; empty for a single run.
-        points: the event to report before each start, by the name of the run; None for a single run.
+        points: for a sweep, the event to report before each start, by the name of the run; None for a single
+            run.
         start_here: starts a job on this machine; None: the run is claimed and trained to its end.
         report: called with each event.
 
     Returns:
         The outcomes, in the order of the starts. If SLURM refuses a job after it has queued other jobs of the
-        sweep, the remaining runs have the outcome "refused".
+        sweep, the remaining runs have the outcome "refused". If a person ends a training on this machine, the
+        remaining runs have no outcome.
 
     Raises:
         SlurmddpError: a job can't start, and SLURM has queued none of the jobs. In a sweep, the failure of a
@@ -253,7 +261,7 @@ def start_claimed(
 
 
 def _jobs_without(outcomes: Sequence[StartedRun], jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs that have no outcome."""
+    """Return the jobs for whose runs there is no outcome yet."""
     known = {run.name for run in outcomes}
     return [job for job in jobs if job.run_name not in known]
 
@@ -263,7 +271,10 @@ def _refused(job: Job, error: SlurmddpError) -> StartedRun:
 
 
 def groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs of each submission: the jobs of an array, or a single job."""
+    """Divide jobs into submissions: the jobs of an array, or a single job each.
+
+    Jobs of this machine are never in an array. SLURM is asked for the longest array that it accepts.
+    """
     if len(jobs) == 1 or all(job.launcher != "slurm" for job in jobs):
         return [[job] for job in jobs]
 
@@ -274,7 +285,11 @@ def groups(jobs: Sequence[Job]) -> list[list[Job]]:
 def _start_point_here(
     job: Job, start_here: StartHere, points: Mapping[str, PointBegins], report: Report
 ) -> StartedRun:
-    """Start a job on this machine; only report a failure if the job is a point of a sweep."""
+    """Start a job on this machine, and return its outcome.
+
+    If the job is a point of a sweep, a failure is reported and returned instead of raised, so that the next
+    point can start.
+    """
     try:
         return start_here(job)
     except SlurmddpError as error:
@@ -288,7 +303,8 @@ def _submit(group: Sequence[Job], claim: Claim, sweep: str, report: Report) -> l
     """Submit a job, or several jobs as an array; return the outcomes in the order of `group`."""
     outcomes: dict[str, StartedRun] = {}
     with Submission(sweep, is_array=len(group) > 1, report=report) as submission:
-        # All commands lock runs in the order of their names, so that two sweeps never wait for each other.
+        # Every command locks runs in the order of their names: two commands that acquire the same locks in
+        # the same order never wait for each other.
         for job in sorted(group, key=lambda job: job.run_name):
             claimed = claim(job, submission.create)
             if isinstance(claimed, StartedRun):
@@ -306,7 +322,7 @@ def _submit(group: Sequence[Job], claim: Claim, sweep: str, report: Report) -> l
 
 
 def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
-    """Train a run on this machine to its end."""
+    """Claim a run, train it on this machine to its end, and return the outcome."""
     claimed = claim(job, lambda job: create(job, checked_script(job, report)))
     if isinstance(claimed, StartedRun):
         return claimed
@@ -335,10 +351,10 @@ def _outcome(
 
 
 def claim_for_start(*, again: bool, report: Report) -> Claim:
-    """Return the function that claims new runs, and existing runs that have not finished.
+    """Return a function that claims new runs, and existing runs that are neither active nor finished.
 
     Args:
-        again: whether to put the folder of an earlier run aside first.
+        again: whether to rename the folder of an existing run first, and claim the run as a new one.
         report: called with each event.
     """
     return partial(_claim, again=again, report=report)
@@ -347,7 +363,17 @@ def claim_for_start(*, again: bool, report: Report) -> Claim:
 def _claim(
     job: Job, create_folder: Callable[[Job], bool], *, again: bool, report: Report
 ) -> ClaimedRun | StartedRun:
-    """Create the folder of a run or use the existing one, and decide whether the run starts."""
+    """Create the folder of a new run, or decide by the state of an existing run whether it starts.
+
+    Args:
+        job: the job of the run.
+        create_folder: creates the run folder; returns False if it exists.
+        again: whether to rename the folder of an existing run first, and claim the run as a new one.
+        report: called with each event.
+
+    Returns:
+        The run with its lock; or the outcome, if the run is active or has finished.
+    """
     folder = RunFolder(job.run_dir)
     is_new = not folder.path.exists() and create_folder(job)
     with hold(folder, report) as lock:
@@ -375,7 +401,10 @@ def _claim(
 
 
 def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) -> ClaimedRun | StartedRun:
-    """Put the folder of an earlier run aside, and claim the run as a new one."""
+    """Rename the folder of an earlier run to NAME.old-N, and claim the run as a new one.
+
+    If the claim fails, the folder gets its old name back.
+    """
     aside = put_aside(RunFolder(job.run_dir))
     try:
         claimed = _claim(job, create_folder, again=False, report=report)
@@ -386,13 +415,23 @@ def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) 
     if isinstance(claimed, ClaimedRun):
         return replace(claimed, put_aside=aside)
 
-    # Another command has started the run meanwhile, so the earlier folder stays aside.
+    # Another command has started the run since the folder was renamed, so its old name is taken: it keeps the
+    # new name.
     report(RunPutAside(aside))
     return claimed
 
 
 def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> StartedRun:
-    """Return the outcome for an active run; raise SlurmddpError if its state is unknown, or it is ending."""
+    """Report that a run is active already, and return the outcome "active".
+
+    Args:
+        status: the status of the run.
+        report: called with `AlreadyActive`.
+        code_changes: a sentence about changes of the code since the run was submitted; empty: none.
+
+    Raises:
+        SlurmddpError: the state of the run is unknown, or the run is still ending (see `refuse_unclear`).
+    """
     refuse_unclear(status)
     report_started([status.name])
     report(AlreadyActive(status, code_changes))
@@ -402,7 +441,10 @@ def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> S
 def _refuse_put_aside(
     folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool
 ) -> None:
-    """Raise an error if a run that is to be put aside has, or may have, a job or a process."""
+    """Raise an error if a run whose folder is to be renamed has, or may have, a job or a process.
+
+    A job in SLURM that the folder does not record, because sbatch did not answer, is recorded first.
+    """
     if is_unanswered(folder):
         adopted = queued_jobs.settle(folder, client.SlurmClient(), lambda text: report(Info(text)))
         if adopted is not None:

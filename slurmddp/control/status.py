@@ -30,7 +30,7 @@ _LAST_LINES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFacts:
-    """An attempt of a run."""
+    """When and where an attempt of a run ran, and how it ended."""
 
     number: int
     started: float | None
@@ -42,7 +42,7 @@ class AttemptFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails(RunStatus):
-    """The state of a run, and further facts from its records."""
+    """The status of a run, and details from its run folder: attempts, goodput, memory, warnings."""
 
     time: float
     """Time at which the state was read, in seconds since the epoch."""
@@ -68,7 +68,9 @@ class RunDetails(RunStatus):
 
 
 def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDetails | Listing:
-    """Return the state of a run, or of the runs of a sweep; write the report of a run that has ended.
+    """Return the status of a run with details, or the statuses of the runs of a sweep.
+
+    If the run has finished or failed since its report was written, the report is written again.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.
@@ -88,14 +90,14 @@ def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDeta
 
 
 def status_of(folder: RunFolder) -> RunStatus:
-    """Return the state of a run; query SLURM if this machine has one."""
+    """Return the status of a run; SLURM is queried only on a machine that has sbatch."""
     from slurmddp.slurm import client
 
     return run_status.status(folder, client.SlurmClient() if client.on_path() else None)
 
 
 def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
-    """Return the status of a run with further facts from its records."""
+    """Return the details of a run, of which `run` is the status."""
     now = time.time()
     has_unexplained_end = run.failure is None and run.state in ("failed", "lost")
     return RunDetails(
@@ -110,7 +112,10 @@ def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
 
 
 def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
-    """Return the facts in the events of a run; none if the events are unreadable, which the state reports."""
+    """Return the fields of `RunDetails` that come from the recorded events of a run.
+
+    If the events are unreadable, the result is empty; `state` and `detail` of the run report it.
+    """
     try:
         events = folder.events()
         return {
@@ -126,7 +131,7 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
 
 
 def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
-    """Return the attempts of a run, without an end for the newest attempt if it is open."""
+    """Return when, where and how each attempt ended; the newest may not have ended, and has no end then."""
     return tuple(
         AttemptFacts(
             number=attempt.number,
@@ -139,21 +144,24 @@ def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
 
 
 def _best(folder: RunFolder) -> BestStep | None:
-    # The state of the run already reports an unreadable record.
+    # An unreadable record is no error here, because `state` and `detail` of the run report it.
     with suppress(SlurmddpError, OSError):
         return best_step(folder)
     return None
 
 
 def _awaited(events: Iterable[Any]) -> str:
-    """Return the nodes that have not joined, as the agent of node 0 recorded them before the start."""
+    """Return the nodes for which the agent of node 0 waited last in the newest attempt; empty if for none."""
     _, newest = of_newest_attempt(events)
     waits = [str(event.get("nodes", "")) for event in newest if event.get("event") == "awaits"]
     return waits[-1] if waits else ""
 
 
 def _last_lines(folder: RunFolder) -> tuple[str, ...]:
-    """Return the last lines of agents and batch script of the newest attempt."""
+    """Return the last `_LAST_LINES` lines of each agent's log and of the batch script's log.
+
+    The lines are from the newest attempt, each with the label of its log; empty if no attempt has begun.
+    """
     attempts = folder.attempts()
     if not attempts:
         return ()

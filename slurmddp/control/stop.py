@@ -25,7 +25,7 @@ _MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRun:
-    """The outcome of a stop for one run."""
+    """The outcome of `stop` for one run."""
 
     name: str
     path: Path
@@ -48,7 +48,7 @@ class StoppedRun:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The outcome of a stop of a run, or of the runs of a sweep."""
+    """The outcome of `stop` for each run that it selected."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -57,7 +57,9 @@ class Stopped:
 
 
 def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
-    """Ask a run, or the runs of a sweep, to save and stop, with one query of SLURM for all.
+    """Ask a run, or the runs of a sweep, to save and stop; one query of SLURM covers all.
+
+    Jobs that wait in the queue are cancelled. The runs stay stopped until a person resumes them.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder.
@@ -74,7 +76,8 @@ def stop(name: str, slurm: SlurmClient | None = None) -> Stopped:
     slurm = slurm or SlurmClient()
     statuses = with_leftovers(selection.runs, slurm)
     active = [status for status, has_job in statuses if has_job and status.state != "cancelled"]
-    # The mark comes first: when SLURM starts the next element of the array instead, it ends at once.
+    # The file `stop` is written in all run folders before a job is cancelled: SLURM may start the next
+    # element of an array in place of a cancelled one, and an element that finds the file ends at once.
     for status in active:
         write_atomic(RunFolder(status.path).stop_file, _MARK)
 
@@ -100,12 +103,16 @@ def _is_script(status: RunStatus) -> bool:
 
 
 def _holds_no_nodes(status: RunStatus) -> bool:
-    """Return whether the jobs of a run wait in the queue, or the run has ended."""
+    """Return whether no node works for a run: it has ended, or its jobs wait in the queue."""
     return not status.active or (status.state in ("queued", "stopped") and status.launcher != "local")
 
 
 def _dequeue(waiting: Sequence[RunStatus], slurm: SlurmClient) -> list[StoppedRun]:
-    """Cancel the queued jobs of runs with one request; return the outcome for each run."""
+    """Cancel the queued jobs of runs with one request.
+
+    Returns:
+        For each run, the outcome "dequeued" with its jobs; if SLURM did not answer or refused, with `error`.
+    """
     if not waiting:
         return []
 

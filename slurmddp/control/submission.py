@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """A run that is to start, with its lock, which keeps other commands from starting it."""
+    """A run that this command is about to start, with its lock, so that no other command starts it."""
 
     job: Job
     lock: RunLock
@@ -45,7 +45,7 @@ class ClaimedRun:
 
 @dataclass(frozen=True)
 class RunPutAside:
-    """The folder of an earlier run of the same name was renamed."""
+    """The folder of an earlier run with the same name was renamed to NAME.old-N."""
 
     path: Path
     """The new path."""
@@ -73,7 +73,7 @@ class SubmittedArray:
 
 @dataclass(frozen=True)
 class AdoptedJob:
-    """SLURM had a job of a run that the run folder did not record. It is recorded now."""
+    """SLURM had a job of a run that its folder did not record. The job is recorded, and none is submitted."""
 
     run: str
     job_id: str
@@ -82,16 +82,17 @@ class AdoptedJob:
 
 
 class Submission:
-    """The runs of one submission: a context manager that releases their locks at its end.
+    """A context manager that submits runs as one job or one array, and releases their locks at its end.
 
-    For each run that was not submitted, it removes a new folder and moves the folder of an earlier run back.
+    If a run was not submitted, its new folder is removed at the end, and the folder of an earlier run gets
+    its old name back.
     """
 
     def __init__(self, sweep: str, *, is_array: bool, report: Report) -> None:
         """Create a submission without runs.
 
         Args:
-            sweep: name of the sweep, after which an array is named.
+            sweep: name of the sweep, from which the name of an array is made; empty for a single run.
             is_array: whether the runs become the elements of an array.
             report: called with each event.
         """
@@ -115,27 +116,27 @@ class Submission:
             run.lock.release()
 
     def create(self, job: Job) -> bool:
-        """Create the folder of a new run; return False if it exists."""
+        """Create the folder of a new run; return False and change nothing if the folder exists."""
         if self._is_array:
             return create(job, render(job), with_code=False)
         return create(job, checked_script(job, self._report))
 
     def add(self, run: ClaimedRun) -> None:
-        """Add a run; its lock belongs to the submission from then on."""
+        """Add a run to submit; the submission releases its lock."""
         self._runs.append(run)
 
     def submit(self, order: Sequence[str]) -> dict[str, str]:
-        """Submit the runs that have no job in SLURM.
+        """Submit the added runs, except runs for which SLURM already has a job.
 
         Args:
             order: the names of the runs, in the order of the elements of an array.
 
         Returns:
-            The job id of each run, by the name of the run.
+            The job id of each run, by the name of the run; for a run with a job, the id of this job.
 
         Raises:
-            SlurmddpError: a run can't be submitted, or SLURM refused. Nothing of the submission is left,
-                unless SLURM may have queued it (`may_be_queued`).
+            SlurmddpError: a run can't be submitted, or SLURM refused. No new folder is left at the end of the
+                context, unless SLURM may have queued the job (`may_be_queued` of the error).
         """
         if not self._runs:
             return {}
@@ -145,7 +146,8 @@ class Submission:
         slurm = client.SlurmClient()
         folders = [RunFolder(run.job.run_dir) for run in self._runs]
 
-        # An earlier sbatch whose answer was lost may have queued a job; such a run needs no other job.
+        # If the answer of an earlier sbatch was lost, SLURM may have the job of the run. The run adopts this
+        # job instead of getting a second one.
         adopted = queued_jobs.settle_each(folders, slurm, self._report_info)
         self._queued.update(adopted)
         if adopted:
@@ -164,7 +166,7 @@ class Submission:
         return job_ids
 
     def _submit(self, runs: Sequence[ClaimedRun], slurm: SlurmClient) -> dict[str, str]:
-        """Submit runs and report the jobs; return the job id of each run, by the name of the run."""
+        """Submit runs that have no job, and report their jobs; return the job ids by run name."""
         jobs = tuple(run.job for run in runs)
         if self._is_array:
             folder = array.free_folder(jobs[0].run_dir.parent, self._sweep)
@@ -187,9 +189,10 @@ class Submission:
 
     @contextmanager
     def _recorded(self, runs: Sequence[ClaimedRun]) -> Iterator[None]:
-        """Record runs as soon as the block has queued their jobs, or may have queued them.
+        """Add runs to the index of runs once the block has submitted them, if SLURM has or may have the jobs.
 
-        A later failure, such as a closed terminal, must not remove the folder of a queued job.
+        From the begin of the block the runs count as queued, so that no later failure, such as a closed
+        terminal, removes the folder of a queued job. An error of sbatch that rules out a job takes this back.
         """
         folders = [RunFolder(run.job.run_dir) for run in runs]
         self._queued.update(folder.path for folder in folders)
@@ -216,31 +219,40 @@ class Submission:
 
 
 def report_put_aside(runs: Sequence[ClaimedRun], report: Report) -> None:
-    """Report the folders of earlier runs that were renamed for good."""
+    """Report `RunPutAside` for each run whose earlier folder was renamed, once the rename is final."""
     for run in runs:
         if run.put_aside is not None:
             report(RunPutAside(run.put_aside))
 
 
 def put_back(aside: Path, place: Path) -> None:
-    """Rename the folder of an earlier run back, unless another command has created a new one."""
+    """Give the folder of an earlier run its old name back, unless a folder has this name.
+
+    Args:
+        aside: the present path of the folder.
+        place: its old path.
+    """
     with suppress(OSError):
         aside.rename(place)
 
 
 def _remember(folders: Sequence[RunFolder]) -> None:
-    """Record runs with a job, so that later commands find them, also on a laptop that submits over ssh."""
+    """Add runs with a job to the index of runs, also on the laptop if they were submitted over ssh."""
     remember(*folders)
     report_started([folder.name for folder in folders])
 
 
 def notes_on(job: Job) -> tuple[str, ...]:
-    """Return remarks about a queued job for the person who submits it."""
+    """Return remarks about a job, as sentences: on requeues without checkpoints, and on shared CPUs."""
     return tuple(note for note in (_note_on_progress(job), note_on_cpus(job)) if note)
 
 
 def _note_on_progress(job: Job) -> str:
-    """Return a note about `program.checkpoints` if a script may be requeued and has no known checkpoint."""
+    """Return a remark that `program.checkpoints` may be needed; empty if it is not.
+
+    It concerns a script that may be requeued, does not use Distributon, and has no known checkpoint: after
+    some requeues without a newer checkpoint the run ends.
+    """
     program = job.program.config.get("program") or {}
     may_run_again = job.policy.requeue and job.resources.time_limit_min is not None
     has_checkpoint = job.saved_files or latest_name(RunFolder(job.run_dir))
@@ -262,16 +274,16 @@ def _note_on_progress(job: Job) -> str:
 
 
 def _uses_distributon(script: Path) -> bool:
-    """Return whether the text of a script contains Distributon, which saves in the run folder."""
+    """Return whether a script contains the word Distributon, whose checkpoints slurmddp finds by itself."""
     try:
         return "Distributon" in script.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        # The program is a module or a command, not a file of the project.
+        # A program that is a module or a command, not a file of the project, can't be searched.
         return False
 
 
 def _remove(folder: RunFolder) -> None:
-    """Remove the folder of a refused run, and the folder of all runs if it is empty then."""
+    """Remove the folder of a run that was not submitted, and then the folder of all runs if it is empty."""
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()

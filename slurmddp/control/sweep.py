@@ -45,9 +45,12 @@ def start_sweep(
 
     Args:
         jobs: the job of each point.
-        again: whether to put the folders of earlier runs aside first.
+        again: whether to rename the folders of earlier runs first, so that all runs start anew.
         start_here: starts a job on this machine; None: the run is trained to its end.
         report: called with each event.
+
+    Returns:
+        The outcomes in the order of the points, and the name of the sweep.
 
     Raises:
         ConfigError: two points are the same run, or a point can't be started. Nothing is started then.
@@ -78,13 +81,13 @@ def start_sweep(
 def reported_sweep(
     name: str, outcomes: Sequence[StartedRun], order: Sequence[str], report: Report
 ) -> Started:
-    """Combine the outcomes of a sweep's runs, report the result, and return it.
+    """Sort the outcomes of a sweep's runs by the points of the sweep; report and return the result.
 
     Args:
         name: name of the sweep.
         outcomes: the outcomes of its runs.
         order: the names of its runs in the order of its points.
-        report: called with the outcome of the sweep.
+        report: called with the returned `Started`.
     """
     places = {run: place for place, run in enumerate(order)}
     started = Started(runs=tuple(sorted(outcomes, key=lambda run: places[run.name])), sweep=name)
@@ -93,7 +96,9 @@ def reported_sweep(
 
 
 def raise_if_incomplete(started: Started) -> None:
-    """Raise an error if runs of a sweep failed or were refused, for callers that return no outcomes.
+    """Raise an error for the first run of a sweep that failed or was refused, if there is one.
+
+    For `map_array`, which returns runs instead of outcomes.
 
     Raises:
         SlurmError: SLURM refused a job.
@@ -111,23 +116,27 @@ def raise_if_incomplete(started: Started) -> None:
 
 
 def name_of(jobs: Sequence[Job]) -> str:
-    """Return the name of the sweep that consists of these jobs."""
+    """Return the name of the sweep of these jobs, made from their common `name=` and their run names."""
     return sweeps.name_of(common_name(jobs), [job.run_name for job in jobs])
 
 
 def common_name(jobs: Sequence[Job]) -> str:
-    """Return the `name=` of all jobs; empty if the names differ."""
+    """Return the `name=` that all jobs have; empty if their names differ."""
     names = {job.name for job in jobs}
     return names.pop() if len(names) == 1 else ""
 
 
 def points_of(jobs: Sequence[Job]) -> Mapping[str, PointBegins]:
-    """Return the points of a sweep, by run name, with the settings that not all points share."""
+    """Return the event to report before the start of each point, by the name of its run.
+
+    Its settings are those that not all points share.
+    """
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
 
     points = {}
     for number, job in enumerate(jobs, 1):
-        # The arguments of a function are readable only beside the setting that names the function.
+        # A setting that contains a function call is shown even if all points share it, because the arguments
+        # of the function can be read only beside the function's name.
         settings = [word for word in job.overrides if word not in shared or FUNCTION_CALL in word]
         settings = [word for word in settings if key_of(word) != FREE_ARGUMENTS]
         points[job.run_name] = PointBegins(
@@ -138,7 +147,11 @@ def points_of(jobs: Sequence[Job]) -> Mapping[str, PointBegins]:
 
 
 def runs_dir_of(jobs: Sequence[Job]) -> Path:
-    """Return the folder that holds the runs of a sweep; raise ConfigError if two points are the same run."""
+    """Return the folder that holds the run folders of a sweep.
+
+    Raises:
+        ConfigError: two points are the same run or have the same run name, or the runs have several folders.
+    """
     refuse_collisions(jobs)
     jobs_by_name: dict[str, Job] = {}
     for job in jobs:
@@ -146,17 +159,21 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
         if other is not job:
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {_pair(other, job)}.",
-                hint="Sweep keys whose values make another run; docs/configuration.md lists them.",
+                hint="Sweep only keys of which another value makes another run; docs/configuration.md lists "
+                "them.",
             )
 
     folders = {job.run_dir.parent for job in jobs}
     if len(folders) > 1:
-        raise ConfigError("The runs of a sweep must be in one folder.", hint="Set one runs_dir= for all.")
+        raise ConfigError(
+            "The runs of a sweep must be in one folder, but their runs_dir= differ.",
+            hint="Set the same runs_dir= for all points.",
+        )
     return folders.pop()
 
 
 def _pair(first: Job, second: Job) -> str:
-    """Return the typed settings in which two jobs differ; if there are none, all their settings."""
+    """Return a phrase with the typed settings of each job that the other lacks; if none, with all."""
     texts = []
     for job, other in ((first, second), (second, first)):
         typed = [word for word in job.overrides if key_of(word) != FREE_ARGUMENTS]

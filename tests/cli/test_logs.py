@@ -67,7 +67,7 @@ def test_logs_show_what_a_job_printed_that_began_no_attempt(make_run, slurm, cap
     [
         (["--attempt", "3"], "no attempt 3"),
         (["--rank", "7"], "no log of rank 7"),
-        (["--node", "9"], "no log of node 9. It has: rank 0, rank 1, node 0, node 1."),
+        (["--node", "9"], "no log of node 9. It has logs of: rank 0, rank 1, node 0, node 1."),
     ],
 )
 def test_logs_that_are_not_there(make_run, slurm, capsys, flags, said):

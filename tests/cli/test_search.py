@@ -123,9 +123,9 @@ def test_the_direction_and_the_metric_are_also_those_of_the_report(project, tria
     page = sweep_of(project).report_file.read_text()
     assert re.search(rf'<tr class="best">.{{0,200}}{best}', page, flags=re.DOTALL), page
     assert search("hydra.sweeper.metric=accuracy") == EXIT_CONFIG
-    assert "It is unknown whether more or less accuracy is better" in capsys.readouterr().err
+    assert "It is unknown whether a larger or a smaller accuracy is better" in capsys.readouterr().err
     assert search("hydra.sweeper.metric=acuracy", "hydra.sweeper.direction=maximize") == EXIT_FAILED
-    assert "logged no acuracy. Did you mean hydra.sweeper.metric=accuracy" in capsys.readouterr().err
+    assert "logged no metric acuracy. Did you mean hydra.sweeper.metric=accuracy" in capsys.readouterr().err
     assert trials.started == 5
 
 
