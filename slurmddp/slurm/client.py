@@ -73,7 +73,10 @@ def _print_to_stderr(text: str) -> None:
 
 
 class SlurmClient:
-    """The SLURM to which the commands on PATH connect; `FakeSlurm` of the tests keeps jobs in memory."""
+    """A client of the SLURM to which the commands on PATH connect: submits, queries and cancels jobs.
+
+    `FakeSlurm` of the tests stands in for it and keeps jobs in memory.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class SlurmClient:
         sleep: Callable[[float], None] = time.sleep,
         report: Callable[[str], None] = _print_to_stderr,
     ) -> None:
-        """Set the patience of the client.
+        """Set the time-outs of the client, and where it reports its waits.
 
         Args:
             timeout_s: seconds for a submission; a query has 10 at most.
@@ -105,6 +108,9 @@ class SlurmClient:
             options: further options of sbatch.
             known: ids of earlier jobs of this script. Where SLURM shows no arguments, another live job of the
                 script counts as the job of a submission that got no answer.
+
+        Raises:
+            SlurmError: SLURM refuses the job, or does not answer.
         """
         command = ["sbatch", "--parsable", *options, str(script), token]
         for delay in RETRY_DELAYS_S:
@@ -115,7 +121,7 @@ class SlurmClient:
 
             self.report(f"{unanswered.message} Looking for the job in {delay:g} s, then trying again.")
             self._sleep(delay)
-            # sbatch may have queued the job, although it got no answer.
+            # slurmctld may have queued the job although sbatch got no answer.
             job_id = self._find_patiently(script, token, known, unanswered)
             if job_id is not None:
                 return job_id
@@ -125,8 +131,8 @@ class SlurmClient:
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
         """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't.
 
-        `sbatch --test-only` queues nothing. Without an answer return False, and report it if the `options`
-        are the cause.
+        `sbatch --test-only` shows it and queues nothing. The result is False if SLURM refuses the job or does
+        not answer. A refusal only because of `options` is reported.
         """
         refusal = self._refusal(script, options)
         if refusal is None:
@@ -179,7 +185,11 @@ class SlurmClient:
     def _find_patiently(
         self, script: Path, token: str, known: Collection[str | None], cause: SlurmError
     ) -> str | None:
-        """Find a job that sbatch may have queued after all; raise SlurmError if SLURM does not answer."""
+        """Return the id of a job that was queued although sbatch got no answer; None if there is none.
+
+        Raises:
+            SlurmError: SLURM does not show its queue either; the message holds that of `cause`.
+        """
         for delay in RETRY_DELAYS_S:
             try:
                 return self._find(script, token, known)
@@ -192,13 +202,13 @@ class SlurmClient:
         )
 
     def _find(self, script: Path, token: str, known: Collection[str | None]) -> str | None:
-        """Return the job with `token` among the arguments of its script; None if SLURM has no such job."""
+        """Return the id of the job with `token` among the arguments of its script; None if there is none."""
         queue = self._jobs_of_account()
         live = {job.number for job in queue if parse_state(job.state) not in TERMINAL}
         return find_submitted(queue, script, token, live.difference(known), self._submission_of)
 
     def _jobs_of_account(self) -> list[QueuedJob]:
-        # A submission waits for the answer, so the query gets its time-out.
+        # The query gets the time-out of a submission, because a submission waits for the answer.
         return parse_queue(self.query(queue_command("--user", str(os.getuid())), self._timeout_s))
 
     def _submission_of(self, job_id: str) -> str:
@@ -211,9 +221,10 @@ class SlurmClient:
             return ""
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Query squeue, then the accounting for jobs that squeue has forgotten; omit unknown jobs.
+        """Return the states of jobs by id; omit jobs that SLURM does not know.
 
-        If the accounting does not answer, the forgotten jobs have an `error`.
+        squeue is queried first, then the accounting for jobs that squeue has forgotten. If the accounting
+        does not answer, the state of these jobs is `UNKNOWN`, with an `error`.
 
         Raises:
             SlurmError: squeue does not answer.
@@ -250,10 +261,11 @@ class SlurmClient:
         if shutil.which("sacct") is None:
             return {}
 
-        # sacct that gets the id of one element omits the record of the elements that never started.
+        # sacct gets the ids of whole arrays: for the id of one element it omits the record of the elements
+        # that never started.
         arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
         command = ["sacct", "-X", "-P", "-n", "-j", ",".join(arrays)]
-        # Of all commands, only sacct does not read the variable.
+        # Of all commands, only sacct does not read SLURM_CLUSTERS.
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")
 
@@ -290,8 +302,9 @@ class SlurmClient:
         """Return the number of waiting jobs in the job's partition that SLURM considers before it.
 
         These are the jobs of a higher priority. Among equals, as the elements of an array are, they are the
-        jobs with lower ids. Jobs that are held, or wait for a time or another job, are not counted. None if
-        the job is one of these, or squeue does not show it. A site may hide the jobs of others.
+        jobs with lower ids. Jobs that are held, or wait for a time or another job, are not counted. The
+        result is None if the job itself is held or waits like this, or if squeue does not show it. A site may
+        hide the jobs of others, which are not counted then.
         """
         command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q|%r"]
         lines = self.query(command).splitlines()
@@ -305,9 +318,9 @@ class SlurmClient:
         return sum(_turn(row) < _turn(row_of_job) for row in others)
 
     def facts(self, job_id: str) -> dict[str, str] | None:
-        """Return what `scontrol show job` prints of a job by its number; None if SLURM does not know it.
+        """Return the `Key=value` pairs of `scontrol show job`; None if SLURM does not know the job.
 
-        The facts are empty for a heterogeneous job, of which scontrol prints each component.
+        The result is empty for a heterogeneous job, of which scontrol prints each component.
 
         Raises:
             SlurmError: SLURM does not answer.
@@ -361,7 +374,7 @@ class SlurmClient:
             command,
             scrub(os.environ),
             timeout_s,
-            # sbatch hands the limits of its process on to the job.
+            # The job inherits the limits of sbatch, so sbatch does not get a limit that this process raised.
             open_files=OpenFiles.first if is_submission else None,
             announce=self.report,
         )
@@ -377,9 +390,9 @@ class SlurmClient:
     def _error(self, program: str, result: CommandResult) -> SlurmError:
         """Return the error of a command that failed, with its output and what to do."""
         text = result.err.strip() or result.out.strip() or f"exit code {result.code}"
-        # The lines before a final line report the tries that led to it.
+        # If there is a final line, only this line is shown: the lines before it report earlier tries.
         text = "\n".join(filter(_FINAL.search, text.splitlines())) or text
-        # A full stop, so that a sentence may follow.
+        # A full stop is added, so that another sentence may follow.
         if not text.endswith((".", "!", "?")):
             text += "."
 
@@ -388,7 +401,7 @@ class SlurmClient:
         return error_class(text if result.timed_out else f"{program} failed: {text}", hint=hint)
 
     def _near_options(self, program: str, text: str) -> str:
-        """Return the options of `program` at this site that are near to the option it did not recognize."""
+        """Return a hint with options of `program` that resemble the one it did not recognize; else empty."""
         unknown = re.search(r"unrecognized option '--([\w-]+)", text)
         if unknown is None:
             return ""
@@ -403,7 +416,7 @@ class SlurmClient:
 
 
 class _NotAnswered(SlurmError):
-    """SLURM gave no answer, so that it may have carried out the request."""
+    """The error of a command that SLURM did not answer; SLURM may have carried out the request."""
 
     may_be_queued = True
 
@@ -428,14 +441,18 @@ def _lies_in(script: str, folder: Path) -> bool:
 
 
 def _turn(row: Sequence[str]) -> list[int]:
-    """Return the sort key of a waiting job in SLURM's order, from its row of id, partition and priority."""
+    """Return the sort key of a waiting job in SLURM's order: higher priorities first, then lower ids.
+
+    Args:
+        row: the job's id, partition, priority and reason, as squeue prints them.
+    """
     return [-int(row[2]), *map(int, re.findall(r"\d+", row[0]))]
 
 
 def _from_squeue(job: QueuedJob) -> JobState:
     state = parse_state(job.state)
     reason = clean_reason(job.reason)
-    # The start that squeue shows for a held job is its begin time.
+    # For a held job squeue shows its begin time, which is no expected start.
     has_start = state in PENDING and not reason.startswith(STARTED_BY_A_PERSON)
     return JobState(
         job_id=job.job_id,
@@ -449,7 +466,7 @@ def _from_squeue(job: QueuedJob) -> JobState:
 
 
 def _from_sacct(line: str) -> list[JobState]:
-    """Return the job of a line, or the elements of an array that never started: `7_[2-5,9%2]`."""
+    """Return the job in a line of sacct; for `7_[2-5,9%2]` each of these elements, which never started."""
     job_id, state, code, nodes, command = [*line.split("|", 4), "", "", "", ""][:5]
     job_id = job_id.strip()
     nodes = nodes.strip()

@@ -23,7 +23,7 @@ class CommandResult(NamedTuple):
     @property
     def is_retryable(self) -> bool:
         """Whether slurmctld could not be reached, so that the command may succeed later."""
-        # `begin` does not need this module.
+        # Imported here, because `begin` of the batch step does not need this module.
         from slurmddp.slurm.rejections import is_transient
 
         return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())

@@ -71,7 +71,7 @@ def find_submitted(
         facts_of: returns what `scontrol show job` prints of a job; empty if SLURM does not know the job.
     """
     unrecorded = None
-    # The elements of an array share their facts.
+    # All elements of an array have one number, so one query serves them all.
     facts_of = lru_cache(maxsize=None)(facts_of)
     for job in queue:
         if token in job.script.split():
@@ -79,11 +79,11 @@ def find_submitted(
         if not _is_same_file(job.script, str(script)):
             continue
 
-        # squeue of SLURM 24.11 and later shows a script without its arguments.
+        # squeue of SLURM 24.11 and later shows a script without its arguments, but scontrol may show them.
         facts = facts_of(job.number)
         if token in facts.split():
             return job.number
-        # SLURM 24.11 shows the arguments nowhere.
+        # SLURM 24.11 shows the arguments nowhere, so a new job of the script counts as the one submitted.
         if facts and _SUBMIT_LINE not in facts and job.number in new:
             unrecorded = job.number
 
@@ -91,8 +91,8 @@ def find_submitted(
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Return whether two paths, which may hold links, lead to one file in a folder of one name."""
-    # Only folders of the same name are looked up.
+    """Return whether two paths, which may hold links, lead to the same file in a folder of the same name."""
+    # Paths whose last folder or file names differ need no look-up in the file system.
     if path.split("/")[-2:] != other.split("/")[-2:]:
         return False
     return os.path.realpath(path) == os.path.realpath(other)
@@ -131,14 +131,14 @@ def parse_job_id(stdout: str) -> str | None:
 
 
 def parse_run(text: str) -> str:
-    """Return the run that the token among a script's arguments names, as `sbatch.new_token` writes it."""
+    """Return the run that a token of `sbatch.new_token` in a script's arguments names; empty without one."""
     match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", text)
     return match[1] if match else ""
 
 
 def parse_test_start(text: str) -> str:
     """Return the start that `sbatch --test-only` expects for a job, as a clause; empty if it gives none."""
-    # SLURM 26.05 puts a word between the time and `using`.
+    # The pattern allows the word that SLURM 26.05 puts between the time and `using`.
     match = re.search(r"to start at (\S+)(?: \w+)? using (\d+ processors on nodes \S+)", text)
     if match is None:
         return ""

@@ -28,8 +28,8 @@ def job_name(name: str) -> str:
 def script_of(job_id: str, script: str) -> str:
     """Return the script of a job; for an element of a sweep's array return the script in its run folder.
 
-    The file `elements` beside the script of an array names the run folders. They lie beside the folder of the
-    array.
+    The file `elements` in the folder of the array's script holds the names of the run folders, which lie next
+    to this folder.
     """
     array, _, index = job_id.rpartition("_")
     folder, _, name = script.rpartition("/")
@@ -80,7 +80,7 @@ def is_of_unread_array(job_id: str, script: str, run: Path) -> bool:
 
 
 def may_be_of(names: Collection[str], run: str, script: str) -> bool:
-    """Return whether a job can be the job of a run.
+    """Return whether a job may belong to a run: its token or script names the run, or SLURM shows neither.
 
     Args:
         names: the name of the run, and the name of its jobs.

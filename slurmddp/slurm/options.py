@@ -96,7 +96,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     kept = {name: value for name, value in options.items() if value is not None and value != ""}
     taken = set(kept) | _RESERVED
 
-    # `false` under `sbatch:` omits an option about tasks.
+    # `false` under `sbatch:` omits `ntasks` or `ntasks-per-node`.
     given = dict(cluster.sbatch)
     for name in [name for name, value in given.items() if value is False and _long_name(name) in _SHAPE]:
         del given[name]
@@ -108,7 +108,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
 
 
 def srun_options(job: Job) -> dict[str, Option]:
-    """Return the options of srun from the cluster file, and `--no-kill` where needed.
+    """Return the options of srun from the cluster file, and `--no-kill` if the job tolerates node loss.
 
     Raises:
         ConfigError: the cluster file sets an option that it can't set.
@@ -137,7 +137,7 @@ def note_on_cpus(job: Job) -> str:
 
 def _output(job: Job) -> str:
     """Return the path of the batch script's log as a pattern of SLURM's."""
-    # After a backslash SLURM would replace no `%j` and no `%n`.
+    # In a path with a backslash SLURM does not replace patterns such as `%j`.
     if "\\" in str(job.run_dir):
         raise ConfigError(
             f"The run folder would be {job.run_dir}, and SLURM writes no logs into a path with a backslash.",
@@ -154,15 +154,15 @@ def _signal_lead(job: Job) -> int:
     """
     lead = job.policy.signal_lead_s
     limit = job.resources.time_limit_min
-    # SLURM keeps the seconds in two bytes.
+    # SLURM stores the seconds in 16 bits.
     if not 0 < lead <= 65535:
         raise ConfigError(
             f"policy.signal_lead_s={lead} is not between 1 and 65535.",
-            hint="It is the number of seconds that a save may take.",
+            hint="Set it to the number of seconds that a save may take.",
         )
     if limit is not None and lead >= limit * 60:
         raise ConfigError(
-            f"policy.signal_lead_s={lead} leaves nothing of time_limit={render_minutes(limit)}.",
+            f"policy.signal_lead_s={lead} leaves no time to train within time_limit={render_minutes(limit)}.",
             hint="Lengthen time_limit= or shorten policy.signal_lead_s=.",
         )
     return lead
@@ -200,7 +200,7 @@ def _memory(job: Job) -> dict[str, Option]:
         raise ConfigError(f"mem_gb={mem_gb} is negative.", hint="Give GiB per node; 0 asks for all of it.")
 
     megabytes = round(mem_gb * 1024)
-    # For sbatch --mem=0 asks for all memory of a node.
+    # sbatch takes --mem=0 as a request for all memory of a node.
     if dialect == "mem":
         return {"mem": f"{megabytes}M" if megabytes else "0"}
     if not megabytes:
@@ -210,7 +210,7 @@ def _memory(job: Job) -> dict[str, Option]:
     shares = getattr(job.resources, key)
     if not shares:
         raise ConfigError(
-            f"mem_gb={mem_gb} can't be divided for {dialect}: {key} is not set.",
+            f"mem_gb={mem_gb} can't be divided into {dialect}, because {key} is not set.",
             hint=f"Set {key}=, or mem_request: mem in the cluster file.",
         )
     # Rounded up, so that the job gets at least the memory that it asks for.
@@ -223,7 +223,7 @@ def _long_name(key: str) -> str:
 
 
 def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
-    """Refuse a second request for GPUs beside the one that slurmddp writes."""
+    """Raise ConfigError if `given` requests GPUs with another option than the one that slurmddp writes."""
     for key, value in given.items():
         name = _long_name(key)
         names_gpus = re.search(r"(?:^|[,/:])gpu(?:$|[,:=])", str(value)) is not None
@@ -252,7 +252,8 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         name = _long_name(key)
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise ConfigError(
-                f"cluster.{tool} has the option {key!r}.", hint="Use long option names, without dashes."
+                f"cluster.{tool} has the key {key!r}, which is not the long name of an option.",
+                hint="Use long names without dashes at the beginning, such as mail-type.",
             )
         if value is False or value is None:
             continue
@@ -268,7 +269,7 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
                 hint="Remove it there; `slurmddp train -m` submits an array with one run for each element.",
             )
         if tool == "sbatch" and name in _REFUSED:
-            raise ConfigError(f"cluster.sbatch sets {name}.", hint=f"Remove it there: {_REFUSED[name]}.")
+            raise ConfigError(f"cluster.sbatch can't set {name}.", hint=f"Remove it there: {_REFUSED[name]}.")
         if name in taken or (tool == "sbatch" and name in _OWN_KEYS):
             hint = "Remove it there."
             if tool == "sbatch" and name in _OWN_KEYS:
@@ -284,6 +285,7 @@ def _one_line(what: str, value: Option) -> Option:
     """Return a value; raise ConfigError if it has more than one line."""
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ConfigError(
-            f"{what} is {value!r}.", hint="It goes into one line of the script: no line breaks, no NUL."
+            f"{what} is {value!r}, which does not fit into one line of the script.",
+            hint="Remove line breaks and NUL characters.",
         )
     return value

@@ -25,7 +25,7 @@ class PacedClient(SlurmClient):
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        # A report of a slow answer would be printed into the view.
+        # Reports of slow answers are dropped, because they would be printed into the view.
         super().__init__(timeout_s=_TIMEOUT_S, report=lambda _text: None)
         self._now = now
         self._due = -math.inf
@@ -43,7 +43,7 @@ class PacedClient(SlurmClient):
         return None if self._due == -math.inf else max(0.0, self._due - self._now())
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return the states of jobs by the last query, and query first if a query is due.
+        """Return the states of jobs by id from the last query; query first if a query is due.
 
         Raises:
             SlurmError: SLURM did not answer the last query.
@@ -68,7 +68,7 @@ class PacedClient(SlurmClient):
             self.error = error
         else:
             self.error = None
-            # One call of `jobs` runs squeue several times if the jobs are many.
+            # For many jobs one call of `jobs` runs squeue several times, and the pause is that much longer.
             self._pause = QUERY_EVERY_S * math.ceil(len(self._asked) / IDS_PER_QUERY)
 
         self._due = self._now() + self._pause

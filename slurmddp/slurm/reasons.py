@@ -28,7 +28,7 @@ _USED_UP = (
 )
 
 _REASONS: dict[str, tuple[str, str]] = {
-    # What every waiting job may meet.
+    # Reasons that any waiting job may have.
     "Priority": ("other jobs stand before it in the queue", _SMALLER),
     "Resources": ("the nodes it needs are busy", _SMALLER),
     "BeginTime": ("its begin time has not come", _PATIENCE),
@@ -38,7 +38,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "Cancel it and resume the run that it waits for, then this run; or start it without a wait: "
         "`slurmddp resume {run} after=[]`.",
     ),
-    # Limits and states of its partition.
+    # Limits and states of the job's partition.
     "PartitionTimeLimit": (
         "it asks for more time than the partition allows",
         "Cancel it, then `slurmddp resume {run} time_limit=...`; unchanged, it may never start.",
@@ -53,7 +53,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "the partition does not allow what it asks for, often more nodes than it has",
         "Compare nodes, time and account with `scontrol show partition`.",
     ),
-    # Nodes that it needs.
+    # Nodes that the job needs.
     "ReqNodeNotAvail": (
         "nodes that it needs are down, drained or reserved (often for a maintenance)",
         "See `sinfo -R` and `scontrol show res`; a job that ends before a maintenance may start.",
@@ -76,7 +76,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "job requeued in": ("a person or the site requeued it and holds it", _HELD),
     "JobHoldMaxRequeue": ("it was requeued too often", _HELD),
-    # Limits of its account and quality of service. Dozens of them differ only in their ends.
+    # Beginnings of the limits of an account or a QOS: dozens of limits differ only in their ends.
     "QOS": (
         "a limit of its quality of service is reached",
         "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
@@ -117,7 +117,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Job's account not": _NO_ACCOUNT,
     "QOSNotAllowed": _NO_QOS,
     "Job's QOS not": _NO_QOS,
-    # Its reservation.
+    # The job's reservation.
     "ReservationInvalid": (
         "its reservation is not valid",
         "Compare it with `scontrol show res`; cancel it and submit it again with another `reservation`, or "
@@ -177,7 +177,7 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
             f"Unchanged, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
         )
 
-    # Ended jobs stay counted by GrpTRESMins and GrpWall, but not by GrpTRESRunMins.
+    # GrpTRESMins and GrpWall also count jobs that have ended; GrpTRESRunMins does not, so it is left out.
     if re.match(r"(?:QOS|Assoc)Grp(?:\w*(?<!Run)Minutes|WallLimit)", reason):
         return _USED_UP
 

@@ -94,7 +94,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "`sinfo -o '%P %D %t %c %m %G'`, without what nodes keep for the system (`scontrol show node`: "
         "CPUEfctv, MemSpecLimit). With hint=nomultithread a job gets one CPU of each core.",
     ),
-    # A refusal for any limit of an account ends with "and/or time limits".
+    # "and/or time limits" is left out: it ends the refusal for any limit of an account.
     (
         r"(?<!and/or )time limit",
         "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed.",
@@ -119,7 +119,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
     ),
     (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
-    # Queries about nodes, partitions and the like; a job has an owner.
+    # The first pattern is about nodes, partitions and the like, the second about jobs, which have an owner.
     (r"slurm_load_(?!job).*denied", "This site shows this only to its staff (PrivateData)."),
     (r"access.*denied|permission denied", "SLURM allows this only to the owner of the job."),
 )
@@ -127,8 +127,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 def is_transient(text: str) -> bool:
-    """Return whether the same request may succeed in a moment."""
-    # A site's own lines before the last line of sbatch may name an error of another program.
+    """Return whether SLURM's output shows a passing error, so that the same command may succeed later."""
+    # Only the last line of sbatch counts: a site's own lines before it may show errors of other programs.
     verdicts = _VERDICT.findall(text)
     if verdicts:
         text = verdicts[-1]

@@ -42,7 +42,7 @@ def render(job: Job) -> str:
         header=_header(job),
         run=_shell("run_dir", str(job.run_dir)),
         logs=_shell("run_dir", f"{job.run_dir}/logs/attempt-"),
-        # srun replaces patterns such as %n in the name of an output file.
+        # srun replaces patterns such as %n in the name of an output file, so each % is doubled.
         output=_shell("run_dir", f"{job.run_dir}/logs/attempt-".replace("%", "%%")),
         project=_shell("project_dir", str(job.project_dir)),
         python=_shell("python", job.python),
@@ -81,7 +81,7 @@ def render_array(jobs: Sequence[Job], folder: Path) -> str:
 
 
 def settings(job: Job) -> dict[str, object]:
-    """Return the facts of `job` for the batch step: the fields of `slurmddp.batch.attempt.BatchSettings`."""
+    """Return a job's settings for the batch step: the fields of `slurmddp.batch.attempt.BatchSettings`."""
     policy = job.policy
     return {
         "name": job_name(job.run_name),
@@ -126,7 +126,7 @@ def _is_staged(job: Job) -> bool:
 
     if not folder.startswith(("/", "$")):
         raise ConfigError(
-            f"cluster.stage={folder!r} is not a folder of a node's own disk.",
+            f"cluster.stage={folder!r} is neither an absolute path nor a variable.",
             hint="Give an absolute path, such as /tmp, or a variable of the node, such as $SLURM_TMPDIR.",
         )
 
@@ -149,9 +149,9 @@ def _exports(job: Job) -> list[str]:
 
 
 def _inherited(job: Job) -> list[str]:
-    """Return the variables with options of the job from which this job may be submitted.
+    """Return variables to unset: if a job submits this job, they would hold options of that job.
 
-    SLURM sets the variables of options that this job has.
+    Only the variables of options that this job lacks are returned; SLURM sets those of its own options.
     """
     options = sbatch_options(job)
     names = [name for name in _OF_A_TASK if name not in options]
@@ -162,11 +162,11 @@ def _inherited(job: Job) -> list[str]:
 
 
 def _step(job: Job) -> str:
-    """Return the shape of the step: one agent on each node, with all CPUs that the job has on the node."""
+    """Return srun's options for the size of the step: one agent on each node, with all CPUs of the job."""
     nodes = job.resources.all_nodes
     cpus = job.resources.cpus_per_node
     shape = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
-    # srun of SLURM 22.05 and 23.02 ignores the job's --cpus-per-task.
+    # The option is repeated, because srun of SLURM 22.05 and 23.02 ignores the job's --cpus-per-task.
     if cpus is not None:
         shape += f" --cpus-per-task={cpus}"
     return shape
@@ -195,7 +195,8 @@ def _export(name: str, value: str) -> str:
     """Return the assignment of a variable of the cluster file, quoted for the shell."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
         raise ConfigError(
-            f"cluster.env has the variable {name!r}.", hint="Names hold letters, digits and underscores."
+            f"cluster.env has the variable {name!r}, which is not a valid name for the shell.",
+            hint="Use letters, digits and underscores, and no digit at the beginning.",
         )
     if name in _SCRIPT_VARIABLES:
         raise ConfigError(
@@ -207,7 +208,7 @@ def _export(name: str, value: str) -> str:
 def _shell(what: str, value: str) -> str:
     """Quote the value of a key for the shell."""
     if "\0" in value:
-        raise ConfigError(f"{what} is {value!r}.", hint="No text for a shell can hold a NUL.")
+        raise ConfigError(f"{what} is {value!r}; the shell takes no NUL.", hint="Remove the NUL character.")
     return shlex.quote(value)
 
 
@@ -215,7 +216,7 @@ def _setup_line(line: str) -> str:
     """Return a setup line unchanged; raise ConfigError if it can't stand in the script."""
     if "\0" in line or re.match(r"\s*#SBATCH", line):
         raise ConfigError(
-            f"cluster.setup has the line {line!r}.",
-            hint="It can hold no NUL, and options of sbatch belong under `sbatch:`.",
+            f"cluster.setup has the line {line!r}, which can't be part of the batch script.",
+            hint="Move options of sbatch to `sbatch:` in the cluster file, and remove NUL characters.",
         )
     return line

@@ -58,7 +58,7 @@ class JobState:
     """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
 
     def may_be_of(self, run: Path) -> bool:
-        """Return whether this can be the job of a run: another cluster or a new sandbox has the same ids."""
+        """Return whether this job may belong to a run; its id does not show it: other clusters repeat ids."""
         names = {run.name, job_name(run.name)}
         return may_be_of(names, self.run, self.script) or is_of_unread_array(self.job_id, self.script, run)
 
@@ -72,7 +72,7 @@ class JobState:
 
 
 def parse_state(text: str) -> str:
-    """Return the state in SLURM's `text`: `CANCELLED by 1000`, `COMPLETED+`, `RUNNING,COMPLETING`."""
+    """Return the state in `CANCELLED by 1000`, `COMPLETED+` or `RUNNING,COMPLETING`; else `UNKNOWN`."""
     # The base state comes first, and flags or further words follow it.
     state, *_ = re.split(r"[\s,+]+", text.strip().upper())
     return state if state in ALL else UNKNOWN

@@ -144,7 +144,7 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"account": "a\0b"}, "NUL"),
         ({"sbatch": {"comment": "a\n#SBATCH --nodes=99"}}, "line breaks"),
         ({"srun": {"label-x": "a\nb"}}, "line breaks"),
-        ({"sbatch": {"bad key": 1}}, "long option names"),
+        ({"sbatch": {"bad key": 1}}, "not the long name of an option"),
         ({"sbatch": {"nodes": 4}}, "nodes= instead"),
         ({"sbatch": {"time": "1:00"}}, "time_limit= instead"),
         ({"sbatch": {"output": "x"}}, "Remove it there"),
@@ -267,7 +267,7 @@ def test_a_staged_environment_is_copied_by_the_batch_program() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stage": "tmp"}, "not a folder of a node's own disk"),
+        ({"stage": "tmp"}, "neither an absolute path nor a variable"),
         ({"stage": "/tmp", "srun": {"container-image": "/images/torch.sqsh"}}, "container-image"),
     ],
 )

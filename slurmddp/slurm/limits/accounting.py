@@ -63,7 +63,7 @@ class Association:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """The facts of a site's accounting."""
+    """The accounts, limits and queued jobs of one person, as a site's accounting shows them."""
 
     enforced: frozenset[str]
     """The values of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
@@ -77,7 +77,11 @@ class Accounting:
 
 
 def parse_qualities(text: str) -> dict[str, Limits]:
-    """Return the limits of each quality of service in the output of `sacctmgr show qos`."""
+    """Return the limits of each quality of service, by its name in lower case.
+
+    Args:
+        text: the output of `sacctmgr show qos`.
+    """
     rows = _rows(text, QOS_FIELDS)
     return {name.lower(): _limits("qos", name, *cells) for name, *cells in rows}
 
@@ -135,7 +139,7 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
         partition_qos: the QOS of each partition that the job may run in.
         jobs: the number of such jobs, the elements of an array.
     """
-    # SLURM refuses a wrong name, whatever the size of the job.
+    # SLURM refuses a job with a wrong account or QOS, so its size is not compared then.
     findings = list(_names(job, site))
     # Without `limits` in AccountingStorageEnforce, SLURM holds no job for its size.
     if findings or "limits" not in site.enforced:
@@ -145,7 +149,7 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
     alternatives = [
         list(_over(job, _in_order(job, site, quality), site.queued, jobs)) for quality in of_partitions
     ]
-    # A job that fits one of its partitions starts in this partition.
+    # A job that fits one of its partitions starts there, so the partition with the fewest findings counts.
     return min(alternatives, key=len)
 
 
@@ -155,16 +159,16 @@ def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
     if name:
         return name in site.qualities and flag in site.qualities[name].flags
 
-    # SLURM chooses a quality of service that the account may use.
+    # The job's quality of service is not known: SLURM chooses one that the account may use.
     association = _association(job, site)
     possible = association.qualities if association else site.qualities
     known = [site.qualities[quality.lower()] for quality in possible if quality.lower() in site.qualities]
-    # Nothing shows which of them it chooses.
+    # If any has the flag, the answer depends on SLURM's choice, which nothing shows.
     return None if any(flag in quality.flags for quality in known) else False
 
 
 def _association(job: Job, site: Accounting) -> Association | None:
-    """Return the account in which a job runs; an account for the job's partition comes first."""
+    """Return the account in which a job runs, preferably one for its partition; None if it is not known."""
     account = (job.cluster.account or site.default_account).lower()
     partitions = (job.cluster.partition or "").split(",")
     usable = [association for association in site.associations if association.account.lower() == account]
@@ -192,7 +196,7 @@ def _qos_of(job: Job, site: Accounting) -> str:
 def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:
     """Return the limits that hold for a job, in SLURM's order: the first that sets a limit counts."""
     quality = site.qualities.get(_qos_of(job, site))
-    # The limits of the partition's QOS come before those of the job's QOS, unless the latter has this flag.
+    # The limits of the partition's QOS come first, unless the job's QOS has the flag OverPartQOS.
     sources = [of_partition, quality]
     if quality and "OverPartQOS" in quality.flags:
         sources.reverse()
@@ -344,7 +348,7 @@ def _shared(source: str, tres: str) -> dict[str, tuple[int, str]]:
 def _within(
     limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, tuple[int, str]]]]
 ) -> Limits:
-    """Return the limits of a person in an account, with the limits of the account and of all above it.
+    """Return the limits of a person in an account, with those of the account and of all accounts above it.
 
     Args:
         limits: the limits of the person.
@@ -357,7 +361,7 @@ def _within(
         visited.add(account)
         account, amounts = groups[account]
         for name, limit in amounts.items():
-            # An account above counts only with a smaller limit.
+            # The smallest limit of these accounts holds.
             shared[name] = min(shared.get(name, limit), limit, key=itemgetter(0))
 
     return replace(limits, grp_tres=shared)

@@ -23,7 +23,7 @@ _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "n
 
 
 def usable(site: Site) -> list[Partition]:
-    """Return the partitions that accept jobs of this account and have nodes."""
+    """Return the partitions that are UP, are not only for root, and have nodes."""
     with_nodes = {group.partition for group in site.groups if group.nodes}
     return [
         partition
@@ -91,20 +91,20 @@ def _preemption(partition: Partition, site: Site) -> str:
 
 
 def _largest_kind(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Return the nodes with the most frequent GPUs of the partition; without GPUs return all nodes."""
+    """Return the nodes with the GPUs that the partition has most of; without GPUs return all nodes."""
     sums: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
     for group in nodes:
         whole, all_gpus = sums.get(group.gpus, (0, 0))
         whole += group.nodes * sum(count for kind, count in group.gpus if not is_slice(kind))
         sums[group.gpus] = (whole, all_gpus + group.nodes * group.gpu_count())
 
-    # Whole GPUs come first, because ranks of one job can't exchange data by NCCL on parts of GPUs.
+    # Whole GPUs come first, because NCCL can't connect the ranks of one job on parts of GPUs (MIG).
     largest = max(sums, key=lambda gpus: sums[gpus])
     return [group for group in nodes if group.gpus == largest]
 
 
 def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
-    """Return the lines about GPUs; without GPUs the number of ranks.
+    """Return the lines with the GPUs of each node; for nodes without GPUs, with the number of ranks.
 
     Args:
         nodes: the nodes for which the file is drafted; their GPUs are equal.

@@ -27,7 +27,7 @@ class Finding:
 
 
 def too_long(minutes: int | None, longest: int | None, source: str, limit: str) -> list[Finding]:
-    """Return a finding if a job runs longer than the site allows.
+    """Return a finding if a job's time limit is above the longest one of the site; else an empty list.
 
     Args:
         minutes: the time limit of the job; None for a job without a time limit.
@@ -51,12 +51,12 @@ def too_long(minutes: int | None, longest: int | None, source: str, limit: str) 
 
 
 def too_many_cpus(cpus: int | None, largest: int | None, site: str) -> list[Finding]:
-    """Return a finding if a job asks for more CPUs on each node than the site gives.
+    """Return a finding if a job asks for more CPUs on each node than the site gives; else an empty list.
 
     Args:
         cpus: the CPUs that the job asks for on each node; None if it asks for none.
         largest: the largest number of CPUs; None for no limit.
-        site: the clause of the finding about the site.
+        site: a clause about the site's limit, for the finding.
     """
     if cpus is None or largest is None or cpus <= largest:
         return []

@@ -55,9 +55,9 @@ def parse_groups(text: str) -> tuple[NodeGroup, ...]:
 def without_reserved(
     groups: Iterable[NodeGroup], nodes: Sequence[Mapping[str, str]]
 ) -> tuple[NodeGroup, ...]:
-    """Return groups without the CPUs and memory that their nodes keep for the system.
+    """Return the groups less the CPUs and memory that their nodes reserve for the system.
 
-    sinfo shows all CPUs and all memory of a node.
+    sinfo shows all CPUs and memory of a node, the reserved ones included.
 
     Args:
         groups: the groups as sinfo shows them.
@@ -67,11 +67,11 @@ def without_reserved(
     for facts in nodes:
         cpus = _number(facts.get("CPUTot", ""))
         memory_mb = _number(facts.get("RealMemory", ""))
-        # Without CPUEfctv no CPU is known to be reserved.
+        # Without CPUEfctv no CPU counts as reserved.
         reserved_cpus = cpus - (_number(facts.get("CPUEfctv", "")) or cpus)
         reserved_mb = _number(facts.get("MemSpecLimit", ""))
         for partition in facts.get("Partitions", "").split(","):
-            # Nodes that look alike to sinfo may differ in this. The largest reserve holds for all of them.
+            # sinfo puts nodes with different reserves into one group; the largest reserve is subtracted.
             key = (partition, cpus, memory_mb)
             largest_cpus, largest_mb = reserved.get(key, (0, 0))
             reserved[key] = (max(reserved_cpus, largest_cpus), max(reserved_mb, largest_mb))
@@ -93,7 +93,7 @@ def _reduced(group: NodeGroup, cpus: int, memory_mb: int) -> NodeGroup:
 
 
 def is_slice(kind: str) -> bool:
-    """Return whether a type of GPU is a part of a GPU: `1g.10gb`, `a100_3g.20gb`."""
+    """Return whether a type of GPU is a part of a GPU (MIG), such as `1g.10gb` or `a100_3g.20gb`."""
     return re.search(r"(?<!\d)\d+g\.\d+gb", kind) is not None
 
 
@@ -127,7 +127,7 @@ def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str
     if findings:
         return findings
 
-    # Each demand is met by some node, but perhaps all of them by too few nodes.
+    # Each demand alone is met by some node, but perhaps too few nodes meet all demands.
     suitable = sum(group.nodes for group in nodes if _holds(job, group))
     if job.resources.all_nodes <= suitable:
         return []
@@ -184,7 +184,7 @@ def _required_features(job: Job) -> tuple[str, ...]:
 
 
 def _named_features(constraint: str) -> list[str]:
-    """Return the features between the operators of a constraint."""
+    """Return the features in a constraint, without operators, numbers of nodes and excluded features."""
     # `*` is followed by a number of nodes.
     parts = re.split(r"[&|,()\[\]]", re.sub(r"\*\d+", "", constraint))
     # `!` excludes a feature, which no node needs to have.
@@ -268,7 +268,7 @@ def listed_nodes(job: Job) -> int | None:
     SLURM adds nodes of its choice to such a list.
     """
     nodelist = str(job.cluster.sbatch.get("nodelist") or "")
-    # A value with a slash is the name of a file with nodes.
+    # A value with a slash is the name of a file with nodes, which is not read.
     if not nodelist or "/" in nodelist:
         return None
 
@@ -277,7 +277,7 @@ def listed_nodes(job: Job) -> int | None:
 
 
 def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
-    """Return how many nodes that meet the job's demands accept no new job now; 0 if enough others do."""
+    """Return how many nodes meet the job's demands but accept no new job now; 0 if enough others do."""
     suitable = [group for group in nodes if _holds(job, group)]
     away = sum(group.nodes for group in suitable if group.state.startswith(_AWAY))
     up = sum(group.nodes for group in suitable) - away
@@ -285,7 +285,7 @@ def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
 
 
 def beyond_nodelist(job: Job) -> list[str]:
-    """Return a note about a job that has more nodes than `nodelist` names."""
+    """Return a note if the job has more nodes than `nodelist` names; else an empty list."""
     listed = listed_nodes(job)
     if listed is None:
         return []

@@ -101,7 +101,7 @@ def check(
     for partition in candidates:
         of_partition = [group for group in groups if group.partition == partition.name]
         misfits = _misfits(job, partition, of_partition, nodes_key)
-        # The job starts in a partition that it fits.
+        # One partition that the job fits is enough to start it.
         if not misfits:
             return []
         findings += misfits
@@ -121,7 +121,7 @@ def _misfits(
     if not groups:
         return findings
 
-    # The limit of the partition counts for a key, even if its nodes have less.
+    # A key has one finding: the limit of the partition, or else what its nodes have.
     keys = {finding.key for finding in findings}
     of_nodes = nodes.misfits(job, groups, partition.name, nodes_key)
     return [*findings, *(finding for finding in of_nodes if finding.key not in keys)]
@@ -131,7 +131,7 @@ def _over_limits(job: Job, partition: Partition, nodes_key: str) -> list[Finding
     source = f"partition {partition.name!r}"
     findings = _too_many_nodes(job, partition, nodes_key)
     findings += too_long(job.resources.time_limit_min, partition.max_time_min, source, "MaxTime")
-    # SLURM accepts jobs for a partition that is DOWN, and starts them when it is UP again.
+    # DOWN is no finding: SLURM accepts jobs for such a partition, and starts them when it is UP again.
     if partition.state in {"INACTIVE", "DRAIN"}:
         site = f"{source} accepts no jobs now ({partition.state})"
         findings.append(_unusable(partition.name, site, "Use another partition=."))
@@ -153,7 +153,7 @@ def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Find
     largest = known[source]
     value = str(count)
     fewer = f"{nodes_key}={largest} or fewer"
-    # The key alone would not show the number of nodes that the job asks for.
+    # With spare nodes the job asks for more nodes than the key `nodes` holds.
     if job.resources.spare_nodes:
         value = f"{job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
         fewer = f"{largest} nodes or fewer in all"

@@ -44,7 +44,7 @@ def describe(slurm: SlurmClient) -> Site:
 
 def partitions(slurm: SlurmClient) -> dict[str, Partition]:
     """Return the partitions and their limits, by name."""
-    # With hidden partitions, which sbatch accepts too.
+    # `--all` also shows hidden partitions, which sbatch accepts too.
     return parse_partitions(slurm.query(["scontrol", "--all", "-o", "show", "partition"]))
 
 
@@ -102,14 +102,14 @@ def _if_shown(slurm: SlurmClient, ask: Callable[[SlurmClient], _Shown], what: st
 
 
 def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Accounting | None:
-    """Return the accounting of a site; report and return None if it does not answer."""
+    """Return the accounting of a site; None if it does not answer, which is reported, or without sacctmgr."""
     if shutil.which("sacctmgr") is None:
         return None
 
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     name = pwd.getpwuid(os.getuid()).pw_name
     show_associations = [*show, "associations"]
-    # One database may serve several clusters.
+    # One database may serve several clusters; only this cluster's associations are wanted.
     if cluster := config.get("ClusterName"):
         show_associations.append(f"cluster={cluster}")
 

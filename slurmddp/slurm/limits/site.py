@@ -16,7 +16,7 @@ from slurmddp.slurm.limits.partitions import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The facts of one SLURM, as `queries.describe` returns them."""
+    """The partitions, nodes, settings and accounting of one SLURM, as `queries.describe` returns them."""
 
     partitions: Mapping[str, Partition]
     groups: tuple[NodeGroup, ...] = ()
@@ -50,7 +50,7 @@ def partitions_for(job: Job, site: Site) -> dict[str, Partition]:
 
 def may_lift(job: Job, site: Site, finding: Finding) -> bool:
     """Decide whether the limit of a finding may be lifted by a rule that no command of SLURM shows."""
-    # A plugin may choose the partition and the QOS, and change the time.
+    # A job_submit plugin may choose the partition and the QOS, and change the time limit.
     has_plugins = site.config.get("JobSubmitPlugins", "(null)") not in ("", "(null)")
     if has_plugins and (finding.limit or not job.cluster.partition):
         return True
@@ -69,7 +69,7 @@ def may_lift(job: Job, site: Site, finding: Finding) -> bool:
 
 
 def nodes_to_ask(job: Job, site: Site) -> int | None:
-    """Return the largest number of nodes for which `sbatch --test-only` answers truly, if the job has more.
+    """Return the number of nodes to ask `sbatch --test-only` for; None: as many as the job has.
 
     sbatch --test-only refuses more nodes than `nodelist` names or than the partition's MaxNodes. It does so
     even if SLURM would add nodes of its choice, or if the quality of service lifts MaxNodes.
