@@ -72,6 +72,9 @@ def _key_of(field: Field[Any], prefix: str) -> Key:
     default = field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
+    # OmegaConf 2.4 has a type of its own for tuples, which takes no text in place of a list.
+    if isinstance(default, tuple):
+        default = list(default)
 
     return Key(
         name=prefix + field.name,

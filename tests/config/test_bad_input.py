@@ -294,7 +294,7 @@ FILES = [
     ),
     ("cluster/bad", "python: env FOO=1 python3\n", "+cluster=bad", "a command with arguments.*#!/bin/sh"),
     ("cluster/bad", "partitoin: x\n", "+cluster=bad", "Did you mean cluster.partition"),
-    ("cluster/bad", "env: &a [*a]\n", "+cluster=bad", "refers to itself"),
+    ("cluster/bad", "env: &a [*a]\n", "+cluster=bad", "refers to itself|recursive aliases"),
     ("cluster/a%j", "partition: x\n", "+cluster=a%j", r"a%j names a file.*Rename .*a%j\.yaml"),
     ("experiment/bad", "defaults:\n  - /model: nope\n", "experiment=bad", "nope"),
     ("cluster/bad", "account: ???\n", "+cluster=bad", "`cluster.account` must be given"),

@@ -20,6 +20,8 @@ from support.runs.projects import make_project
 PAGE = ROOT / "docs" / "hydra.md"
 NET = """\
 from dataclasses import dataclass
+from inspect import signature
+import omegaconf
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 import sizes
@@ -30,9 +32,16 @@ class Net:
     width: int = sizes.WIDTH
     must: int = MISSING
 
-OmegaConf.register_new_resolver("twice", lambda x: 2 * x, replace=True)
-ConfigStore.instance().store(group="model", name="net", node=Net)
-ConfigStore.instance().store(group="place", name="far", node={"seed": 8}, package="_global_")
+# OmegaConf 2.4 has renamed it; in 2.3 the new name belongs to an older function.
+is_renamed = not omegaconf.__version__.startswith("2.3.")
+register = OmegaConf.register_resolver if is_renamed else OmegaConf.register_new_resolver
+register("twice", lambda x: 2 * x, replace=True)
+# Hydra 1.4 warns when a name is stored again without `replace`, which Hydra 1.3 does not have.
+options = {"replace": True} if "replace" in signature(ConfigStore.store).parameters else {}
+ConfigStore.instance().store(group="model", name="net", node=Net, **options)
+ConfigStore.instance().store(
+    group="place", name="far", node={"seed": 8}, package="_global_", **options
+)
 """
 
 

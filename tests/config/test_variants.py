@@ -14,6 +14,8 @@ from support.runs.projects import make_project
 
 CODE = """
 from dataclasses import dataclass
+from inspect import signature
+import omegaconf
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
@@ -22,8 +24,13 @@ class Net:
     _target_: str = "torch.nn.Identity"
     width: int = 4
 
-ConfigStore.instance().store(group="model", name="typed_net", node=Net)
-OmegaConf.register_new_resolver("all_of_it", lambda *, _root_: str(_root_.seed), replace=True)
+# Hydra 1.4 warns when a name is stored again without `replace`, which Hydra 1.3 does not have.
+options = {"replace": True} if "replace" in signature(ConfigStore.store).parameters else {}
+ConfigStore.instance().store(group="model", name="typed_net", node=Net, **options)
+# OmegaConf 2.4 has renamed it; in 2.3 the new name belongs to an older function.
+is_renamed = not omegaconf.__version__.startswith("2.3.")
+register = OmegaConf.register_resolver if is_renamed else OmegaConf.register_new_resolver
+register("all_of_it", lambda *, _root_: str(_root_.seed), replace=True)
 """
 DERIVED = (
     ["seed={}"],

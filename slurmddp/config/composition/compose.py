@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hydra
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -57,6 +58,11 @@ _LEFT_OUT = [
     *({f"override hydra/{part}": None} for part in ("help", "hydra_help", "launcher", "sweeper", "output")),
 ]
 """Parts of Hydra that only run programs; without them, composing takes a third less time."""
+_IS_HYDRA_1_3 = hydra.__version__.startswith("1.3.")
+_STORE_OPTIONS: dict[str, Any] = {} if _IS_HYDRA_1_3 else {"replace": True}
+"""Hydra 1.4 warns when a node is stored again without them."""
+_BASE_OPTIONS: dict[str, Any] = {"version_base": "1.3"} if _IS_HYDRA_1_3 else {}
+"""Hydra 1.3 warns without a base version, Hydra 1.4 warns of a base version."""
 CompositionCache = dict[str, DictConfig]
 """Cache of compositions, keyed by config files, before value overrides are applied."""
 _last_composition: dict[str, DictConfig] = {}
@@ -387,9 +393,9 @@ def initialized(plan: CompositionPlan) -> Iterator[str]:
     if others:
         primary["hydra"] = {"searchpath": [f"file://{root}" for root in others]}
 
-    ConfigStore.instance().store(DEFAULTS_NODE, plan.base)
-    ConfigStore.instance().store(_PRIMARY, primary)
-    with initialize_config_dir(str(first), job_name="slurmddp", version_base="1.3"):
+    ConfigStore.instance().store(DEFAULTS_NODE, plan.base, **_STORE_OPTIONS)
+    ConfigStore.instance().store(_PRIMARY, primary, **_STORE_OPTIONS)
+    with initialize_config_dir(str(first), job_name="slurmddp", **_BASE_OPTIONS):
         yield _PRIMARY
 
 

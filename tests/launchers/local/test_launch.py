@@ -132,15 +132,20 @@ def test_d2_a_program_gets_its_arguments_and_options_intact_and_torchs_variables
 
 
 HYDRA = """
-import json, os, pathlib, sys, hydra
+import json, os, pathlib, sys, hydra, omegaconf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from slurmddp.launchers.local.launch import launch_script
 from slurmddp.launchers.local.launcher import LocalLauncher
 
-OmegaConf.register_new_resolver("pid", os.getpid)
+# OmegaConf 2.4 has renamed it; in 2.3 the new name belongs to an older function.
+is_renamed = not omegaconf.__version__.startswith("2.3.")
+register = OmegaConf.register_resolver if is_renamed else OmegaConf.register_new_resolver
+register("pid", os.getpid)
+# Hydra 1.4 warns of a base version, Hydra 1.3 warns without one.
+base = {"version_base": None} if hydra.__version__.startswith("1.3.") else {}
 
-@hydra.main(version_base=None, config_path=".", config_name="nothing")
+@hydra.main(**base, config_path=".", config_name="nothing")
 def main(cfg):
     if "RANK" not in os.environ:
         launch_script(2, LocalLauncher())
