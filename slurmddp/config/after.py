@@ -18,15 +18,17 @@ _HINT = "Use after=[] to start without this run."
 
 
 def jobs_of(names: Sequence[str], launcher: str) -> tuple[str, ...]:
-    """Return the ids of the jobs for which a new job waits; finished runs need no wait.
+    """Return the ids of the SLURM jobs that must finish before a new job starts.
+
+    Runs that have finished are left out, because the new job need not wait for them.
 
     Args:
         names: runs or sweeps, each given by its name, the beginning of its name, or its folder.
-        launcher: the launcher of the new job; only a job of `slurm` can wait.
+        launcher: the launcher of the new job; only a job of the launcher `slurm` can wait.
 
     Raises:
-        RunNotFoundError: no run has a name, or several runs have it.
-        ConfigError: a run ended without finishing, or SLURM can't wait for its end.
+        RunNotFoundError: one of `names` belongs to no run, or to several runs.
+        ConfigError: a run ended without finishing, or one of the two is no SLURM job, so SLURM can't wait.
     """
     folders = [folder for name in names for folder in _folders(name)]
     unfinished = [status for status in statuses(folders, client.SlurmClient()) if status.state != "finished"]
@@ -36,7 +38,7 @@ def jobs_of(names: Sequence[str], launcher: str) -> tuple[str, ...]:
 
 
 def _folders(name: str) -> Sequence[RunFolder]:
-    """Return the run folder of a run, or the run folders of a sweep."""
+    """Return the run folder of the run `name`, or the run folders of the sweep `name`."""
     try:
         sweep = sweeps.find(name)
         if sweep is not None:
@@ -47,7 +49,7 @@ def _folders(name: str) -> Sequence[RunFolder]:
 
 
 def _refuse_hopeless(status: RunStatus, launcher: str) -> None:
-    """Raise ConfigError if a job would wait for a run forever, or can't wait for it."""
+    """Raise ConfigError if a new job would wait for a run forever, or if one of them is no SLURM job."""
     if not status.active:
         raise ConfigError(
             f"after={status.name}: this run is {status.state}, so the job would never start.",

@@ -27,7 +27,8 @@ def keys_that_extend(program: Any, *, is_out_of_time: bool) -> tuple[str, ...]:
         is_out_of_time: whether `train.max_time` ended the run before its last step.
 
     Returns:
-        Empty for a function of the user, whose length slurmddp does not know.
+        `train.steps` or `train.max_time` for slurmddp's trainer, and the arguments for a script. Empty for
+        the user's own function, because slurmddp does not know which argument decides its length.
     """
     if is_own_trainer(program):
         return (MAX_TIME,) if is_out_of_time else (STEPS,)
@@ -39,15 +40,16 @@ def keys_that_extend(program: Any, *, is_out_of_time: bool) -> tuple[str, ...]:
 def refuse_shorter(
     folder: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any], given: Collection[str]
 ) -> None:
-    """Raise ConfigError if a run would become shorter, or a finished run would keep its length.
+    """Raise ConfigError if changes would make a run shorter, or would not make a finished run longer.
 
-    A run that has not finished may keep its length, so that the command that extended it also resumes it.
+    If a run has not finished, its length may also stay as it is. So the command that extended the run can be
+    repeated to resume it.
 
     Args:
         folder: the run folder.
-        before: the run's configuration.
+        before: the stored configuration of the run.
         after: the checked configuration with the changes.
-        given: the keys of the changes.
+        given: the keys of the changes; only `train.steps` and `train.max_time` are compared.
     """
     for key in (key for key in LENGTHS if key in given):
         old = _value(before, key)
@@ -67,7 +69,7 @@ def refuse_shorter(
 
 
 def _length(key: str, value: Any) -> float:
-    """Return a number of steps or seconds; null means no time limit, so it is the greatest time."""
+    """Return a number of steps or seconds; infinity if the value is null, which means no time limit."""
     if key == STEPS:
         return float(value)
     if value is None:
@@ -87,11 +89,15 @@ def _has_finished(folder: RunFolder) -> bool:
 
 
 def lengths_beyond(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the lengths that are greater in the stored configuration, each with both values as text.
+    """Return the keys of `LENGTHS` whose values are greater in the stored configuration.
 
     Args:
         stored: the configuration in the folder of a run.
-        given: the configuration of a job with the name of this run.
+        given: the configuration of a new job with the name of this run.
+
+    Returns:
+        For each key (key, stored value, given value), the values as text. Empty for a run of another program
+        than slurmddp's trainer.
     """
     if not is_own_trainer(stored.get("program")):
         return []
@@ -107,5 +113,5 @@ def lengths_beyond(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of `train`; a run of an earlier version may lack the key."""
+    """Return the value of a key such as `train.steps`; None if a run of an earlier version lacks the key."""
     return config["train"].get(key.removeprefix("train."))

@@ -32,15 +32,15 @@ def build_job(
 
     Args:
         config: the checked configuration.
-        project_dir: the folder of the command.
+        project_dir: the project folder, in which the command runs.
         overrides: the settings of the command line as typed.
         gpus_here: the number of GPUs of this machine, for a job without a cluster.
-        folder: the run folder of an existing run.
+        folder: the run folder, if the job resumes an existing run. Otherwise the configuration decides it.
 
     Raises:
         ConfigError: the size of the job is impossible, two keys of the trainer contradict each other, or the
-            job would wait forever.
-        RunNotFoundError: a run of `after` does not exist.
+            job would wait forever for a run of the key `after`.
+        RunNotFoundError: a run of the key `after` does not exist.
     """
     project_dir = project_dir.absolute()
     cluster = _cluster(config)
@@ -53,7 +53,7 @@ def build_job(
     final = {
         **config,
         "nodes": resources.nodes,
-        # The number is split into nodes and gpus_per_node.
+        # Removed, because `nodes` and `gpus_per_node` now hold the same number.
         "gpus": None,
         "gpus_per_node": resources.gpus_per_node,
         "ranks_per_node": resources.ranks_per_node,
@@ -89,34 +89,41 @@ def build_job(
 
 
 def _jobs_to_wait_for(runs: Sequence[str], launcher: str) -> tuple[str, ...]:
-    """Return the ids of the jobs that must end first."""
+    """Return the ids of the SLURM jobs that must finish before this job starts."""
     if not runs:
         return ()
-    # Few jobs wait for others, and the modules that read the status of a run take 25 ms to import.
+    # Imported here: few jobs wait for other jobs, and `after` needs modules that take 25 ms to import.
     from slurmddp.config import after
 
     return after.jobs_of(runs, launcher)
 
 
 def _runs_dir(path: str, project_dir: Path) -> Path:
-    """Return the folder of all runs."""
+    """Return the absolute path of the folder `runs_dir`, which may be given relative to the project."""
     check_folder("runs_dir", path)
     return Path(os.path.normpath(project_dir / path))
 
 
 def _on_event(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for events; raise ConfigError for a line of shell instead of a list of words."""
+    """Return the command of `policy.on_event`.
+
+    Raises:
+        ConfigError: the command is a shell line in one text, not a list of words.
+    """
     if len(command) == 1 and " " in command[0] and not Path(command[0]).exists():
         raise ConfigError(
-            f"policy.on_event is one text, {command[0]!r}, but no program has this name.",
-            hint="Give the words of the command as a list, or a line of shell: "
+            f"policy.on_event is the single text {command[0]!r}, but no program has this name.",
+            hint="Write the command as a list of words, or as a line for a shell: "
             f"policy.on_event='[sh, -c, {quoted(command[0])}]'",
         )
     return tuple(command)
 
 
 def _cluster(config: Mapping[str, Any]) -> Cluster | None:
-    """Return the chosen cluster with the partition, account and qos of the run."""
+    """Return the chosen cluster, in which the run's partition, account and qos replace the cluster's.
+
+    None if no cluster is chosen.
+    """
     if config["cluster"] is None:
         return None
 
@@ -128,8 +135,8 @@ def _cluster(config: Mapping[str, Any]) -> Cluster | None:
 
 
 def _check_backend(backend: str) -> None:
-    """Refuse an unknown name of a transport; `paths.check_targets` checks import paths."""
-    # One name, or a name for each type of device: cpu:gloo,cuda:nccl.
+    """Raise ConfigError for an unknown name in the key `backend`; `paths.check_targets` checks classes."""
+    # The key is one name, or one name for each type of device: cpu:gloo,cuda:nccl.
     for part in backend.split(","):
         name = part.rpartition(":")[2].strip()
         if "." not in name and name.lower() not in BACKENDS:

@@ -23,16 +23,18 @@ SIZE = ("nodes", "ranks_per_node", "gpus_per_node", "gpus")
 def resolve(
     config: Mapping[str, Any], cluster: Cluster | None, launcher: str, gpus_here: int = 0
 ) -> Resources:
-    """Return the size of a job: what the configuration requests, else the cluster's or this machine's values.
+    """Return the size of a job.
+
+    A number that the configuration does not give is the number of the cluster or of this machine.
 
     Args:
         config: a checked configuration.
-        cluster: the chosen cluster, with the values of the configuration merged in; None for a local run.
+        cluster: the chosen cluster, with the run's partition, account and qos; None if none is chosen.
         launcher: `slurm` or `local`.
         gpus_here: the number of GPUs of this machine.
 
     Raises:
-        ConfigError: the size is impossible.
+        ConfigError: the size is impossible, such as more GPUs than the nodes have.
     """
     config = _with_nodes(config, cluster, gpus_here)
     if cluster is not None:
@@ -79,18 +81,21 @@ def resolve(
 
 
 def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
-    """Prepare the configuration of a run for another size; its steps keep their number of samples.
+    """Prepare the configuration of a run for another number of ranks.
+
+    `train.global_batch` is set, so that an optimizer step keeps its number of samples. Keys that depend on
+    the changed keys become null.
 
     Args:
-        stored: the configuration, which is changed in place.
-        changed: the keys of `SIZE` that are about to get another value.
+        stored: the configuration of the run, which is changed in place.
+        changed: the keys of `SIZE` that the caller changes afterwards.
     """
     train = stored["train"]
     if train.get("global_batch") is None and stored.get("ranks_per_node"):
         ranks = stored["nodes"] * stored["ranks_per_node"]
         train["global_batch"] = train["batch_size"] * train["accumulate"] * ranks
 
-    # A number that is not given follows from the given numbers, as in a new run.
+    # Null means that `resolve` computes the number from the changed one, as for a new run.
     if "ranks_per_node" in changed and "gpus_per_node" not in changed:
         stored["gpus_per_node"] = None
     if "gpus_per_node" in changed and "ranks_per_node" not in changed:
@@ -100,14 +105,17 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
 
 
 def hold_global_batch(config: Mapping[str, Any], resources: Resources) -> dict[str, Any]:
-    """Return the configuration with `train.global_batch` set, so that a lost node changes no step."""
+    """Return the configuration with `train.global_batch` set.
+
+    Then an optimizer step keeps its number of samples after the loss of a node.
+    """
     train = config["train"]
     samples = train["global_batch"] or train["batch_size"] * train["accumulate"] * resources.world_size
     return {**config, "train": {**train, "global_batch": samples}}
 
 
 def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
-    """Refuse a number of ranks that can't share the samples of an optimizer step evenly."""
+    """Raise ConfigError if the ranks can't share `train.global_batch` evenly."""
     samples = config["train"].get("global_batch")
     ranks = resources.nodes * resources.ranks_per_node
     if samples is None or samples % ranks == 0:
@@ -121,9 +129,13 @@ def check_global_batch(config: Mapping[str, Any], resources: Resources) -> None:
 
 
 def _with_nodes(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) -> dict[str, Any]:
-    """Return the configuration with its number of nodes; `gpus` is split evenly among the fewest nodes.
+    """Return the configuration with `nodes` set.
 
-    A remainder is refused, because the job would have another number of GPUs than requested.
+    If `gpus` is given, the GPUs are split evenly among the fewest nodes that have them, and `gpus_per_node`
+    is set, too.
+
+    Raises:
+        ConfigError: the nodes have no GPUs or too few, or the GPUs can't be split evenly.
     """
     gpus = config["gpus"]
     nodes = config["nodes"]
@@ -170,13 +182,13 @@ def _with_nodes(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: i
 
 
 def _even_settings(gpus: int, planned: int, nodes: int | None, per_node: int | None) -> list[str]:
-    """Return settings that share GPUs evenly and are near to `gpus` GPUs on `planned` nodes.
+    """Return settings for an error message, each of which splits a similar number of GPUs evenly.
 
     Args:
         gpus: the requested number of GPUs.
-        planned: the fewest nodes that hold them.
-        nodes: the requested number of nodes, which stays.
-        per_node: the requested number of GPUs on each node, which stays.
+        planned: the smallest number of nodes that have these GPUs.
+        nodes: the requested number of nodes, which the settings keep; None if none was requested.
+        per_node: the requested number of GPUs on each node, which the settings keep; None as for `nodes`.
     """
     if nodes and per_node:
         return [f"gpus={nodes * per_node}"]
@@ -192,7 +204,7 @@ def _even_settings(gpus: int, planned: int, nodes: int | None, per_node: int | N
 
 
 def _refuse_beyond_cluster(config: Mapping[str, Any], cluster: Cluster) -> None:
-    """Refuse more nodes or GPUs than the cluster's file allows."""
+    """Raise ConfigError for more nodes or GPUs per node than `max_nodes` and `gpus_per_node` of a cluster."""
     nodes = config["nodes"]
     spares = config["spare_nodes"]
     max_nodes = cluster.max_nodes
@@ -203,8 +215,8 @@ def _refuse_beyond_cluster(config: Mapping[str, Any], cluster: Cluster) -> None:
             requested += f" with spare_nodes={spares}"
             fewer = f"{max_nodes} nodes or fewer in all"
         raise ConfigError(
-            f"{requested} is more than the {max_nodes} that cluster {cluster.name} gives one job (its "
-            "max_nodes).",
+            f"{requested} is more than max_nodes={max_nodes} of cluster {cluster.name}, the largest number "
+            "of nodes of one job.",
             hint=f"Use {fewer}, or choose another cluster.",
         )
 
@@ -222,7 +234,13 @@ def _refuse_beyond_cluster(config: Mapping[str, Any], cluster: Cluster) -> None:
 
 
 def _gpus(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) -> int:
-    """Return the number of GPUs on each node: all of them, but no more than ranks."""
+    """Return the number of GPUs to use on each node.
+
+    If `gpus_per_node` is not given, it is all GPUs of a node, but no more than `ranks_per_node`.
+
+    Raises:
+        ConfigError: a node of the cluster has GPUs, but fewer than ranks.
+    """
     if config["gpus_per_node"] is not None:
         return int(config["gpus_per_node"])
 
@@ -239,12 +257,20 @@ def _gpus(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) ->
 
 
 def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launcher: str) -> int:
-    """Return the number of ranks on each node: as configured, else a rank for each GPU, else a default."""
+    """Return the number of ranks on each node.
+
+    If `ranks_per_node` is not given, it is one rank for each GPU. Without GPUs, it is the number of the
+    cluster (or 1), or `LAPTOP_RANKS` on this machine (1 for strategies that allow only one rank).
+
+    Raises:
+        ConfigError: a SLURM job uses GPUs, but not one for each rank.
+    """
     requested = config["ranks_per_node"]
     if requested is not None:
         if launcher == "slurm" and gpus and requested != gpus:
             raise ConfigError(
-                f"ranks_per_node={requested} and gpus_per_node={gpus} don't fit: each rank has one GPU.",
+                f"ranks_per_node={requested} and gpus_per_node={gpus} contradict each other: each rank has "
+                "one GPU.",
                 hint="Give only one of these settings.",
             )
         return int(requested)
@@ -259,17 +285,17 @@ def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launch
 def _share_of(
     key: str, config: Mapping[str, Any], cluster: Cluster | None, share: float, minimum: int | None = None
 ) -> Any:
-    """Return the CPUs or GiB of each node to request.
+    """Return the number of CPUs or GiB to request on each node; None if nothing is requested.
 
-    If the configuration gives no number, a job with a share of a node's GPUs gets the same share of the
-    cluster's CPUs and memory.
+    If the configuration gives no number, a job that uses a fraction of a node's GPUs requests the same
+    fraction of the node's CPUs and memory.
 
     Args:
         key: `cpus_per_node` or `mem_gb`.
         config: the configuration.
-        cluster: the cluster, if any.
-        share: the share of a node's GPUs.
-        minimum: the smallest whole number to request; None for a number with a fraction.
+        cluster: the chosen cluster, if any.
+        share: the fraction of a node's GPUs that the job uses; 0 without GPUs, which requests the whole node.
+        minimum: the smallest result, which is then a whole number; None permits a fraction, as for GiB.
     """
     if cluster is None or config[key] is not None:
         return config[key]

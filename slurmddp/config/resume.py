@@ -32,7 +32,7 @@ from slurmddp.settings.spec import Job, is_own_trainer
 
 
 def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
-    """Return the job of an existing run.
+    """Return the job that resumes an existing run.
 
     Args:
         folder: the run folder.
@@ -40,7 +40,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
             `train.max_time` of slurmddp's trainer.
 
     Raises:
-        ConfigError: a change concerns the computation, or another account may change the run's files.
+        ConfigError: a change would alter the results of the run, or another account may write its files.
     """
     refuse_file_of_others(folder.config_file, READ_ONLY)
     stored = folder.config()
@@ -64,14 +64,14 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
 
 
 def free_keys() -> list[str]:
-    """Return the keys that an existing run may change; a section means all its keys."""
+    """Return the keys that may change when a run resumes; the name of a section stands for all its keys."""
     free = [name for name, key in every_key().items() if key.identity is FREE]
     sections = tuple(f"{name}." for name in free if TOP.get(name) and TOP[name].sections)
     return [*SIZE, *(name for name in free if name not in SIZE and not name.startswith(sections))]
 
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
-    """Return the keys and values of settings; raise ConfigError for a key that the run may not change."""
+    """Return (key, value) for each typed setting; raise ConfigError for a key that the run may not change."""
     settings = [parse_setting(text) for text in changes]
     program = folder.config().get("program") or {}
     free = [*free_keys(), *LENGTHS]
@@ -108,7 +108,7 @@ def _refuse_change(setting: TypedSetting, free: Sequence[str], run: str) -> None
 
 
 def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> None:
-    """Set the value of a key in the configuration of a run."""
+    """Set the value of a key in the configuration of a run; for `cluster`, a name means a cluster file."""
     if key == "cluster":
         if isinstance(value, str):
             value = _cluster_named(value, project_dir)
@@ -127,16 +127,17 @@ def _change(config: dict[str, Any], key: str, value: Any, project_dir: Path) -> 
 
 
 def _cluster_named(name: str, project_dir: Path) -> dict[str, Any]:
-    """Return the cluster that a file of the group `cluster` describes."""
+    """Return the content of a cluster file of the project or of slurmddp, with `name` set."""
     cluster = compose_plan(make_plan([f"cluster={name}"], project_dir), [])["cluster"]
     return {**cluster, "name": cluster.get("name") or name}
 
 
 def _typed(folder: RunFolder, changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a run: the command line of its start, with the changes in it."""
+    """Return the settings with which a run was started, where changes replace the settings of their keys."""
     first: Sequence[str] = ()
     if folder.overrides_file.exists():
         first = folder.typed()
-    # The schema does not list a key of the project. The setting of its start, with a plus, is kept.
+    # Only keys of the schema are replaced. For any other key, such as `cluster.env.NAME`, the first setting
+    # stays: its plus adds the key, and the change follows it.
     changed = every_key().keys() & map(key_of, changes)
     return (*(setting for setting in first if key_of(setting) not in changed), *changes)

@@ -18,11 +18,14 @@ _CHANGED_LATER = frozenset({"nodes", "ranks_per_node", "train.global_batch", *LE
 
 
 def run_dir_of(runs_dir: Path, name: str, config: Mapping[str, Any]) -> Path:
-    """Return the folder of the run with a configuration; a run of an earlier version keeps its name.
+    """Return the path of the run folder for a configuration, whether it exists or not.
+
+    Earlier versions named run folders with fewer hex digits. If such a folder holds the run of this
+    configuration, its path is returned.
 
     Args:
         runs_dir: the folder of all runs.
-        name: the first part of the run's name.
+        name: the value of the key `name`, with which the run's name begins.
         config: the configuration, with the size of the job.
     """
     digits = fingerprint(config)
@@ -33,23 +36,27 @@ def run_dir_of(runs_dir: Path, name: str, config: Mapping[str, Any]) -> Path:
 
 
 def _is_run_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
-    """Return whether a folder holds the run of a configuration; True also if it can't be read."""
+    """Return whether a folder holds the run of a configuration; also True if the folder can't be read."""
     try:
         return not differences_of_runs(folder.config(), config)
     except (SlurmddpError, OSError):
-        # The start of the run then refuses the folder, with a reason.
+        # Not False, which would start a second run beside a damaged one. The start refuses this folder.
         return True
 
 
 def differences_of_runs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the keys by which two configurations are different runs, each with both values as text.
+    """Return the keys in which two configurations with the same run name differ; empty for the same run.
 
-    Equal names don't prove equal runs, because two configurations may have the same digits of a hash. If the
-    digits differ, the stored run was resized or extended, so sizes and lengths are not compared.
+    The name of a run ends in a hash, so two different configurations may have the same name. If the stored
+    configuration now has another hash, the run was resized or extended after its start. Then the keys of size
+    and length are not compared.
 
     Args:
         stored: the configuration in the folder of a run.
-        given: the configuration of a job with the name of this run.
+        given: the configuration of a new job with the name of this run.
+
+    Returns:
+        For each key (key, stored value, given value), the values as text.
     """
     before = dict(leaves(named(stored)))
     now = dict(leaves(named(given)))

@@ -31,7 +31,7 @@ _ARGUMENTS = (ARGUMENTS, FREE_ARGUMENTS)
 
 @dataclass(frozen=True)
 class _Variant:
-    """A command line, split into values that may vary and the rest."""
+    """A command line, split into the values that may differ between the points of a sweep and the rest."""
 
     pattern: tuple[str, ...]
     """The settings, in which only the keys of varying values are left."""
@@ -40,21 +40,21 @@ class _Variant:
 
 
 class Variants:
-    """The jobs of command lines, derived from the first composed job with the same keys."""
+    """A store of composed jobs, from which jobs of similar command lines are derived without Hydra."""
 
     def __init__(self, are_independent: Callable[[Sequence[str], Sequence[str]], bool]) -> None:
-        """Begin without a job.
+        """Create an empty store.
 
         Args:
-            are_independent: takes a command line and keys; returns whether no other value of the
-                configuration depends on the values of these keys.
+            are_independent: takes the settings of a command line and some of their keys. It returns whether
+                all other values of the configuration stay the same if the values of these keys change.
         """
         self._are_independent = are_independent
         self._jobs: dict[tuple[str, ...], Job | None] = {}
         """The first job of each pattern; None if other values depend on the varying ones."""
 
     def derive(self, overrides: Sequence[str]) -> Job | None:
-        """Return the job of a command line; None if the command line must be composed."""
+        """Return the job of a command line; None if Hydra must compose it."""
         variant = _split(overrides)
         job = self._jobs.get(variant.pattern)
         if job is None:
@@ -62,12 +62,16 @@ class Variants:
         return _with_values(job, overrides, variant.values)
 
     def add(self, overrides: Sequence[str], job: Job) -> None:
-        """Keep a composed job for command lines of its pattern, if no value depends on varying values."""
+        """Store a composed job, from which `derive` builds the jobs that differ only in varying values.
+
+        Nothing can be derived from the job if it has no varying values, or if other values depend on them.
+        """
         variant = _split(overrides)
         if not variant.values or variant.pattern in self._jobs:
             return
 
-        # The size of an elastic job is written into its configuration after its name is known.
+        # An elastic job gets `train.global_batch` after its name is computed. A derived job would compute its
+        # name with this value, and so get another name than a composed job.
         is_usable = not job.elastic and self._are_independent(overrides, list(variant.values))
         self._jobs[variant.pattern] = job if is_usable else None
 
@@ -92,7 +96,7 @@ def _split(overrides: Sequence[str]) -> _Variant:
 
 
 def _with_values(job: Job, overrides: Sequence[str], values: Mapping[str, int | float | list[str]]) -> Job:
-    """Return a job with other values, and so with another name and run folder."""
+    """Return a job with other values of some keys, and so with another name and run folder."""
     config = dict(job.program.config)
     for key, value in values.items():
         if key in TOP:
@@ -110,7 +114,10 @@ def _with_values(job: Job, overrides: Sequence[str], values: Mapping[str, int | 
 
 
 def _put(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a value below `config`; mappings on the path are copied, because jobs share all mappings."""
+    """Set the value of a nested key in `config`.
+
+    The inner mappings on the path are replaced by copies, because other jobs share them.
+    """
     first, *rest = path
     if not rest:
         config[first] = value

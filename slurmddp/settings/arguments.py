@@ -34,7 +34,14 @@ _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
 
 
 def typed(value: str) -> list[str]:
-    """Return the arguments that were typed after `program.args=`; raise ConfigError if they can't be read."""
+    """Return the list of arguments in the text after `program.args=`.
+
+    Args:
+        value: a list in Hydra's grammar, `[--lr,1e-3]`, or a line that is split as by a shell.
+
+    Raises:
+        ConfigError: a bracket or a quote is not closed.
+    """
     text = unquoted(value.strip())
     if text in ("", "null"):
         return []
@@ -52,7 +59,13 @@ def _unescaped(item: str) -> str:
 
 
 def choices(value: str) -> list[str] | None:
-    """Return the values of a sweep such as `choice([--lr,1],[--lr,2])` as typed; None if it is no sweep.
+    """Return the values of a sweep over arguments as typed: `[--lr,1]` and `[--lr,2]`.
+
+    Args:
+        value: the text after `program.args=`, such as `choice([--lr,1],[--lr,2])`.
+
+    Returns:
+        None if the text is no `choice(...)`.
 
     Raises:
         ConfigError: a bracket or a quote is not closed.
@@ -68,11 +81,13 @@ def key_of(word: str) -> str:
 
 
 def as_typed(words: Sequence[str]) -> list[str]:
-    """Return a command line as typed after `slurmddp run` or `controller`: settings, program, arguments.
+    """Return the words to type after `slurmddp run` or `slurmddp controller` for the settings of a run.
+
+    The program and its arguments, which are the settings `program.script` and `program.args`, come last.
 
     Args:
-        words: settings (`key=value`), among them `program.script` and `program.args`. Arguments that refer
-            to other values stay a setting, because `slurmddp run` reads few references.
+        words: the settings (`key=value`). If `program.args` refers to other values (`${...}`), it stays a
+            setting, because after the program `slurmddp run` replaces only few references.
     """
     settings: list[str] = []
     script: list[str] = []
@@ -90,9 +105,9 @@ def as_typed(words: Sequence[str]) -> list[str]:
 
 
 def _script_as_typed(value: str) -> list[str]:
-    """Return the words that were typed for the value of `program.script`."""
+    """Return the words to type for a value of `program.script`: a path, a command, or `-m` and a module."""
     program = _without_escapes(unquoted(value))
-    # The user's script is the first argument of the controller's program.
+    # For `slurmddp controller` the script is not typed here: it is the first of `program.args`.
     if program == CONTROLLER:
         return []
     if program.startswith(MODULE):
@@ -101,11 +116,14 @@ def _script_as_typed(value: str) -> list[str]:
 
 
 def on_one_line(words: Sequence[str]) -> str:
-    """Return settings and their program as one line of a shell; a function as a call, `pow(2.0, 3.0)`."""
+    """Return the settings of a run as one line to show: settings, program, arguments, with shell quotes.
+
+    For a run of `slurmddp.submit`, the program is shown as the call of the function: `pow(2.0, 3.0)`.
+    """
     line = as_typed(words)
     program = FUNCTION_CALL.split()
 
-    # The program of a function has three arguments.
+    # The program that calls a function has three arguments, described at `call_of`.
     start = len(line) - len(program) - 3
     call = None
     if start >= 0 and line[start : start + len(program)] == program:
@@ -117,7 +135,7 @@ def on_one_line(words: Sequence[str]) -> str:
 
 
 def call_of(arguments: Sequence[str]) -> str | None:
-    """Return the call of a function, `pow(2.0, 3.0)`, from its program's arguments; None if they are damaged.
+    """Return the call of a function as text, such as `pow(2.0, 3.0)`; None if the arguments can't be read.
 
     Args:
         arguments: the run folder, the import path of the function, and the function's arguments as JSON.
@@ -130,7 +148,13 @@ def call_of(arguments: Sequence[str]) -> str | None:
 
 
 def composed(value: Any) -> list[str]:
-    """Return the arguments in a composed configuration as texts, spelled as in YAML."""
+    """Return the arguments in a composed configuration as texts.
+
+    Values that YAML has read as another type are spelled as in YAML: `true`, `null`, `0.5`.
+
+    Raises:
+        ConfigError: `value` is neither a list nor a text, or a quote in the text is not closed.
+    """
     if value is None or isinstance(value, str):
         return _shell_words(value or "")
     if not isinstance(value, list):
@@ -146,7 +170,7 @@ def _as_yaml(value: Any) -> str:
 
 
 def _shell_words(text: str) -> list[str]:
-    """Split a line as a shell does; raise ConfigError for an open quote."""
+    """Split a line as a shell does; raise ConfigError if a quote is not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -154,7 +178,7 @@ def _shell_words(text: str) -> list[str]:
 
 
 def _items(text: str, *, end: str = "]") -> list[str]:
-    """Return the texts between the commas of a list; commas in quotes and brackets belong to an item.
+    """Return the items of a list as written; commas in quotes and inner brackets do not split.
 
     Args:
         text: the list with its brackets.
@@ -179,7 +203,7 @@ def _items(text: str, *, end: str = "]") -> list[str]:
 
     if not is_closed or depth != 0:
         raise ConfigError(
-            f"`program.args` is {text}, a list that is not closed at its end.",
+            f"`program.args` is {text}, but its brackets or quotes are not closed at its end.",
             hint=f"{_HINT} A sweep over several lists is program.args='choice([--epochs,20],[--epochs,30])'.",
         )
     items = [item.strip() for item in items]
@@ -187,7 +211,11 @@ def _items(text: str, *, end: str = "]") -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Return a text without the quotes around it; inside, a backslash escapes only such a quote."""
+    """Return a text without the quotes around it, read as in Hydra's grammar.
+
+    Inside, a backslash escapes only the quote character and the backslashes before it. A text that is not
+    wholly in quotes is returned unchanged.
+    """
     quote = text[:1]
     if len(text) < 2 or quote not in "'\"":
         return text
@@ -197,7 +225,7 @@ def unquoted(text: str) -> str:
 
 
 def spelled(value: Any) -> str:
-    """Return a text, a number, None, a list or a mapping as Hydra's grammar writes it."""
+    """Return a value as it must be written in Hydra's grammar; a text is quoted where necessary."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{spelled(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -211,13 +239,16 @@ def spelled(value: Any) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a text in Hydra's quotes, in which a backslash counts only before a quote and at the end."""
+    """Return a text in quotes of Hydra's grammar.
+
+    There a backslash escapes only a quote, so only backslashes before a quote and at the end are doubled.
+    """
     inner = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + (match[2] and '\\"'), value)
     return f'"{inner}"'
 
 
 def literal(word: str, keys: Collection[str] = ()) -> str:
-    """Return a word in quotes of Hydra's grammar, with escapes so that OmegaConf leaves `${x}` as it is.
+    """Return a word in quotes of Hydra's grammar, in which OmegaConf does not replace `${x}`.
 
     Args:
         word: the word as typed.
@@ -232,5 +263,5 @@ def literal(word: str, keys: Collection[str] = ()) -> str:
 
 
 def _without_escapes(word: str) -> str:
-    """Return the word that was typed, from the unquoted text that `literal` made of it."""
+    """Undo the escapes of `${` in a text that `literal` has written, after its quotes were removed."""
     return re.sub(r"(\\*)\\\$\{", lambda match: match[1][::2] + "${", word)

@@ -41,32 +41,48 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""For the types of a key: the name of such a value, and an example of it."""
+"""For the types of a key: the name of such a value in messages, and an example; empty without an example."""
 _SECTION = ("a mapping of keys to values", "")
 """The name of a value whose types are not in `_EXPECTED`."""
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole configuration with typed values; raise ConfigError for the first wrong value."""
+    """Return a whole configuration with each value in the type of its key, and defaults for missing keys.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
     refuse_misplaced(config)
     return check_section(config, Config)
 
 
 def read_section(given: Mapping[str, Any], section: type[Section], prefix: str) -> Section:
-    """Return the dataclass `section` with the values of `given`; raise ConfigError for a wrong value."""
+    """Return an instance of the dataclass `section` with the checked values of `given`.
+
+    Args:
+        given: the values by key; missing keys get their defaults.
+        section: the dataclass.
+        prefix: the section's name and a dot, for messages.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
     return section(**check_section(given, section, prefix))
 
 
 def check_section(
     given: Mapping[str, Any], section: type, prefix: str = "", *, is_open: bool = False
 ) -> dict[str, Any]:
-    """Return the typed values of a section in the order of the schema, with defaults for missing keys.
+    """Return the values of a section, each in the type of its key, in the order of the schema.
+
+    Missing keys get their defaults.
 
     Args:
         given: the values of the section by key.
         section: the dataclass that describes the section.
         prefix: the section's name and a dot, for messages; empty at the top level.
-        is_open: whether unknown keys are kept unchecked; an open section gets no defaults.
+        is_open: whether unknown keys are kept unchecked. An open section gets no defaults, and keeps the
+            order of `given`.
 
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
@@ -83,14 +99,18 @@ def check_section(
     if unknown:
         raise unknown_key(str(unknown[0]), known, prefix)
 
-    # Cluster files list keys without a value, which then get their defaults.
+    # A cluster file may have a key without a value, which YAML reads as null. The key gets its default.
     if section is Cluster:
         given = {name: value for name, value in given.items() if value is not None}
     return {name: check_value(given.get(name, key.default), key) for name, key in known.items()}
 
 
 def check_value(value: Any, key: Key) -> Any:
-    """Return a value in the type of its key; raise ConfigError for a value that does not fit."""
+    """Return a value in the type of its key; None if the key is optional and the value is missing or None.
+
+    Raises:
+        ConfigError: the value has another type, is out of bounds, holds a control character, or is missing.
+    """
     if key.optional and (value is None or value is MISSING):
         return None
     if value is MISSING:
@@ -112,7 +132,9 @@ def check_value(value: Any, key: Key) -> Any:
 
 
 def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
-    """Refuse an unknown key of the form `_key_` beside `_target_`, and a wrong value of a known one.
+    """Raise ConfigError for wrong special keys of Hydra, such as `_partial_`, beside a `_target_`.
+
+    Wrong are unknown keys of the form `_key_`, and known keys with a value of another type.
 
     Args:
         key: the full name of the node; empty for a node at the top level.
@@ -137,11 +159,13 @@ def check_special_keys(key: str, node: Mapping[str, Any]) -> None:
 
 
 def check_folder(name: str, path: str) -> None:
-    """Refuse an address such as s3://bucket as the path of a folder, which would create a folder `s3:`.
+    """Raise ConfigError if the path of a folder is an address, such as s3://bucket.
+
+    Otherwise a folder with the name `s3:` would be created.
 
     Args:
-        name: the setting or argument.
-        path: the value of the setting or argument.
+        name: the name of the setting or argument, for messages.
+        path: its value.
     """
     if _ADDRESS.match(path):
         raise ConfigError(
@@ -151,12 +175,15 @@ def check_folder(name: str, path: str) -> None:
 
 
 def _check_inner(value: Any, key: Key) -> dict[str, Any]:
-    """Return the checked keys of a section; if a key has several sections, `name` selects the section."""
+    """Return the checked values of a section.
+
+    If the key may hold several sections, as `strategy` does, the value's `name` selects the section.
+    """
     given = _as_mapping(value)
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
 
-    # A class of the user's own checks its arguments itself.
+    # Not checked: the keys are arguments of the user's class, which checks them when it is called.
     if TargetNode in key.types and "_target_" in given:
         return given
 
@@ -172,7 +199,13 @@ def _check_inner(value: Any, key: Key) -> dict[str, Any]:
 
 
 def _check_bounds(value: Any, converted: Any, key: Key) -> None:
-    """Refuse a number outside the bounds of its key."""
+    """Raise ConfigError for a number outside the bounds of its key.
+
+    Args:
+        value: the given value, for messages.
+        converted: the value in the type of its key.
+        key: the key.
+    """
     if converted == "auto":
         return
 
@@ -190,7 +223,11 @@ def _check_bounds(value: Any, converted: Any, key: Key) -> None:
 
 
 def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
-    """Return `value` in the first of `types` that fits; None if no type fits."""
+    """Return `value` in the first of `types` that fits; None if no type fits.
+
+    Raises:
+        ConfigError: the only type is a Literal and does not fit, or an inner value is wrong.
+    """
     for kind in types:
         converted = _as(kind, value, name)
         if converted is not None:
@@ -202,7 +239,11 @@ def _converted(name: str, value: Any, types: tuple[Any, ...]) -> Any:
 
 
 def _as(kind: Any, value: Any, name: str) -> Any:
-    """Return `value` in the type `kind`; None if it does not fit."""
+    """Return `value` in the type `kind` of the schema; None if the value does not fit.
+
+    Raises:
+        ConfigError: an inner value of a list or mapping is wrong.
+    """
     if kind is Any:
         return value
     if kind is str:
@@ -218,7 +259,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
     if kind == NamedTargetNodes:
         return _as_nodes(value, name)
     if get_origin(kind) is Literal:
-        # YAML and Hydra read `precision=32` as a number.
+        # Compared as a text, because YAML and Hydra read `precision=32` as a number.
         text = _as_text(value)
         if text not in get_args(kind):
             return None
@@ -231,7 +272,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """Return a text that is not blank, or a whole number as text."""
+    """Return a text that is not blank, or a whole number as text; None for any other value."""
     if _is_int(value):
         return str(value)
     if isinstance(value, str) and value.strip():
@@ -240,39 +281,46 @@ def _as_text(value: Any) -> str | None:
 
 
 def _as_whole(value: Any) -> int | None:
-    """Return a whole number; 3.0 is the whole number 3."""
+    """Return a whole number, also given as 3.0; None for any other value."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if _is_int(value) else None
 
 
 def _as_number(value: Any) -> float | int | None:
-    """Return a finite number."""
+    """Return a finite number; None for any other value."""
     is_number = _is_int(value) or isinstance(value, float)
     return value if is_number and math.isfinite(value) else None
 
 
 def _is_int(value: Any) -> bool:
-    """Return whether a value is an int; Python counts true and false as ints, too."""
+    """Return whether a value is an int, but not a bool, which is a subclass of int."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _as_flag(value: Any) -> bool | None:
-    """Return true or false; YAML reads `on` and `off` so, but Hydra's command line leaves them as texts."""
+    """Return a bool, also for the texts `on` and `off`; None for any other value.
+
+    YAML reads `on` and `off` as bools, but Hydra's command line leaves them as texts.
+    """
     if isinstance(value, str):
         return {"on": True, "off": False}.get(value)
     return value if isinstance(value, bool) else None
 
 
 def _as_mapping(value: Any) -> dict[str, Any] | None:
-    """Return a mapping whose keys are texts."""
+    """Return a copy of a mapping whose keys are texts; None for any other value."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
     return None
 
 
 def _as_nodes(value: Any, name: str) -> dict[str, Any] | None:
-    """Return a mapping of names to mappings."""
+    """Return a mapping of names to mappings; None if `value` is no mapping.
+
+    Raises:
+        ConfigError: a name is not an identifier, or an inner value is no mapping.
+    """
     nodes = _as_mapping(value)
     for key, node in (nodes or {}).items():
         _check_name(key, name)
@@ -283,16 +331,20 @@ def _as_nodes(value: Any, name: str) -> dict[str, Any] | None:
 
 
 def _check_name(key: str, name: str) -> None:
-    """Refuse a name below the key `name` that could not be an identifier."""
+    """Raise ConfigError unless `key`, a name below the key `name`, is an identifier."""
     if not _VARIABLE.fullmatch(key):
         raise ConfigError(
-            f"`{name}` has an entry with the name {key!r}.",
+            f"`{name}` has an entry with the invalid name {key!r}.",
             hint="A name holds letters, digits and underscores, and does not begin with a digit.",
         )
 
 
 def _as_lines(value: Any, name: str) -> list[str] | None:
-    """Return a list of texts; one text stands for a list with one item."""
+    """Return a list of texts, also for a single text; None for any other value.
+
+    Raises:
+        ConfigError: an item is not a text, or holds a NUL character.
+    """
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, (list, tuple)):
         return None
@@ -304,7 +356,11 @@ def _as_lines(value: Any, name: str) -> list[str] | None:
 
 
 def _as_variables(value: Any, name: str) -> dict[str, str] | None:
-    """Return environment variables; a number stands for its text."""
+    """Return environment variables by name, numbers as texts; None if `value` is no mapping.
+
+    Raises:
+        ConfigError: a name is not an identifier, or a value is neither a text nor a number.
+    """
     variables = _as_mapping(value)
     if variables is None:
         return None
@@ -317,7 +373,11 @@ def _as_variables(value: Any, name: str) -> dict[str, str] | None:
 
 
 def _as_options(value: Any, name: str) -> dict[str, Any] | None:
-    """Return options of sbatch or srun; options that are null are left out."""
+    """Return options of sbatch or srun by name, without those that are null; None if `value` is no mapping.
+
+    Raises:
+        ConfigError: an option is empty, of another type, or holds a control character.
+    """
     mapping = _as_mapping(value)
     if mapping is None:
         return None
@@ -338,13 +398,13 @@ def _as_options(value: Any, name: str) -> dict[str, Any] | None:
 
 
 def _missing(key: Key) -> ConfigError:
-    """Return the error for a key without a default that got no value."""
+    """Return the error for a key that has no default and no value."""
     expected, _ = _EXPECTED.get(key.types, _SECTION)
     return ConfigError(f"`{key.name}` is missing: {key.doc}.", hint=f"Give it {expected}.")
 
 
 def _no_choice(name: str, value: Any, choices: Any) -> ConfigError:
-    """Return the error for a value that is none of the allowed texts."""
+    """Return the error for a value that is not one of the allowed texts `choices`."""
     near = near_matches(str(value), choices, else_all=False)
     return ConfigError(f"`{name}` can't be {value!r}; it is one of {', '.join(choices)}.", hint=near)
 
@@ -363,8 +423,8 @@ def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> 
     Args:
         name: the full name of the key.
         value: the value.
-        expected: the types of the key, or the name of its type.
-        doc: what the key means.
+        expected: the types of the key, or the name of a right value for the message.
+        doc: the meaning of the key.
     """
     example = ""
     if isinstance(expected, str):
@@ -385,7 +445,7 @@ def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> 
 
 
 def _kind_of(value: Any) -> str:
-    """Return what a value is, in the terms of YAML."""
+    """Return the type of a value in the terms of YAML, such as "a mapping"."""
     if isinstance(value, Mapping):
         return "a mapping"
     kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}

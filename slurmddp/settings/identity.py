@@ -13,15 +13,15 @@ from slurmddp.settings.spec import RUN_DIGITS
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return the hex digits at the end of a run's name: a hash of the keys that decide the name."""
+    """Return the `RUN_DIGITS` hex digits at the end of a run's name: a hash of `named(config)`."""
     return hashlib.sha256(_text(named(config)).encode()).hexdigest()[:RUN_DIGITS]
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings with their dotted keys; an empty mapping counts as a value.
+    """Yield (dotted key, value) for each value in nested mappings; an empty mapping counts as a value.
 
-    A key of YAML may be a number, as in `labels: {1: cat}`. It is written `labels[1]`, because `labels.1`
-    is the key "1".
+    A number as a key, as in `labels: {1: cat}`, is written `labels[1]`, because `labels.1` would be the text
+    "1" as a key.
     """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
@@ -37,17 +37,20 @@ def shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that decide a run's name."""
+    """Return the part of a configuration that decides a run's name: the keys COMPUTED and EXTENT."""
     return part_of(config, Identity.COMPUTED, Identity.EXTENT)
 
 
 def _text(value: Mapping[str, Any]) -> str:
-    """Return the text whose hash names a run; another text for the same keys would rename stored runs."""
+    """Return the text whose hash ends a run's name.
+
+    It must not change between versions, because stored runs would no longer be found by their names.
+    """
     return json.dumps(_sorted(value), separators=(",", ":"), default=str)
 
 
 def _sorted(value: Any) -> Any:
-    """Return a value with the keys of its mappings in order: numbers before texts."""
+    """Return a value in which the keys of all mappings are sorted, numbers before texts."""
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value, key=_place)}
     if isinstance(value, (list, tuple)):
@@ -56,16 +59,17 @@ def _sorted(value: Any) -> Any:
 
 
 def _place(key: Any) -> tuple[bool, float, str]:
-    """Return the sort key of a key."""
+    """Return the sort key of a mapping's key, by which numbers precede texts."""
     is_number = isinstance(key, (int, float))
     number = key if is_number else 0
     return not is_number, number, str(key)
 
 
 def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
-    """Return the keys that the program gets and that have one of the `identities`.
+    """Return the part of a configuration whose keys have one of the `identities`.
 
-    A key that the schema does not list is an argument of the user's code, and so decides the computation.
+    Keys that the program never gets are left out, and keys of later versions with their default value. A key
+    that the schema does not list counts as COMPUTED, because it is an argument of the user's code.
     """
     known = every_key()
 
@@ -90,7 +94,10 @@ def part_of(config: Mapping[str, Any], *identities: Identity) -> dict[str, Any]:
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the keys that its program never gets: the trainer's, for a script."""
+    """Return a configuration without the keys that its program never gets.
+
+    A script, module or command gets no key that only slurmddp's trainer reads.
+    """
     program = config.get("program")
     has_script = isinstance(program, Mapping) and program.get("script")
     return {

@@ -12,7 +12,7 @@ from slurmddp.settings.schema import COMPUTED, Config, Identity, NamedTargetNode
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """The description of one key, read from its field."""
+    """The description of one key of the configuration, read from a field of the schema."""
 
     name: str
     """The full name, such as `train.steps`."""
@@ -29,7 +29,10 @@ class Key:
     above: float | None = None
     """A bound that a number must exceed; null then means no limit."""
     later: bool = False
-    """Whether runs of earlier versions may lack the key; its default and null are no part of an identity."""
+    """Whether stored runs of earlier versions may lack the key.
+
+    Its default and null are left out of the hash in a run's name, so that these runs keep their names.
+    """
     trainer: bool = False
     """Whether only slurmddp's trainer reads the key; a script never gets its value."""
     is_open: bool = False
@@ -41,7 +44,10 @@ class Key:
 
     @property
     def shown_default(self) -> str:
-        """The default as YAML writes it, or all choices; empty for null, a section and a list."""
+        """The default for the help: as YAML writes it, all choices of a Literal, or the file of a group.
+
+        Empty if the default is null, a list or a section.
+        """
         if get_origin(self.types[-1]) is Literal and len(self.types) == 1:
             return " | ".join(get_args(self.types[0]))
 
@@ -53,13 +59,21 @@ class Key:
 
     @property
     def sections(self) -> tuple[type, ...]:
-        """The dataclasses of the keys below this key; a strategy has several, of which `name` chooses."""
+        """The dataclasses that describe the keys below this key; empty if it holds a plain value.
+
+        `strategy` has several dataclasses, of which its key `name` selects one.
+        """
         return tuple(kind for kind in self.types if isinstance(kind, type) and is_dataclass(kind))
 
 
 @functools.cache
 def keys(section: type, prefix: str = "") -> dict[str, Key]:
-    """Return the keys of a dataclass in the order of its fields; `prefix` is put before their names."""
+    """Return the keys of a dataclass by the names of its fields, in their order.
+
+    Args:
+        section: the dataclass.
+        prefix: the beginning of the full name of each key, such as `train.`.
+    """
     return {field.name: _key_of(field, prefix) for field in fields(section)}
 
 
@@ -102,7 +116,7 @@ def every_key() -> dict[str, Key]:
     for outer in TOP.values():
         for section in outer.sections:
             for key in keys(section, f"{outer.name}.").values():
-                # A section's identity holds for all its keys, unless it leaves the decision to each key.
+                # An identity of the section other than COMPUTED, its default, applies to all keys in it.
                 if outer.identity is not COMPUTED:
                     key = replace(key, identity=outer.identity)
                 by_name.setdefault(key.name, key)
@@ -111,7 +125,7 @@ def every_key() -> dict[str, Key]:
 
 
 def defaults() -> dict[str, Any]:
-    """Return the default values of all keys except groups."""
+    """Return the default values of all keys except groups, as nested mappings."""
     values = {name: key.default for name, key in TOP.items() if key.default is not MISSING}
     for name, key in TOP.items():
         if key.sections and not key.is_group:

@@ -20,7 +20,7 @@ _ROOM = "slurmddp.training.loggers"
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLogger:
-    """A logger of slurmddp, which a configuration names by a word."""
+    """A logger of slurmddp, which a configuration selects by a name such as `csv`."""
 
     target: str
     """Import path of the logger's class."""
@@ -47,7 +47,7 @@ NAMED: Mapping[str, NamedLogger] = {
 
 
 def targets(value: Any, *, same_python: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the loggers that a value of the key `loggers` names.
+    """Return the class and arguments of each logger that a value of the key `loggers` selects.
 
     Args:
         value: "auto", a name, a mapping, a list of names and mappings, or None. A mapping has a `name` with
@@ -56,7 +56,7 @@ def targets(value: Any, *, same_python: bool = True) -> dict[str, dict[str, Any]
             are unknown and not checked.
 
     Returns:
-        For each logger its key, such as `loggers[0]`, and a mapping with `_target_` for `instantiate`.
+        By the key of the logger, such as `loggers[0]`, a mapping with `_target_` for Hydra's `instantiate`.
 
     Raises:
         ConfigError: a name or an option is unknown, a logger is named twice, or its package is missing.
@@ -101,12 +101,12 @@ def is_installed(library: str) -> bool:
         spec = importlib.util.find_spec(library)
     except (ImportError, ValueError):
         return False
-    # A plain folder, such as wandb's output in ./wandb, has a spec without an origin.
+    # A folder without __init__.py has a spec, too, but no origin. wandb writes into such a folder, ./wandb.
     return spec is not None and spec.origin is not None
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each item of a value of `loggers` with its key."""
+    """Yield (key, item) for each logger: `loggers[0]`, `loggers[1]` for a list, else `loggers`."""
     if isinstance(value, (list, tuple)):
         yield from ((f"loggers[{number}]", item) for number, item in enumerate(value))
     elif value is not None:
@@ -114,7 +114,11 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _name_and_options(key: str, item: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of a logger of slurmddp and its options; raise ConfigError for unknown ones."""
+    """Return the name and the options of a logger of slurmddp.
+
+    Raises:
+        ConfigError: no logger has the name, or the logger does not have an option.
+    """
     name = item
     options: dict[str, Any] = {}
     if isinstance(item, Mapping):

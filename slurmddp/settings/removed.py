@@ -15,20 +15,20 @@ def torchrun_command(ranks: object, program: Sequence[str], *, has_nodes: bool) 
     """Return the command that starts a program by torchrun, to be written after `slurmddp run -n 1 --`.
 
     Args:
-        ranks: the number of ranks on each node, or a word of torchrun such as `auto`.
+        ranks: the value of torchrun's `--nproc-per-node`: a number of ranks, or a word such as `auto`.
         program: `[-m] PROGRAM ARGUMENT...`.
-        has_nodes: whether the run has several nodes, whose torchruns meet at one address.
+        has_nodes: whether the run has several nodes, so that torchrun needs the address of a rendezvous.
     """
     if not has_nodes:
         return ["torchrun", "--standalone", f"--nproc-per-node={ranks}", *program]
 
-    # A shell on each node replaces $WORLD_SIZE, $MASTER_ADDR and $MASTER_PORT.
+    # Started by a shell, which replaces $WORLD_SIZE, $MASTER_ADDR and $MASTER_PORT on each node.
     start = f'exec torchrun --nnodes=$WORLD_SIZE {_MEETING} --nproc-per-node={ranks} "$@"'
     return ["sh", "-c", start, "torchrun", *program]
 
 
 def removed_torchrun() -> ConfigError:
-    """Return the error for `program.torchrun` in a command or a file."""
+    """Return the error for the removed setting `program.torchrun`, in a command line or a file."""
     return ConfigError(
         f"`{REMOVED_TORCHRUN}` is no longer a setting: torchrun runs like any other command.",
         hint="Write `slurmddp run -n 1 -- torchrun --standalone --nproc-per-node=N FILE.py`; "

@@ -25,7 +25,7 @@ NamedTargetNodes: TypeAlias = Mapping[str, TargetNode]
 
 
 class Identity(Enum):
-    """The effect of another value of a key: another run, or the same run."""
+    """The effect of another value of a key: another run with another name, or the same run."""
 
     COMPUTED = "another run"
     """The key decides the computed numbers. It is part of the run's name and of the checkpoints' identity."""
@@ -41,8 +41,14 @@ COMPUTED, EXTENT, FREE, FIXED = Identity
 
 
 def key(default: Any, doc: str, identity: Identity = COMPUTED, **bounds: float) -> Any:
-    """Declare a key with its default; `bounds` are the fields `minimum`, `maximum`, `above`, "
-    "`later` of `Key`."""
+    """Declare a key of the configuration as a dataclass field.
+
+    Args:
+        default: the default value.
+        doc: the meaning of the key, for help, messages and pages.
+        identity: the effect of another value on a run.
+        bounds: values for the fields `minimum`, `maximum`, `above` and `later` of `Key`.
+    """
     facts = {"doc": doc, "identity": identity, **bounds}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=facts)
@@ -50,22 +56,35 @@ def key(default: Any, doc: str, identity: Identity = COMPUTED, **bounds: float) 
 
 
 def section(doc: str, identity: Identity = COMPUTED, **facts: bool) -> Any:
-    """Declare a section of keys, given by a dataclass; `facts` are the fields `trainer`, "
-    "`is_open` of `Key`."""
+    """Declare a section of keys as a dataclass field whose type is the dataclass of these keys.
+
+    Args:
+        doc: the meaning of the section.
+        identity: the effect of another value on a run; COMPUTED leaves this to each key of the section.
+        facts: values for the fields `trainer` and `is_open` of `Key`.
+    """
     return field(metadata={"doc": doc, "identity": identity, **facts})
 
 
 def group(
     choice: str | None, doc: str, identity: Identity = COMPUTED, *, trainer: bool = True, later: bool = False
 ) -> Any:
-    """Declare a group, whose choices are the files of a folder in `conf/`; `choice` is the default file."""
+    """Declare a group as a dataclass field; the choices of a group are the files of a folder in `conf/`.
+
+    Args:
+        choice: the name of the default file; None if no file is chosen.
+        doc: the meaning of the group.
+        identity: the effect of another value on a run.
+        trainer: whether only slurmddp's trainer reads the group.
+        later: whether stored runs of earlier versions may lack the group.
+    """
     facts = {"doc": doc, "identity": identity, "trainer": trainer, "choice": choice, "is_group": True}
     return field(metadata=facts | {"later": later})
 
 
 @dataclass(init=False, repr=False, eq=False)
 class ProgramSettings:
-    """The keys of `program`; arguments of the function may stand beside them."""
+    """The keys of `program`. Other keys beside them are arguments of the function in `_target_`."""
 
     _target_: str = key(OWN_TRAINER, "import path of the function that every rank runs")
     script: str | None = key(
@@ -347,8 +366,7 @@ class RingSettings:
 
 @dataclass(init=False, repr=False, eq=False)
 class LocalSgdSettings:
-    """The keys of strategy=local_sgd: each rank trains alone, and every few steps all average "
-    "their weights."""
+    """The keys of strategy=local_sgd: ranks train alone, and every few steps they average their weights."""
 
     name: Literal["local_sgd"] = key("local_sgd", "the ranks average their weights every few steps")
     every: int = key(
@@ -385,7 +403,7 @@ class ParameterServerSettings:
 
 @dataclass(init=False, repr=False, eq=False)
 class SingleSettings:
-    """The keys of strategy=single."""
+    """The keys of strategy=single, which allows only one rank."""
 
     name: Literal["single"] = key("single", "one rank trains alone")
 

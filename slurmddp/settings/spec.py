@@ -25,7 +25,7 @@ END_OF_RUN_NAME = rf"-(?:[0-9a-f]{{{OLD_RUN_DIGITS}}}|[0-9a-f]{{{RUN_DIGITS}}})"
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The nodes of one job, and what it uses of each node."""
+    """The number of nodes of one job, and the ranks, GPUs, CPUs and memory (GiB) on each node."""
 
     nodes: int
     spare_nodes: int = 0
@@ -76,13 +76,16 @@ FUNCTION_CALL = f"{MODULE}slurmddp.function_call"
 def is_foreign(program: Mapping[str, Any]) -> bool:
     """Return whether the section `program` names a script, module or command of the user.
 
-    Each rank then starts a new program, as under torchrun. Ranks of slurmddp's own programs are forked.
+    If so, each rank is a newly started program, as under torchrun. Otherwise the ranks are forked processes.
     """
     return bool(program.get("script")) and program["script"] not in (CONTROLLER, FUNCTION_CALL)
 
 
 def own_script(program: Mapping[str, Any]) -> str:
-    """Return the user's script, command or `-m MODULE` in the section `program`; empty without a script."""
+    """Return the user's script, command or `-m MODULE` in the section `program`; empty if there is none.
+
+    For `slurmddp controller`, it is the script that controls the workers.
+    """
     script = program.get("script") or ""
     if script == CONTROLLER:
         return first_script(program["args"])
@@ -90,14 +93,14 @@ def own_script(program: Mapping[str, Any]) -> str:
 
 
 def first_script(command: Sequence[str]) -> str:
-    """Return the script of a command line `SCRIPT ARGUMENT...` or `-m MODULE ARGUMENT...`."""
+    """Return `SCRIPT` or `-m MODULE` from `SCRIPT ARGUMENT...` or `-m MODULE ARGUMENT...`."""
     length = 2 if command[0] == MODULE.strip() else 1
     return " ".join(command[:length])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The function that every rank runs, by import path, and the whole resolved configuration."""
+    """The import path of the function that every rank runs, and the whole resolved configuration."""
 
     target: str
     config: Mapping[str, Any]
@@ -115,7 +118,7 @@ BEST_MODES = ("min", "max")
 
 
 def parse_best(text: str) -> tuple[str, str]:
-    """Return the metric and the mode (`min` or `max`) of a `train.best` such as "max accuracy".
+    """Return the metric and the mode of a `train.best`: ("accuracy", "max") for "max accuracy".
 
     `eval_loss` alone stands for "min eval_loss".
 
@@ -170,26 +173,33 @@ class GlobalBatch:
     samples: int
 
     def world_sizes(self, near: int, shown: int = 12) -> str:
-        """Return the world sizes that share a step evenly, as text: at most `shown`, close to `near`."""
+        """Return the numbers of ranks that share a step evenly, as text.
+
+        Args:
+            near: the number of ranks to which the shown numbers are closest.
+            shown: the largest number of numbers to show.
+        """
         sizes = [ranks for ranks in range(1, self.samples + 1) if self.samples % ranks == 0]
         closest = sorted(sorted(sizes, key=lambda size: abs(size - near))[:shown])
         text = ", ".join(map(str, closest))
         return f"{text}, ..." if len(sizes) > shown else text
 
     def most_nodes(self, nodes: int, ranks_per_node: int) -> int:
-        """Return the largest number of nodes, up to `nodes`, that share a step evenly; 0 if there is none."""
+        """Return the largest number of nodes, up to `nodes`, whose ranks share a step evenly; 0 for none."""
         sizes = range(nodes, 0, -1)
         return next((size for size in sizes if self.samples % (size * ranks_per_node) == 0), 0)
 
     def share(self, world_size: int, max_batch_size: int) -> tuple[int, int]:
-        """Split a step among `world_size` ranks into as few batches per rank as possible, all of equal size.
+        """Split the samples of a step evenly among ranks, and each rank's samples into equal batches.
+
+        The number of batches is the smallest that `max_batch_size` permits.
 
         Args:
             world_size: the number of ranks.
             max_batch_size: the largest number of samples in a batch.
 
         Returns:
-            For each rank, the number of samples per batch and the number of batches per step.
+            The number of samples in a batch, and the number of batches of each rank in a step.
 
         Raises:
             MismatchError: the ranks can't share the step evenly.
@@ -242,5 +252,5 @@ class Job:
 
     @property
     def tolerates_node_loss(self) -> bool:
-        """Whether the job goes on after the loss of a node."""
+        """Whether the job continues after the loss of a node, with a spare node or fewer nodes."""
         return self.elastic or self.resources.spare_nodes > 0

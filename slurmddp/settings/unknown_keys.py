@@ -19,7 +19,10 @@ _SBATCH_OPTIONS = frozenset(
 
 
 def refuse_misplaced(config: Mapping[str, Any]) -> None:
-    """Refuse a key that belongs to another section: `lr=1` and `train.lr=1` for `optimizer.lr=1`."""
+    """Raise ConfigError for an unknown key whose last part is a key of another section.
+
+    For `lr=1` and `train.lr=1`, the message suggests `optimizer.lr`.
+    """
     sections = {name: value for name, value in config.items() if isinstance(value, Mapping)}
     known = {*every_key(), *(f"{node}.{key}" for node in OPEN_NODES for key in sections.get(node, ()))}
     closed = {"": config, **{f"{name}.": sections.get(name, {}) for name in ("train", "policy")}}
@@ -41,8 +44,8 @@ def unknown_key(name: str, known: Mapping[str, Key], prefix: str) -> ConfigError
 
     Args:
         name: the key without its section.
-        known: the keys of the section.
-        prefix: the section and a dot; empty at the top level.
+        known: the keys of the section by name.
+        prefix: the section and a dot; empty for a top key.
     """
     option = name.replace("_", "-")
     if prefix in ("", "cluster.") and option in _SBATCH_OPTIONS:
@@ -60,12 +63,12 @@ def unknown_key(name: str, known: Mapping[str, Key], prefix: str) -> ConfigError
 
 
 def unknown_in_file(node: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return the error for a key that the files of a node do not hold.
+    """Return the error for a setting whose key is not in the composed node.
 
     Args:
         node: the node, such as `model`.
-        name: the key below it.
-        known: the keys that the files hold.
+        name: the key in the node.
+        known: the keys that the node has.
     """
     near = near_matches(name, known, prefix=f"{node}.")
     return ConfigError(

@@ -58,8 +58,8 @@ CASES = {
     "metrics.f1._target_=torcch.f1": "`metrics.f1._target_` is torcch.f1, but there is no module",
     "metrics.eval_loss._target_=torch.sum": "the name 'eval_loss', which slurmddp itself uses",
     "metrics.images_per_s._target_=torch.sum": "the name 'images_per_s', which slurmddp itself uses",
-    "++metrics={a-b:{_target_:torch.sum}}": "`metrics` has an entry with the name 'a-b'",
-    "loss@loss=x": "no choice 'loss@loss'.*Use loss=NAME to choose",
+    "++metrics={a-b:{_target_:torch.sum}}": "`metrics` has an entry with the invalid name 'a-b'",
+    "loss@loss=x": "'loss@loss' is to replace a choice.*Use loss=NAME to choose",
     "model._target_=__main__.Net": "no module '__main__'",
     "program.script=": "`program.script` is empty, but must be a text",
     "launcher=moon": r"one of auto, local, slurm\.$",
@@ -84,10 +84,10 @@ CASES = {
     "train.clip_norm=.inf": "clip_norm",
     "train.clip_norm=0": "`train.clip_norm` is 0.*above 0.*train.clip_norm=null",
     "strategy.bucket_mb=0": "above 0.*strategy.bucket_mb=null",
-    (BIG, "nodes=17"): "more than the 16 that cluster big",
+    (BIG, "nodes=17"): "more than max_nodes=16 of cluster big",
     (BIG, "gpus_per_node=9"): "more than a node of cluster big has \\(8 GPUs\\)",
     (BIG, "nodes=15", "spare_nodes=2"): (
-        "nodes=15 with spare_nodes=2 is more than the 16 that cluster big.*16 nodes or fewer in all"
+        "nodes=15 with spare_nodes=2 is more than max_nodes=16 of cluster big.*16 nodes or fewer in all"
     ),
     "spare_nodes=1": "this job has one node.*nodes=2",
     "preflight=onn": "`preflight` is 'onn'.*true or false \\(or on, off\\)",
@@ -156,7 +156,7 @@ CASES = {
     (BIG, "cluster.sbatch.exclude=[n1,n2]"): (
         "`cluster.sbatch.exclude` is \\['n1', 'n2'\\] \\(a list\\), but must be a text, a number or true"
     ),
-    (BIG, "cluster.env={A-B: 1}"): "`cluster.env` has an entry with the name 'A-B'",
+    (BIG, "cluster.env={A-B: 1}"): "`cluster.env` has an entry with the invalid name 'A-B'",
     (BIG, "cluster.env.FLAG=true"): (
         "`cluster.env.FLAG` is True \\(true or false\\), but must be a text.*'cluster.env.FLAG=\"...\"'"
     ),
@@ -299,7 +299,7 @@ FILES = [
     ("experiment/bad", "defaults:\n  - /model: nope\n", "experiment=bad", "nope"),
     ("cluster/bad", "account: ???\n", "+cluster=bad", "`cluster.account` must be given"),
     ("slurmddp", "nodes: [\n", "nodes=1", r"slurmddp\.yaml can't be read"),
-    ("slurmddp", "- nodes\n", "nodes=1", "holds no mapping"),
+    ("slurmddp", "- nodes\n", "nodes=1", "does not hold a YAML mapping"),
     ("slurmddp", "defaults:\n  - model: gtp_small\n", "nodes=1", "Did you mean gpt"),
     ("slurmddp", "defaults: gpt\n", "nodes=1", "not a list"),
     ("slurmddp", "defaults: [gpt]\n", "nodes=1", "no file 'gpt'"),

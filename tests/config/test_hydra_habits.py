@@ -209,7 +209,7 @@ HABITS = {
     ],
     "`interval`": [
         Case("-m hydra/sweeper=optuna optimizer.lr=interval(0.5,0.50000001)", {"seed": 0}),
-        Case("-m seed=interval(1,2)", refused="only a search can try an interval.*hydra/sweeper=optuna"),
+        Case("-m seed=interval(1,2)", refused="Only a search tries intervals.*hydra/sweeper=optuna"),
     ],
     "`hydra/sweeper`": [
         Case("-m seed=4,4 hydra/sweeper=optuna", {"seed": 4}),

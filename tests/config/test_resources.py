@@ -130,7 +130,7 @@ def test_t13_gpus_are_planned_on_the_fewest_nodes(
         ),
         (["+cluster=big", "gpus=13", "nodes=2"], "evenly by 2 node", "Use gpus=12 or gpus=14."),
         (["+cluster=big", "gpus=23", "gpus_per_node=8"], "evenly by 3 node", "gpus=16 or gpus=24"),
-        (["+cluster=big", "gpus=1024"], "more than the 16", "nodes=16 or fewer"),
+        (["+cluster=big", "gpus=1024"], "more than max_nodes=16", "nodes=16 or fewer"),
         (["gpus=8"], "this machine has no GPUs", "Omit gpus="),
     ],
 )

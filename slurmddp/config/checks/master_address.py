@@ -17,7 +17,7 @@ def refuse_malformed_address(config: Mapping[str, Any], environ: Mapping[str, st
         environ: the environment of the command, which the ranks inherit.
     """
     if config["cluster"] is None or config["launcher"] == "local":
-        # Ranks on this machine meet on loopback.
+        # Ranks of a local run always use the loopback address, so the variable has no effect.
         return
 
     place = "cluster.env"
@@ -29,7 +29,7 @@ def refuse_malformed_address(config: Mapping[str, Any], environ: Mapping[str, st
     if not address:
         return
 
-    # The module imports socket, and few commands set the variable.
+    # Imported here, because few commands set the variable, and the module needs the import of socket.
     from slurmddp.host.address import is_malformed_ipv4
 
     if is_malformed_ipv4(str(address)):

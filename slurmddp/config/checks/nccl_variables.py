@@ -58,11 +58,11 @@ _OF_TORCH = (
 
 
 def misspelled(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return a note for each NCCL_* variable that NCCL does not know.
+    """Return a note for each NCCL_* variable of a job that NCCL does not know.
 
     Args:
-        config: a checked configuration; the cluster's `env` and `setup` lines are read.
-        environ: the environment of the command, which the ranks inherit.
+        config: a checked configuration; the variables in the cluster's `env` and `setup` lines are checked.
+        environ: the environment of the command, which the ranks inherit; its variables are checked, too.
     """
     cluster = config.get("cluster") or {"env": {}, "setup": ()}
     exported = (re.findall(r"\b(NCCL_\w+)=", line) for line in cluster["setup"])
@@ -80,7 +80,7 @@ def misspelled(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
 
 
 def _instead(name: str) -> str:
-    """Return the variable that was probably meant, as a sentence; empty if none is similar."""
+    """Return a sentence with the variable that was probably meant; empty if no known name is similar."""
     if name in _OF_TORCH:
         return f"torch reads TORCH_{name}."
     return near_matches(name, _KNOWN, else_all=False)

@@ -32,11 +32,11 @@ _PATH_KEYS = ("path", "root")
 """Arguments of a data set that hold the path of its files."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACES = ("run_dir", "attempt")
-"""The names that `{...}` replaces in the arguments of a script."""
+"""The names that may stand in braces in the arguments of a script, and are replaced: `{run_dir}`."""
 
 
 def check_name(name: str) -> None:
-    """Refuse a run name that is not valid for both a folder and a SLURM job."""
+    """Raise ConfigError unless a name is valid for a folder and for a SLURM job."""
     if _NAME.fullmatch(name):
         return
     plain = as_name(name)
@@ -49,12 +49,15 @@ def check_name(name: str) -> None:
 
 
 def as_name(text: str) -> str:
-    """Return a text with dashes in place of characters that a run name can't hold; it may be empty."""
+    """Return a text as a run name: a dash replaces forbidden characters; empty if only these are left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100]
 
 
 def check_folder(run_dir: Path) -> None:
-    """Refuse a run folder with a control character in its path, which no batch script can hold."""
+    """Raise ConfigError for a run folder with a control character in its path.
+
+    No batch script can hold such a path.
+    """
     if any(ord(character) < 32 for character in str(run_dir)):
         raise ConfigError(
             f"The run folder would be {str(run_dir)!r}, which holds a line break or a control character.",
@@ -63,14 +66,22 @@ def check_folder(run_dir: Path) -> None:
 
 
 def check_utf8(what: str, text: str) -> None:
-    """Refuse a text that is not UTF-8, because no file of the run could hold it; `what` names the text."""
-    # Python reads bytes that are not UTF-8 as surrogates.
+    """Raise ConfigError for a text that is not UTF-8, because no file of the run could hold it.
+
+    Args:
+        what: what the text is, as the beginning of the message.
+        text: the text.
+    """
+    # Python decodes an argument or path with other bytes to surrogates, U+D800 to U+DFFF.
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
         raise ConfigError(f"{what} {text[:120]!r} is not UTF-8.", hint="Write or rename it in UTF-8.")
 
 
 def check_project(project_dir: Path) -> None:
-    """Refuse a project folder whose path Hydra can't read, or whose files hide slurmddp from the ranks."""
+    """Raise ConfigError for a project folder in which a run can't work.
+
+    Its path is not UTF-8 or holds `${`, or a file in it, such as slurmddp.py, hides the package slurmddp.
+    """
     check_utf8("The path", str(project_dir))
     if "${" in str(project_dir):
         raise ConfigError(
@@ -87,7 +98,10 @@ def check_project(project_dir: Path) -> None:
 
 
 def check_python(config: Mapping[str, Any]) -> None:
-    """Refuse a `cluster.python` that is a command with arguments; the path of a program may hold blanks."""
+    """Raise ConfigError if `cluster.python` is a command with arguments.
+
+    A path with blanks is accepted if it exists, or if its first word is no command.
+    """
     python = (config["cluster"] or {}).get("python") or ""
     first, _, arguments = python.partition(" ")
     if arguments and shutil.which(first) and not Path(python).exists():
@@ -99,12 +113,16 @@ def check_python(config: Mapping[str, Any]) -> None:
 
 
 def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse a data set whose `path` or `root` does not exist, before a job waits in the queue for it."""
+    """Raise ConfigError if the `path` or `root` of a data set does not exist.
+
+    Otherwise the job would fail only after it has waited in the queue. Data sets with `download` are not
+    checked.
+    """
     for key, value, node in _entries(config.get("data"), "data"):
         is_path = key.rpartition(".")[2] in _PATH_KEYS and isinstance(value, str)
         if not is_path or node.get("download"):
             continue
-        # A class of the user may read an address.
+        # slurmddp's data sets read only files, but the user's class may read an address such as s3://.
         if "://" in value and not str(node.get("_target_")).startswith("slurmddp."):
             continue
 
@@ -114,7 +132,7 @@ def check_data(config: Mapping[str, Any], project_dir: Path) -> None:
 
 
 def check_program(config: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a script, module or command that does not exist, and keys that don't fit the program.
+    """Raise ConfigError for a program that does not exist, or keys of `program` that it does not use.
 
     Args:
         config: a configuration with typed values.
@@ -138,7 +156,13 @@ def check_program(config: Mapping[str, Any], project_dir: Path, *, same_python: 
 
 
 def check_script(script: str, project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a Python script or `-m MODULE` that does not exist; `same_python` is as for `check_program`."""
+    """Raise ConfigError for a Python script or `-m MODULE` that does not exist.
+
+    Args:
+        script: the value of `program.script`.
+        project_dir: the project's folder.
+        same_python: as for `check_program`.
+    """
     if script.startswith(MODULE):
         _check_module(script.removeprefix(MODULE).strip(), project_dir, same_python=same_python)
         return
@@ -149,7 +173,7 @@ def check_script(script: str, project_dir: Path, *, same_python: bool) -> None:
 
 
 def _check_placeholders(program: Mapping[str, Any]) -> None:
-    """Refuse a misspelled `{run_dir}` or `{attempt}`, which would be taken literally."""
+    """Raise ConfigError for a misspelled `{run_dir}` or `{attempt}`, which nothing would replace."""
     for name in _PLACEHOLDER.findall(str(program.get("checkpoints") or "")):
         if name != "run_dir":
             raise ConfigError(
@@ -167,7 +191,11 @@ def _check_placeholders(program: Mapping[str, Any]) -> None:
 
 
 def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
-    """Refuse a command that can't be started; on a cluster, setup lines may add a command to PATH."""
+    """Raise ConfigError for a command that can't be started.
+
+    A command without a slash is looked up in PATH only for a local run: on a cluster, the `setup` lines may
+    change PATH.
+    """
     path = project_dir / command
     if "/" not in command:
         if is_local and shutil.which(command) is None:
@@ -184,7 +212,10 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
 
 
 def _in_the_project(command: str, path: Path) -> str:
-    """Return a hint on how to start the file or folder of the project that has the name of a command."""
+    """Return how to start the file or folder of the project that has the name of a command.
+
+    Empty if there is neither.
+    """
     if path.is_file():
         return f" For the file in this folder, write ./{command} or python {command}."
     if (path / "__main__.py").is_file():
@@ -193,10 +224,10 @@ def _in_the_project(command: str, path: Path) -> str:
 
 
 def _check_trainer(config: Mapping[str, Any]) -> None:
-    """Refuse keys of `program` that slurmddp's trainer does not use."""
+    """Raise ConfigError if `program.args` or `program.checkpoints` is set for slurmddp's trainer."""
     if config["program"].get("args"):
         raise ConfigError(
-            "`program.args` holds the arguments of a script, and there is no script.",
+            "`program.args` holds the arguments of a script, but no script is given.",
             hint="To run a script: slurmddp run FILE.py, with the script's arguments after it.",
         )
     if config["program"].get("checkpoints") is not None:
@@ -207,14 +238,14 @@ def _check_trainer(config: Mapping[str, Any]) -> None:
 
 
 def _check_module(name: str, project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a module of `python -m` that does not exist."""
+    """Raise ConfigError for a module of `python -m` that does not exist."""
     if not _MODULE.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not the name of a module.",
             hint="Write package.module, as after `python -m`. A sweep is `slurmddp run --multirun`.",
         )
 
-    # Python runs the `__main__` of a package.
+    # If the name is a package, `python -m` runs its module `__main__`, which must exist, too.
     names = [*name.split("."), "__main__"]
     spec, missing = _locate(f"-m {name} was given", names, project_dir, same_python=same_python)
     folder = Path(next(iter((spec and spec.submodule_search_locations) or ()), ""))
@@ -224,8 +255,14 @@ def _check_module(name: str, project_dir: Path, *, same_python: bool) -> None:
 
 
 def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a transport or `_target_` that can't be imported; `same_python` is as for `check_program`."""
-    # One backend, or a list with a backend for each type of device.
+    """Raise ConfigError for import paths in `backend` or `_target_` that don't exist, and wrong arguments.
+
+    Args:
+        config: a checked configuration.
+        project_dir: the project's folder.
+        same_python: as for `check_program`.
+    """
+    # The key is one name, or one name for each type of device: cpu:gloo,cuda:package.Class.
     for part in config["backend"].split(","):
         name = part.rpartition(":")[2].strip()
         if "." in name:
@@ -237,7 +274,7 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: 
 
 
 def _nodes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes of a configuration from which ranks build objects, with their keys."""
+    """Yield (key, node) for each mapping from which ranks build an object; the node may be None."""
     for key in OPEN_NODES:
         if not _is_shipped_section(key, config.get(key)):
             yield key, config.get(key)
@@ -247,7 +284,10 @@ def _nodes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_node(key: str, node: Mapping[str, Any], project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a node without a `_target_`, and wrong import paths and arguments in it."""
+    """Raise ConfigError for a node without `_target_`, or with a wrong import path or argument.
+
+    Nodes inside of the node are checked, too.
+    """
     if "_target_" not in node:
         raise ConfigError(
             f"`{key}` has no `_target_`, the import path of a class or function.",
@@ -264,18 +304,30 @@ def _check_node(key: str, node: Mapping[str, Any], project_dir: Path, *, same_py
 
 
 def _builds_inner_nodes(value: Any) -> bool:
-    """Return whether ranks build the nodes inside a node before the node; `_recursive_: false` forbids it."""
+    """Return whether ranks also build objects from the nodes inside of a node.
+
+    They don't if any `_recursive_: false` is in the node. The inner nodes are then plain arguments.
+    """
     flags = [inner for key, inner, _ in _entries(value, "") if key.rpartition(".")[2] == "_recursive_"]
     return False not in flags
 
 
 def _is_shipped_section(node: str, value: Any) -> bool:
-    """Return whether a group holds a section of the schema, whose keys and values are checked already."""
+    """Return whether the value of a group is a section of the schema, not a node with `_target_`.
+
+    Its keys and values are already checked against the schema.
+    """
     return TOP[node].is_group and bool(TOP[node].sections) and value is not None and "_target_" not in value
 
 
 def check_loggers(loggers: Any, project_dir: Path, *, same_python: bool) -> None:
-    """Refuse a logger that is unknown or can't be imported; `same_python` is as for `check_program`."""
+    """Raise ConfigError for a logger that is unknown, can't be imported or has wrong arguments.
+
+    Args:
+        loggers: the value of the key `loggers`.
+        project_dir: the project's folder.
+        same_python: as for `check_program`.
+    """
     for key, node in targets(loggers, same_python=same_python).items():
         _check_target(f"{key}._target_", node["_target_"], project_dir, same_python=same_python)
         check_special_keys(key, node)
@@ -283,9 +335,9 @@ def check_loggers(loggers: Any, project_dir: Path, *, same_python: bool) -> None
 
 
 def _check_target(key: str, target: Any, project_dir: Path, *, same_python: bool) -> None:
-    """Refuse an import path that is misspelled or whose package does not exist, without importing it.
+    """Raise ConfigError for an import path that does not exist, without importing it.
 
-    Names in packages outside of the project are checked when the ranks import them.
+    For a package outside of the project, only the package is looked up, not the name in it.
     """
     if not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise ConfigError(
@@ -313,7 +365,9 @@ def _check_target(key: str, target: Any, project_dir: Path, *, same_python: bool
 def _locate(
     given: str, names: Sequence[str], project_dir: Path, *, same_python: bool
 ) -> tuple[ModuleSpec | None, Sequence[str]]:
-    """Find the innermost module of a dotted path, in the project first, without importing it.
+    """Find the longest beginning of a dotted path that is a module, without importing it.
+
+    The project is searched before the installed packages.
 
     Args:
         given: the beginning of the error message, such as "`data._target_` is a.b.C".
@@ -322,10 +376,11 @@ def _locate(
         same_python: as for `check_program`.
 
     Returns:
-        The module and the names after it; None instead of a module for a package of another interpreter.
+        The module and the names that follow it. None instead of the module if it is not found, but the ranks
+        run in another Python, which may have it.
 
     Raises:
-        ConfigError: this interpreter runs the ranks, and has no such package.
+        ConfigError: the module is not found, and the ranks run in this Python.
     """
     top = names[0]
     spec, rest = find_module(names, project_dir)
@@ -341,13 +396,19 @@ def _locate(
 
 
 def _names_in(file: Path) -> set[str] | None:
-    """Return the names that a module defines; None if they are known only when it runs."""
+    """Return the names that the source of a module defines.
+
+    None if the source has `import *` or `__getattr__`, so that the names are known only when the module runs.
+
+    Raises:
+        ConfigError: the file is not valid Python.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         place = f"{file}, line {line}" if line else str(file)
-        raise ConfigError(f"{place} is not valid Python: {error}.", hint="Correct it first.") from error
+        raise ConfigError(f"{place} is not valid Python: {error}.", hint="Correct the file.") from error
 
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -361,7 +422,7 @@ def _names_in(file: Path) -> set[str] | None:
 
 
 def _modules_in(folder: Path) -> list[str]:
-    """Return the modules and packages of a folder of the project; a package needs no `__init__.py`."""
+    """Return the names of modules and packages in a folder; a folder with a Python file is a package."""
     return [
         *(file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")),
         *(file.parent.name for file in folder.glob("*/*.py")),
@@ -369,7 +430,7 @@ def _modules_in(folder: Path) -> list[str]:
 
 
 def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield every value below a node with its full key and the mapping that holds it."""
+    """Yield (full key, value, mapping that holds the key) for every value in nested mappings and lists."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield f"{key}.{name}", value, node
@@ -380,7 +441,7 @@ def _entries(node: Any, key: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]
 
 
 def _near_path(path: Path) -> str:
-    """Return a hint that names the first missing part of a path, and similar names beside it."""
+    """Return a hint for a path that is not a file: the first part that is missing, and similar names."""
     if path.is_dir():
         return f"{path} is a folder: give the path of a file in it."
 

@@ -52,11 +52,14 @@ SRUN_OPTIONS = {
     "SLURM_PROFILE": "profile",
     "SLURM_THREADS_PER_CORE": "threads-per-core",
 }
-"""Variables that srun reads. No job gets the SLURM_* variables of the shell that submits it."""
+"""Variables that srun reads, with their options. A job does not get those of the shell that submits it."""
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration with missing values filled in from the SBATCH_* variables of `environ`."""
+    """Return the configuration with missing values filled in from the SBATCH_* variables of `environ`.
+
+    The configuration is returned unchanged for a local run, and inside a job.
+    """
     if not _applies(config, environ):
         return dict(config)
 
@@ -71,7 +74,7 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
 
     given = {_option(name) for name in cluster["sbatch"]}
     options = {
-        # An empty variable stands for an option without a value, such as --exclusive.
+        # For sbatch, a variable that is set but empty is an option without a value, such as --exclusive.
         option: environ[name] or True
         for name, option in OPTIONS.items()
         if name in environ and option not in given
@@ -80,17 +83,23 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
 
 
 def _check_time(limit: str) -> None:
-    """Refuse a malformed SBATCH_TIMELIMIT."""
+    """Raise ConfigError if the value of SBATCH_TIMELIMIT is not a time limit of SLURM."""
     try:
         parse_minutes(limit)
     except ConfigError as error:
         raise ConfigError(
-            f"SBATCH_TIMELIMIT is {limit!r}, not a time.", hint="Unset it, or set time_limit=."
+            f"SBATCH_TIMELIMIT is {limit!r}, which is not a time.",
+            hint="Unset the variable, or use time_limit=HH:MM:SS.",
         ) from error
 
 
 def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return a note for each variable of sbatch or srun that the filled-in configuration does not follow."""
+    """Return a note for each environment variable of sbatch or srun that has no effect on the job.
+
+    Args:
+        config: the configuration that `fill` returned.
+        environ: the environment of the command.
+    """
     if not _applies(config, environ):
         return []
 
@@ -118,7 +127,7 @@ def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
 
 
 def _unused_by_srun(srun: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return a note for each variable of srun whose option is not under `srun:` of the cluster."""
+    """Return a note for each variable of srun whose value `srun:` of the cluster does not have."""
     given = {_option(name): str(value) for name, value in srun.items()}
     return [
         f"{name}={environ[name]} is ignored: a job does not get this variable. For the job's srun use "
@@ -129,10 +138,13 @@ def _unused_by_srun(srun: Mapping[str, Any], environ: Mapping[str, str]) -> list
 
 
 def _applies(config: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Return whether the variables apply to a job; inside a job they may belong to that job."""
+    """Return whether the variables of sbatch are meant for the new job.
+
+    Inside a job, they may come from that job, so they are not used.
+    """
     return config["cluster"] is not None and config["launcher"] != "local" and "SLURM_JOB_ID" not in environ
 
 
 def _option(name: str) -> str:
-    """Return the long name of an option, without dashes before it."""
+    """Return the name of an option as sbatch spells it, without `--`: `mail-type` for `--mail_type`."""
     return name.removeprefix("--").replace("_", "-")

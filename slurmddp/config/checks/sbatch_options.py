@@ -28,7 +28,7 @@ _KNOWN = frozenset(_NAMES.split())
 
 
 def misspelled_options(config: Mapping[str, Any]) -> list[str]:
-    """Return a note for each option under `sbatch:` that is unknown and resembles a known option.
+    """Return a note for each option under `cluster.sbatch` that is unknown, but similar to a known option.
 
     Args:
         config: a checked configuration.

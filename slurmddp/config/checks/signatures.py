@@ -31,12 +31,12 @@ _CALLED_WITH_BATCHES = ("loss", "metrics")
 _MAX_STEPS = 8
 """The largest number of imports and base classes to follow on the way to a signature."""
 _DATACLASS = ("dataclass", "dataclasses.dataclass")
-"""Spellings of the decorator whose effect on a signature is known."""
+"""Spellings of the decorator of dataclasses, the only decorator whose effect on a signature is known."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters that a call may name, without `self`."""
+    """The parameters of a class or function that a call may pass by name, without `self`."""
 
     names: tuple[str, ...]
     required: tuple[str, ...]
@@ -62,10 +62,17 @@ class _Place:
 
 
 def signature_of(target: str, project_dir: Path) -> Signature | None:
-    """Return the signature of an import path; None if it takes any name or is known only when the code runs.
+    """Return the signature of a class or function, read from its source without importing it.
 
-    Imports inside of modules and base classes are followed. A decorator may change a signature. So the
-    signature of a decorated class or function is unknown, unless the class is a dataclass.
+    Imports inside of modules and base classes are followed, at most `_MAX_STEPS`.
+
+    Args:
+        target: the import path.
+        project_dir: the project's folder.
+
+    Returns:
+        None if the source can't be read, or does not show the signature: `**kwargs` takes any name, and a
+        decorator other than `dataclass`, a metaclass or `__new__` may change the parameters.
     """
     with suppress(OSError, SyntaxError, ValueError, ImportError):
         return _of_path(target, project_dir, _MAX_STEPS)
@@ -73,9 +80,9 @@ def signature_of(target: str, project_dir: Path) -> Signature | None:
 
 
 def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse arguments that a class or function of the project does not take, and missing arguments.
+    """Raise ConfigError if the ranks can't call a class or function of the project with a node's arguments.
 
-    Code outside of the project checks its arguments itself, when the ranks call it.
+    Classes and functions outside of the project are not checked.
 
     Args:
         key: the full name of the node.
@@ -87,7 +94,8 @@ def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> Non
     """
     target = str(node["_target_"])
     module, _ = find_module(target.split("."), project_dir)
-    # Another package imports nothing of the project, and its files take tens of milliseconds to parse.
+    # The files of other packages are not parsed, which would take tens of milliseconds: they import nothing
+    # from the project.
     if module is None or not Path(module.origin or "").is_relative_to(project_dir):
         return
 
@@ -111,7 +119,7 @@ def check_arguments(key: str, node: Mapping[str, Any], project_dir: Path) -> Non
         raise ConfigError(
             f"`{key}._target_` is {target}, which takes {signature.positions} arguments by position, but is "
             f"called with {len(passed)}.",
-            hint=f"It gets {', '.join(passed)}.",
+            hint=f"The arguments by position are {', '.join(passed)}.",
         )
 
     by_position = signature.names[: len(passed)]
@@ -143,13 +151,19 @@ def unknown_argument(key: str, target: str, signature: Signature, *, is_typed: b
 
 
 def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | None, Sequence[str]]:
-    """Find the innermost module of a dotted path, in the project first, without importing it.
+    """Find the longest beginning of a dotted path that is a module, without importing it.
+
+    The project is searched before the installed packages.
+
+    Args:
+        names: the parts of the dotted path.
+        project_dir: the project's folder.
 
     Returns:
-        The module and the names after it; None instead of a module that does not exist.
+        The module and the names that follow it; None instead of the module if even the first name is none.
     """
     top, *rest = names
-    # `__main__` is this command now, and another program in the ranks.
+    # Not looked up: `__main__` is slurmddp in this process, but another program in the ranks.
     if top == "__main__":
         return None, rest
 
@@ -165,7 +179,7 @@ def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | N
 
 
 def _of_path(target: str, project_dir: Path, steps: int) -> Signature | None:
-    """Return the signature of an import path, after at most `steps` imports and base classes."""
+    """Return the signature of an import path; None if more than `steps` imports and base classes follow."""
     names = target.split(".")
     spec, rest = find_module(names, project_dir)
     if spec is None or len(rest) != 1 or not str(spec.origin).endswith(".py"):
@@ -176,7 +190,10 @@ def _of_path(target: str, project_dir: Path, steps: int) -> Signature | None:
 
 
 def _of_name(name: str, place: _Place, steps: int) -> Signature | None:
-    """Return the signature of a name in a module; None unless one unconditional statement binds the name."""
+    """Return the signature of a name in a module.
+
+    None unless exactly one statement of the module binds the name, and this is a function, class or import.
+    """
     bindings = [node for node in _tree(place.file).body if name in _bound(node)]
     if len(bindings) != 1 or steps == 0:
         return None
@@ -193,13 +210,13 @@ def _of_name(name: str, place: _Place, steps: int) -> Signature | None:
 
 
 def _source(node: ast.ImportFrom, place: _Place) -> str:
-    """Return the absolute name of the module in `from MODULE import ...`."""
+    """Return the absolute name of MODULE in a statement `from MODULE import ...`, which may be relative."""
     return importlib.util.resolve_name("." * node.level + (node.module or ""), place.package)
 
 
 def _of_class(node: ast.ClassDef, place: _Place, steps: int) -> Signature | None:
-    """Return the signature of a class: of its `__init__`, its fields, or its base class."""
-    # A metaclass may take the arguments.
+    """Return the signature of a class, from its `__init__`, its dataclass fields, or its base class."""
+    # `class A(metaclass=B)`: a metaclass may change the arguments of the call.
     if node.keywords:
         return None
     if node.decorator_list:
@@ -215,7 +232,8 @@ def _of_class(node: ast.ClassDef, place: _Place, steps: int) -> Signature | None
         method = methods["__init__"]
         return None if method.decorator_list else _of_arguments(method.args, place, skip=1)
 
-    # `__init__` may be assigned, or defined under a condition.
+    # The signature is unknown if `__init__` is assigned or defined under a condition, or if one of several
+    # base classes has it.
     if any("__init__" in _bound(statement) for statement in node.body) or len(node.bases) > 1:
         return None
     if node.bases:
@@ -229,7 +247,7 @@ def _name_of(decorator: ast.expr) -> str:
 
 
 def _of_base(base: ast.expr, place: _Place, steps: int) -> Signature | None:
-    """Return the signature of a base class, as the source names it."""
+    """Return the signature of a base class, which the source names as `Base` or `module.Base`."""
     if isinstance(base, ast.Name):
         return _of_name(base.id, place, steps)
 
@@ -246,7 +264,10 @@ def _of_base(base: ast.expr, place: _Place, steps: int) -> Signature | None:
 
 
 def _of_arguments(arguments: ast.arguments, place: _Place, *, skip: int) -> Signature | None:
-    """Return the signature of a function without its first `skip` parameters, such as `self`."""
+    """Return the signature of a function without its first `skip` parameters, such as `self`.
+
+    None if the function has `**kwargs` or positional-only parameters.
+    """
     if arguments.kwarg is not None or arguments.posonlyargs:
         return None
 
@@ -264,7 +285,7 @@ def _of_arguments(arguments: ast.arguments, place: _Place, *, skip: int) -> Sign
 
 
 def _of_fields(node: ast.ClassDef, place: _Place) -> Signature | None:
-    """Return the signature of a dataclass; None if a field may not be a parameter."""
+    """Return the signature of a dataclass; None if it may have fields that are not plain parameters."""
     defaults: dict[str, ast.expr | None] = {}
     statements: list[ast.AST] = [*node.decorator_list]
     for statement in node.body:
@@ -280,7 +301,7 @@ def _of_fields(node: ast.ClassDef, place: _Place) -> Signature | None:
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement binds, also in its blocks."""
+    """Yield the names that a statement defines, imports or assigns, also inside of its blocks."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -296,13 +317,13 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _tree(file: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
-    # In a notebook the file may change before the next call.
+    """Return the syntax tree of a file, which is parsed again only after a change."""
+    # The version is part of the cache's key, because in a notebook the file may change between two calls.
     version = file.stat()
     return _parsed(file, version.st_ino, version.st_mtime_ns, version.st_size)
 
 
 @lru_cache(maxsize=64)
 def _parsed(file: Path, *_version: int) -> ast.Module:
-    """Return the syntax tree of one version of a file, which is parsed once for all points of a sweep."""
+    """Return the syntax tree of a file; the cache holds it by path and version, for all points of a sweep."""
     return ast.parse(file.read_bytes())

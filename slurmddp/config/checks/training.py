@@ -11,12 +11,16 @@ from slurmddp.slurm.units import parse_duration_s
 
 
 def check_training(config: Mapping[str, Any]) -> None:
-    """Refuse metric names that slurmddp uses, a malformed `train.max_time`, and an unknown best metric."""
+    """Raise ConfigError for wrong keys of slurmddp's trainer that the schema can't check.
+
+    These are names of metrics that slurmddp uses itself, a malformed `train.max_time`, and an unknown metric
+    in `train.best`.
+    """
     if not is_own_trainer(config["program"]):
         return
 
     for name in config["metrics"] or ():
-        # Few projects have metrics, and the import takes 5 ms.
+        # Imported in the loop, because few projects have metrics, and the import takes 5 ms.
         from slurmddp.runs.status.metrics import KNOWN
 
         if name in KNOWN or name.endswith("_per_s"):

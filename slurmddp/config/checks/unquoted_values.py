@@ -28,7 +28,9 @@ _ARGUMENT = r"([-+]?[0-9.][\w:.+-]*|[A-Za-z]+)"
 
 
 def refuse_respelled(config: Mapping[str, Any], typed: Iterable[str], files: Iterable[Path]) -> None:
-    """Raise ConfigError if a text key holds a number that is spelled in another way than it was written.
+    """Raise ConfigError if a key of type text got another text than the written one, as quotes are missing.
+
+    YAML has read the value as a number, which is not spelled as it was written: `12.10` became `12.1`.
 
     Args:
         config: a composed configuration.
@@ -59,7 +61,7 @@ def refuse_respelled(config: Mapping[str, Any], typed: Iterable[str], files: Ite
 
 
 def _numbers_in_text_keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Number]]:
-    """Yield the key and value of each number that is used as a text."""
+    """Yield (key, value) for each number in a key of type text, or in a list or mapping of texts."""
     for key in every_key().values():
         value = _at(config, key.name)
         if str in key.types and _is_number(value):
@@ -67,14 +69,14 @@ def _numbers_in_text_keys(config: Mapping[str, Any]) -> Iterator[tuple[str, Numb
         elif isinstance(value, Mapping) and any(map(_is_texts, key.types)):
             yield from ((f"{key.name}.{name}", inner) for name, inner in value.items() if _is_number(inner))
         elif isinstance(value, list) and key.name in EVERY_ARGUMENTS:
-            # An argument may also be `yes` or `off`, which YAML reads as true or false.
+            # Here true and false count, too: a script gets another argument if YAML reads `yes` as true.
             yield from ((key.name, item) for item in value if isinstance(item, (int, float)))
         elif isinstance(value, list) and any(map(_is_texts, key.types)):
             yield from ((key.name, item) for item in value if _is_number(item))
 
 
 def _is_texts(kind: Any) -> bool:
-    """Return whether a type is a mapping to texts or a list of texts."""
+    """Return whether a type of the schema is a list of texts, or a mapping whose values may be texts."""
     if get_origin(kind) is tuple:
         return get_args(kind)[0] is str
     if get_origin(kind) is Mapping:
@@ -88,7 +90,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None if there is none."""
+    """Return the value of a dotted key; None if the configuration does not have the key."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -96,9 +98,14 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _patterns(key: str, texts: str) -> dict[str, str]:
-    """Return patterns that find a value of a key, by the name before the value.
+    """Return regular expressions that find the written value of a key, by the name that is shown for it.
 
-    The name is the last part of the key, or a key or anchor to which the key refers: `${name}` or `*name`.
+    The value stands after the last part of the key, or after another key or an anchor to which the key
+    refers: `${name}` or `*name`.
+
+    Args:
+        key: the full name of the key.
+        texts: the command line and all files, in which references are looked up.
     """
     name = key.rpartition(".")[2]
     if key in EVERY_ARGUMENTS:
@@ -115,12 +122,19 @@ def _patterns(key: str, texts: str) -> dict[str, str]:
 
 
 def _before(name: str) -> str:
-    """Return the pattern of a key and an anchor that may stand before its value."""
+    """Return a regular expression for the text between the name of a key and its value: `name: &anchor `."""
     return rf"(?<![\w-])[\"']?{re.escape(name)}[\"']?\s*[:=]\s*(?:&[\w-]+\s+)?"
 
 
 def _written_otherwise(key: str, value: Number, pattern: str, text: str) -> str | None:
-    """Return a word of `text` that YAML reads as `value` and that is spelled otherwise; None without one."""
+    """Return a word of `text` that YAML reads as `value`, but that is not spelled like it; else None.
+
+    Args:
+        key: the key that got the value.
+        value: the value that YAML has read.
+        pattern: a regular expression from `_patterns`.
+        text: the command line, or the text of a file.
+    """
     for written in re.findall(pattern, text, re.MULTILINE):
         parsed = _as_yaml(written)
         if type(parsed) is type(value) and parsed == value and not _is_alike(key, written, value):
@@ -129,11 +143,11 @@ def _written_otherwise(key: str, value: Number, pattern: str, text: str) -> str 
 
 
 def _is_alike(key: str, written: str, value: Number) -> bool:
-    """Return whether `value` means the same for a key as the spelling `written`."""
+    """Return whether it makes no difference for a key whether it gets `written` or the text of `value`."""
     if written == str(value).lower():
         return True
     if key in EVERY_ARGUMENTS and not isinstance(value, bool):
-        # 1e-3 and 0.001 are the same to any program.
+        # A script that parses the number gets the same for 1e-3 and 0.001, so this is no error.
         return "e" in written.lower()
 
     takes_numbers = key in every_key() and int in every_key()[key].types

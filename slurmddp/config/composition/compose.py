@@ -66,7 +66,7 @@ _BASE_OPTIONS: dict[str, Any] = {"version_base": "1.3"} if _IS_HYDRA_1_3 else {}
 CompositionCache = dict[str, DictConfig]
 """Cache of compositions, keyed by config files, before value overrides are applied."""
 _last_composition: dict[str, DictConfig] = {}
-"""The last composition of `login_node` by its plan, for the following `compose`; Hydra would take 0.1 s."""
+"""The last composition of `login_node`, by its plan. `compose` reuses it, because Hydra takes 0.1 s."""
 COMPOSITION_ERRORS = (
     HydraException,
     OmegaConfBaseException,
@@ -91,9 +91,13 @@ def compose(
     Args:
         overrides: the settings of the command line.
         project_dir: the project's folder.
-        sources: the flags that name other places of files.
-        cache: compositions for other command lines, such as other points of a sweep. Files are read once
-            for all command lines that choose the same files.
+        sources: the folders and the file that the flags `--config-path`, `--config-name` and `--config-dir`
+            name.
+        cache: compositions for other command lines, such as other points of a sweep; updated by this call.
+            The files are read only once for all command lines that choose the same files.
+
+    Returns:
+        The value of each key of the schema, in its type.
 
     Raises:
         ConfigError: a setting or a file is wrong.
@@ -132,7 +136,7 @@ def compose(
 
 
 def _refuse_without_cluster(config: Mapping[str, Any], plan: CompositionPlan) -> None:
-    """Refuse keys that need a cluster if none is chosen."""
+    """Raise ConfigError if `cluster` or `ssh` is set, but no cluster is chosen."""
     if plan.has_cluster:
         return
     if config["cluster"] is not None:
@@ -144,7 +148,7 @@ def _refuse_without_cluster(config: Mapping[str, Any], plan: CompositionPlan) ->
 
 
 def _check_code(config: Mapping[str, Any], project_dir: Path) -> None:
-    """Refuse import paths, loggers and programs that the ranks would not find."""
+    """Raise ConfigError for import paths, loggers and programs that the ranks would not find."""
     same_python = not (config["cluster"] and config["cluster"]["python"])
     paths.check_targets(config, project_dir, same_python=same_python)
     paths.check_python(config)
@@ -155,16 +159,17 @@ def _check_code(config: Mapping[str, Any], project_dir: Path) -> None:
 def login_node(
     overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT
 ) -> dict[str, str | None] | None:
-    """Return the keys `ssh`, `ssh_folder` and `python` of a command that runs on a login node.
+    """Return `ssh`, `ssh_folder` and `python` of the login node on which a command must run.
 
-    Other keys are not resolved or checked, because their values belong to the login node.
+    All other keys stay unresolved and unchecked, because the login node resolves them.
 
     Returns:
-        None if the command stays on this machine, also if it came over ssh or can't be composed. `compose`
-        then raises the error.
+        The values by key; `ssh_folder` and `python` may be None. None instead of a dict if the command runs
+        on this machine: no host is set, launcher=local, or the command already came over ssh. Also None if
+        the configuration can't be composed; `compose` raises that error later.
 
     Raises:
-        ConfigError: one of these keys has an impossible value.
+        ConfigError: `ssh` is not the name of a host, or `ssh_folder` or `python` is not a text.
     """
     if os.environ.get(OVER_SSH_VARIABLE):
         return None
@@ -186,7 +191,7 @@ def login_node(
         _last_composition[repr(plan)] = composed
         return None
 
-    # HOST:NAME names a run, and a folder with the name of the host holds copies of reports.
+    # The name must not hold a colon or slash: runs are named HOST:NAME, and HOST is the name of a folder.
     if not isinstance(host, str) or not re.fullmatch(r"(?!-)[\w.@%+-]+", host):
         raise ConfigError(
             f"ssh={host!r} is not the name of a host.", hint="Give a host of your ~/.ssh/config: ssh=login1."
@@ -208,7 +213,7 @@ def unread(config: Mapping[str, Any], project_dir: Path, sources: Sources = DEFA
 
 
 def _literal_variables(config: Mapping[str, Any]) -> list[str]:
-    """Return a note for each variable under `env:` whose value refers to another variable."""
+    """Return a note for each value under `cluster.env` that holds a `$`, which no shell replaces."""
     env = (config["cluster"] or {}).get("env", {})
     return [
         f"cluster.env.{name} is the text {value}, because no shell reads it. For the variable of the node, "
@@ -219,12 +224,13 @@ def _literal_variables(config: Mapping[str, Any]) -> list[str]:
 
 
 def _after_script(config: Mapping[str, Any]) -> list[str]:
-    """Return a note about settings and flags of slurmddp that were written after the script.
+    """Return a note if settings or flags of slurmddp were written after the script, which gets them.
 
-    A script that uses Hydra itself may have keys such as `model` or `seed`, but hardly keys such as `nodes`.
+    Only keys of the job, such as `nodes=2`, count. A script that uses Hydra itself may take `seed=1` or
+    `model=gpt`.
     """
     script = own_script(config["program"])
-    # A function may have `args` of any type.
+    # For a function, `args` is an argument of any type.
     if not script:
         return []
 
@@ -239,13 +245,13 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
 
 
 def _asks_for_job(argument: str) -> bool:
-    """Return whether an argument sets a key of the job, such as `nodes=2`."""
+    """Return whether an argument sets a key such as `nodes`, which changes no result of a script."""
     key = TOP.get(key_of(argument))
     return "=" in argument and key is not None and not key.trainer and key.identity is not COMPUTED
 
 
 def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
-    """Return a note about a memory that the job does not request."""
+    """Return a note if `mem_gb` is set, but the cluster file has `mem_request: none`."""
     memory = config["mem_gb"]
     cluster = config["cluster"] or {}
     if memory is None or cluster.get("mem_request") != "none":
@@ -254,7 +260,7 @@ def _unasked_memory(config: Mapping[str, Any]) -> list[str]:
 
 
 def _unread_file(config: Mapping[str, Any], project_dir: Path, sources: Sources) -> list[str]:
-    """Return a note about a `config.yaml` that was probably meant as the file of the project's defaults."""
+    """Return a note if the project has conf/config.yaml, which is not read, but no conf/slurmddp.yaml."""
     has_other_file = (project_dir / sources.path / "config.yaml").is_file()
     if config["program"].get("script") or not has_other_file or (project_dir / sources.file).is_file():
         return []
@@ -265,7 +271,7 @@ def _unread_file(config: Mapping[str, Any], project_dir: Path, sources: Sources)
 
 
 def _name(config: Mapping[str, Any]) -> str:
-    """Return the default of the key `name`: the name of the script, or of the model's class."""
+    """Return the default of the key `name`: the script's file name, or the model's class, in lower case."""
     script = own_script(config["program"])
     if not script:
         return str(config["model"]["_target_"].rpartition(".")[2].lower())
@@ -277,7 +283,13 @@ def _name(config: Mapping[str, Any]) -> str:
 
 
 def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DEFAULT) -> CompositionPlan:
-    """Return the plan of a command line for Hydra; raise ConfigError for a wrong setting or file."""
+    """Return the plan from which Hydra composes the configuration of a command line.
+
+    The Python file beside the project's defaults is run first.
+
+    Raises:
+        ConfigError: a setting or the file of the project's defaults is wrong.
+    """
     refuse_files_of_others(project_dir / sources.path)
     project_file = defaults_file(project_dir, sources)
     content = _load_yaml(project_file) if project_file else {}
@@ -292,20 +304,23 @@ def make_plan(overrides: Sequence[str], project_dir: Path, sources: Sources = DE
 
     run_code(project_dir, sources)
     roots = conf_roots(project_dir, sources, searched)
-    # The last folder belongs to slurmddp.
+    # The last folder belongs to slurmddp itself, so it need not be checked.
     for root in roots[:-1]:
         refuse_files_of_others(root)
     return plan_from(overrides, roots, content, sources.file, partial(signature_of, project_dir=project_dir))
 
 
 def _files(plan: CompositionPlan, project_file: Path | None) -> Iterator[Path]:
-    """Yield the files that a plan may read: chosen files of groups, and the files that they include."""
+    """Yield the YAML files that Hydra may read: the project's defaults, chosen files, and included files.
+
+    Files are recognized by their names, so a file may be yielded that Hydra does not read.
+    """
     if project_file is not None:
         yield project_file
 
     chosen = [item for item in plan.primary["defaults"] if isinstance(item, Mapping)]
     choices = {str(group): _names(choice) for item in chosen for group, choice in item.items()}
-    # `+experiment=long` chooses a file as well.
+    # An override may choose a file, too: `+experiment=long`.
     for override in plan.overrides:
         group, _, choice = override.lstrip("+").partition("=")
         choices[group.partition("@")[0]] = _names(choice)
@@ -313,14 +328,14 @@ def _files(plan: CompositionPlan, project_file: Path | None) -> Iterator[Path]:
     waiting = [path for root in plan.roots for path in sorted(root.rglob("*.yaml")) if path != project_file]
     included: set[str] = set()
     is_new = True
-    # A file that is included may include others.
+    # Repeated until no file is added, because an included file may include further files.
     while is_new:
         is_new = False
         for path in waiting.copy():
             if path.stem in included or _is_chosen(path, plan.roots, choices):
                 is_new = True
                 waiting.remove(path)
-                # Hydra reports a chosen file that can't be read.
+                # A file that can't be read is no error here, because Hydra reports it.
                 with suppress(ConfigError):
                     listed = _load_yaml(path).get("defaults", [])
                     included |= set(re.findall(r"[^\s/'@:,\[\]{}]+", str(listed)))
@@ -328,12 +343,12 @@ def _files(plan: CompositionPlan, project_file: Path | None) -> Iterator[Path]:
 
 
 def _names(choice: object) -> list[str]:
-    """Return the names of the files that a choice names: `a`, or a list such as `[a,b]`."""
+    """Return the file names in a choice: `["a"]` for `a`, `["a", "b"]` for `[a,b]`."""
     return [name.strip(" '") for name in str(choice).strip("[]").split(",")]
 
 
 def _is_chosen(path: Path, roots: Sequence[Path], choices: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a file is chosen in its group, or nothing is chosen in its group."""
+    """Return whether a file is chosen in its group; also True if no file is chosen in its group."""
     root = next(root for root in roots if path.is_relative_to(root))
     group = path.relative_to(root).parent.as_posix()
     return path.stem in choices.get("" if group == "." else group, [path.stem])
@@ -356,19 +371,22 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} can't be read: {reason}.", hint="Correct the file.") from error
 
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds no mapping.", hint="Write one `key: value` per line.")
+        raise ConfigError(f"{path} does not hold a YAML mapping.", hint="Write one `key: value` per line.")
     return {str(key): value for key, value in loaded.items()}
 
 
 def compose_plan(
     plan: CompositionPlan, typed: Sequence[str], cache: CompositionCache | None = None
 ) -> dict[str, Any]:
-    """Compose a plan with Hydra, and resolve the result without checking it.
+    """Return the composed configuration of a plan, with references resolved, but unchecked.
 
     Args:
         plan: the plan.
         typed: the settings as typed, for messages.
         cache: as for `compose`.
+
+    Returns:
+        The values by key. `EXPRESSIONS` holds the expressions whose values come from the environment.
 
     Raises:
         ConfigError: Hydra can't compose the plan, or a reference can't be resolved.
@@ -381,13 +399,13 @@ def compose_plan(
     except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
     finally:
-        # Files may change before another command.
+        # Not kept for the next composition, because the files may change before it.
         _last_composition.clear()
 
 
 @contextmanager
 def initialized(plan: CompositionPlan) -> Iterator[str]:
-    """Initialize Hydra for a plan; yield the name of the primary configuration."""
+    """Initialize Hydra for a plan inside the block; yield the name of the primary configuration."""
     primary = {**plan.primary, "defaults": [*plan.primary["defaults"], *_LEFT_OUT]}
     first, *others = plan.roots
     if others:
@@ -400,7 +418,10 @@ def initialized(plan: CompositionPlan) -> Iterator[str]:
 
 
 def with_hydra(plan: CompositionPlan) -> DictConfig:
-    """Compose a plan with Hydra and keep Hydra's node; errors are `COMPOSITION_ERRORS`."""
+    """Return what Hydra composes from a plan, unresolved, with Hydra's own configuration under `hydra`.
+
+    Raises one of `COMPOSITION_ERRORS` for a wrong setting or file.
+    """
     earlier = _last_composition.pop(repr(plan), None)
     if earlier is not None:
         return earlier
@@ -414,16 +435,20 @@ def with_hydra(plan: CompositionPlan) -> DictConfig:
 
 
 def _set_arguments(composed: DictConfig, plan: CompositionPlan) -> None:
-    """Set the arguments of a script as typed."""
+    """Set the arguments of a script in a composition exactly as they were typed."""
     for key, arguments in plan.arguments.items():
         OmegaConf.update(composed, key, arguments, merge=False, force_add=True)
 
 
 def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -> None:
-    """Remove the arguments of a node that come from files, because another class was typed for the node."""
+    """Remove from a node the arguments that come from files.
+
+    They belong to the class that the file names, but the command line has another class for the node.
+    Arguments that were typed stay.
+    """
     typed = {key_of(text) for text in overrides}
     value = OmegaConf.select(composed, node)
-    # A node that was typed as a whole has no arguments from files.
+    # If the node was typed as a whole, nothing in it comes from files.
     if not isinstance(value, DictConfig) or any(f"{node}.".startswith(f"{key}.") for key in typed):
         return
 
@@ -440,7 +465,8 @@ def _with_values(plan: CompositionPlan, cache: CompositionCache) -> DictConfig |
     """Return the composition of a plan's files, from the cache if possible, with the plan's values set in it.
 
     Returns:
-        The result of `with_hydra` without Hydra's node; None if only Hydra can set the values.
+        The result of `with_hydra` without `hydra`; None if an override is more than a value of a key, or if
+        the configuration refers to `hydra`, so that Hydra must compose the whole plan.
     """
     overrides = OverridesParser.create().parse_overrides(list(plan.overrides))
     if not all(map(_is_value, overrides)):
@@ -459,7 +485,7 @@ def _with_values(plan: CompositionPlan, cache: CompositionCache) -> DictConfig |
             OmegaConf.update(copy, override.key_or_group, override.value(), force_add=override.is_force_add())
         _set_arguments(copy, plan)
     except OmegaConfBaseException:
-        # `with_hydra` raises an error that explains more.
+        # The caller composes again with Hydra, whose error explains more.
         return None
 
     texts = "".join(_texts(OmegaConf.to_container(copy, resolve=False)))
@@ -473,18 +499,18 @@ def are_independent(
     sources: Sources,
     cache: CompositionCache,
 ) -> bool:
-    """Return whether other values of some keys would change no other value of a configuration.
+    """Return whether the rest of a configuration stays the same if the values of `keys` change.
 
     Args:
         overrides: the settings of the command line.
-        keys: the keys, which hold plain values.
+        keys: keys whose values are numbers, texts or arguments of a script.
         project_dir: as for `compose`.
         sources: as for `compose`.
         cache: as for `compose`.
     """
     plan = make_plan(overrides, project_dir.absolute(), sources)
     composed = _with_values(plan, cache)
-    # A function of a project gets its arguments in the types that Hydra gives them.
+    # Only arguments of a script are set as typed. Those of a function get their types from Hydra's grammar.
     if composed is None or any(key in EVERY_ARGUMENTS and key not in plan.arguments for key in keys):
         return False
 
@@ -493,9 +519,9 @@ def are_independent(
 
 
 def _takes_any(composed: DictConfig, key: str) -> bool:
-    """Return whether Hydra would replace the value of a key by any other: it has no type and isn't read-only.
+    """Return whether Hydra would accept any value for a key: it has no type and is not read-only.
 
-    The value is a list for the arguments of a script, and a plain value for all other keys.
+    Arguments of a script must be a list in `composed`; any other key must hold a number, a text or null.
     """
     outer, _, last = key.rpartition(".")
     parent = OmegaConf.select(composed, outer) if outer else composed
@@ -505,8 +531,8 @@ def _takes_any(composed: DictConfig, key: str) -> bool:
 
 
 def _may_read(text: str, key: str) -> bool:
-    """Return whether an expression may depend on a key, because it names the key or may name any key."""
-    # A relative key, a resolver of the project, or a key whose name is itself an expression.
+    """Return whether the value of an expression `${...}` may depend on the value of a key."""
+    # A relative key, a resolver of the project and a key that is itself computed may read any key.
     if re.search(r"\$\{\s*\.|\$\{(?!\s*oc\.)[^}]*:|\$\{[^}]*\$\{", text):
         return True
     named = (word.strip(".") for word in re.findall(r"[\w.]+", text))
@@ -514,14 +540,18 @@ def _may_read(text: str, key: str) -> bool:
 
 
 def _is_value(override: Override) -> bool:
-    """Return whether an override sets the value of one key, and chooses no file of a group."""
+    """Return whether an override only sets the value of one key: no choice, sweep, package or removal."""
     plain = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
     key = override.key_or_group
     return plain and not (override.is_sweep_override() or override.package or key in GROUPS or "/" in key)
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain values, without Hydra's node and without helper keys."""
+    """Return a composed configuration as plain values, with references resolved.
+
+    Left out are `hydra`, and top keys that the schema does not list and to which another value refers.
+    `EXPRESSIONS` is added as for `compose_plan`.
+    """
     with open_dict(composed):
         hydra = composed.pop("hydra", None)
 
@@ -539,12 +569,16 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
 
 
 def _let_refer(hydra: DictConfig, keys: Sequence[str]) -> None:
-    """Let `${hydra:KEY}` refer to Hydra's node; raise ConfigError for a key that only a running job has."""
+    """Make Hydra's configuration available to `${hydra:KEY}`.
+
+    Raises:
+        ConfigError: a key has no value, because Hydra sets it only when it runs a job.
+    """
     for key in keys:
         if OmegaConf.select(hydra, key) is None:
             raise ConfigError(
                 f"`${{hydra:{key}}}` has no value: slurmddp uses Hydra only to compose configurations.",
-                hint="See `slurmddp train --cfg hydra`.",
+                hint="`slurmddp train --cfg hydra` prints the keys that have a value.",
             )
     HydraConfig.instance().cfg = OmegaConf.create({"hydra": hydra})  # type: ignore[assignment]
 
@@ -562,6 +596,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_referred_to(key: str, texts: str) -> bool:
-    """Return whether a key of the top level is a helper of the project, to which another value refers."""
+    """Return whether a top key is not in the schema, but another value refers to it."""
     name = rf"\s*(oc\.select:\s*)?{re.escape(key)}(?![\w-])"
     return key not in TOP and re.search(REFERENCE.pattern + name, texts) is not None

@@ -30,7 +30,7 @@ _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)
 
 
 def explain(error: Exception, typed: Iterable[str], roots: Iterable[Path] = ()) -> ConfigError:
-    """Return the error to show in place of `error`.
+    """Return a ConfigError that explains an error of Hydra or OmegaConf.
 
     Args:
         error: the error that Hydra or OmegaConf raised while it composed the configuration.
@@ -59,7 +59,7 @@ def explain(error: Exception, typed: Iterable[str], roots: Iterable[Path] = ()) 
 
 
 def _by_text(text: str, typed: Iterable[str]) -> ConfigError:
-    """Return the error to show, by the text of Hydra's errors."""
+    """Return the ConfigError for an error that can be recognized only by its text."""
     if match := _SEVERAL.search(text):
         return _several(_as_typed(match[1], typed))
     if match := _NOT_FOUND.search(text):
@@ -69,22 +69,22 @@ def _by_text(text: str, typed: Iterable[str]) -> ConfigError:
     if match := _NOT_IN_LIST.search(text):
         group = match[1].partition("@")[0]
         return ConfigError(
-            f"There is no choice {match[1]!r} to change.",
+            f"{match[1]!r} is to replace a choice, but `defaults` has no choice of this name.",
             hint=f"Use {group}=NAME to choose a file of conf/{group}, or +{match[1]}=NAME to add a choice.",
         )
     return ConfigError(
         f"The configuration can't be composed: {_one_line(text)[:600]}",
-        hint="Correct it, and check the result with `slurmddp train --cfg`.",
+        hint="Correct the setting or file, and check the result with `slurmddp train --cfg`.",
     )
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    """Return an error and its causes; the wrong key is often named by a cause alone."""
+    """Return an error and the chain of its `__cause__`s; often only a cause names the wrong key."""
     return [] if error is None else [error, *_causes(error.__cause__)]
 
 
 def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
-    """Return the error to show for an error about a key; None for an error of another kind."""
+    """Return the ConfigError for an OmegaConf error about one key; None for any other error."""
     key = error.full_key or ""
     message = first_line(error)
     last_word = message.rpartition(" ")[2]
@@ -120,7 +120,7 @@ def _of_a_key(error: OmegaConfBaseException) -> ConfigError | None:
 
 
 def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Iterable[Path]) -> ConfigError:
-    """Return the error for a choice of a group that is not a file in any folder."""
+    """Return the error for a choice `GROUP=NAME` for which no folder has a file."""
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
     known = [str(name) for name in error.options or ()]
     sentences = [near_matches(choice, known)]
@@ -128,7 +128,8 @@ def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Itera
         sentences.append(f"All: {', '.join(sorted(known))}.")
     sentences.append(f"slurmddp would also read a file conf/{error.missing_cfg_file}.yaml of your project.")
 
-    # Hydra names the file that makes a choice, unless the choice was typed or stands in the project's file.
+    # Hydra's text begins with the file that makes the choice, except for the primary configuration. There
+    # the choice comes from the command line or from the project's defaults.
     source = ""
     in_file = re.match(r"In '((?!slurmddp_primary).+?)'", str(error))
     if in_file:
@@ -144,14 +145,14 @@ def _no_choice(error: MissingConfigException, typed: Iterable[str], roots: Itera
 
 
 def _one_line(text: str) -> str:
-    """Return the text of Hydra's errors on one line, without internals of Hydra."""
+    """Return the text of Hydra's errors on one line, without the search path and Hydra's object types."""
     lines = [line.strip() for line in text.split("\nConfig search path")[0].splitlines()]
     kept = [line for line in lines if line and not line.startswith(("object_type=", "reference_type="))]
     return " ".join(kept).replace("In 'slurmddp_primary': ", "")
 
 
 def _as_typed(override: str, typed: Iterable[str]) -> str:
-    """Return the typed setting of an override, which may have got a sign from the plan."""
+    """Return the setting as it was typed, from an override to which the plan may have added `+` or `++`."""
     bare = override.lstrip("+")
     return next((text for text in typed if text.lstrip("+") == bare), bare)
 

@@ -32,7 +32,7 @@ _INSTEAD = {
     "hydra.verbose": "`slurmddp --debug` prints the traceback of an error.",
     "hydra.callbacks": "Use callbacks.NAME._target_=package.Class; the trainer calls its objects.",
 }
-"""For the beginning of a key of Hydra: what a user of slurmddp does instead."""
+"""For the beginning of a key of Hydra: what to do in slurmddp instead, as a hint."""
 
 
 def is_hydras(key: str) -> bool:
@@ -44,7 +44,7 @@ def refusal(text: str, key: str) -> ConfigError:
     """Return the error for a key of Hydra that slurmddp does not read.
 
     Args:
-        text: the setting as given.
+        text: the setting as it was typed or written in a file.
         key: the key or group of the setting, such as `hydra.run.dir` or `hydra/launcher`.
     """
     dotted = key.replace("/", ".")
@@ -61,11 +61,14 @@ def refusal(text: str, key: str) -> ConfigError:
 
 
 def search_path(section: Any, place: str) -> list[str]:
-    """Return the search path in the `hydra` section of a file; raise ConfigError for any other key.
+    """Return the entries of `hydra.searchpath` in the `hydra` section of a file.
 
     Args:
         section: the section.
         place: the name of the file, for messages.
+
+    Raises:
+        ConfigError: the section has another key, or the search path is not a list of texts.
     """
     if not isinstance(section, Mapping):
         raise refusal(f"hydra: {section} in {place}", "hydra")
@@ -80,7 +83,7 @@ def search_path(section: Any, place: str) -> list[str]:
 
 
 def texts(value: Any, place: str) -> list[str]:
-    """Return the entries of a search path; raise ConfigError if it is not a list of texts."""
+    """Return the value of `hydra.searchpath`; raise ConfigError if it is not a list of texts."""
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise ConfigError(
             f"`{SEARCH_PATH}` in {place} is {value!r}, not a list of folders.",
@@ -90,13 +93,22 @@ def texts(value: Any, place: str) -> list[str]:
 
 
 def folders(entries: Sequence[str], project_dir: Path) -> list[Path]:
-    """Return the folders of a search path: `file://FOLDER`, `pkg://package.module` or a plain path."""
+    """Return the folder of each entry of a search path.
+
+    Args:
+        entries: `file://FOLDER`, `pkg://package.module`, or the path of a folder.
+        project_dir: the folder in which relative paths start.
+
+    Raises:
+        ConfigError: an entry has another form, or its folder or package does not exist.
+    """
     found_folders = []
     for entry in entries:
         scheme, _, rest = entry.rpartition("://")
         if scheme not in ("", "file", "pkg"):
             raise ConfigError(
-                f"The search path holds {entry!r}.", hint="Write file://FOLDER or pkg://PACKAGE."
+                f"The search path holds {entry!r}, which is neither a folder nor a package.",
+                hint="Write file://FOLDER or pkg://PACKAGE.",
             )
 
         if scheme == "pkg":
@@ -117,7 +129,7 @@ def folders(entries: Sequence[str], project_dir: Path) -> list[Path]:
 
 
 def _package_folder(name: str, project_dir: Path) -> Path | None:
-    """Return the folder of a package, without importing the package itself; None if there is none."""
+    """Return the folder of a package, without importing the package; None if there is no such package."""
     with importable(project_dir):
         try:
             spec = importlib.util.find_spec(name)

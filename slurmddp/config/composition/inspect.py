@@ -16,7 +16,7 @@ from slurmddp.settings.arguments import spelled
 
 
 def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Any:
-    """Return Hydra's node of a composed configuration as plain values, without resolving references."""
+    """Return Hydra's own configuration for a command line as plain values, with unresolved references."""
     plan = make_plan(overrides, project_dir, sources)
     try:
         return OmegaConf.to_container(with_hydra(plan)["hydra"], resolve=False, enum_to_str=True)

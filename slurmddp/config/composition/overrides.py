@@ -37,7 +37,7 @@ DEFAULTS_NODE = "slurmddp_defaults"
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """The input of a composition by Hydra: slurmddp's defaults, the primary configuration and overrides."""
+    """All that Hydra needs to compose a configuration: defaults, primary configuration and overrides."""
 
     base: dict[str, Any]
     """slurmddp's defaults."""
@@ -50,7 +50,7 @@ class CompositionPlan:
     cluster: str | None = None
     """The chosen file of the group `cluster`; None if no file is chosen."""
     replaced: tuple[str, ...] = ()
-    """The nodes whose `_target_` was typed; arguments in files belong to another class."""
+    """The nodes whose `_target_` was typed. The arguments in files are dropped: they fit another class."""
     arguments: Mapping[str, list[str]] = field(default_factory=dict)
     """The arguments of a script as typed, by key. They never pass Hydra's grammar."""
 
@@ -79,7 +79,7 @@ class TypedSetting:
 
 @dataclass
 class _Draft:
-    """A plan in the making; fields with the names of fields of the plan have the same meaning."""
+    """A plan that is being built; a field without a description has the meaning of the plan's field."""
 
     roots: Sequence[Path]
     choices: dict[str, str | None]
@@ -97,7 +97,7 @@ class _Draft:
 
 
 def options(roots: Sequence[Path], group: str) -> dict[str, Path]:
-    """Return the files of a group by their names; the first folder that has a name wins."""
+    """Return the files of a group by their names; of equal names, the file of the first folder."""
     files: dict[str, Path] = {}
     for root in roots:
         folder = root / group
@@ -132,12 +132,12 @@ def plan_from(
     Args:
         overrides: the settings of the command line.
         roots: the folders with groups.
-        project: the content of the project's file.
-        file: the name of the project's file, for messages.
-        signature: returns the signature of an import path if it can be read.
+        project: the content of the file of the project's defaults.
+        file: the name of this file, for messages.
+        signature: returns the signature of an import path; None if its source can't be read.
 
     Raises:
-        ConfigError: a setting or the project's file is wrong.
+        ConfigError: a setting or the file of the project's defaults is wrong.
     """
     draft = _Draft(roots, dict(GROUPS), defaults())
     _merge_project_file(draft, project, file)
@@ -150,7 +150,7 @@ def plan_from(
     for choice in choices:
         _choose(draft, choice)
 
-    # A typed choice of a file keeps the arguments of that file.
+    # A node for which the command line also chooses a file keeps the arguments of that file.
     chosen_now = {choice.key for choice in choices}
     replaced = map(_replaced_node, settings)
     draft.replaced = tuple(node for node in replaced if node and node not in chosen_now)
@@ -161,7 +161,7 @@ def plan_from(
         elif setting not in choices:
             draft.overrides.append(_with_sign(setting, draft, signature))
 
-    # A chosen cluster takes the place of the cluster that the project's file gives as a mapping.
+    # A chosen cluster file replaces the whole mapping `cluster` of the project's file: it is not merged.
     if draft.choices.get("cluster") is not None:
         draft.content.pop("cluster", None)
 
@@ -179,7 +179,11 @@ def plan_from(
 
 
 def _add_default(draft: _Draft, item: Any, file: str) -> None:
-    """Add an item of the project's `defaults`: a plain choice, or an item that is passed on to Hydra."""
+    """Add an item of the project's `defaults` to a draft.
+
+    `group: choice` is added to the choices, which the command line may replace. Any other item is passed on
+    to Hydra unchanged: a file, a package, `optional`, or a list of choices.
+    """
     if item == "_self_":
         return
 
@@ -189,7 +193,9 @@ def _add_default(draft: _Draft, item: Any, file: str) -> None:
         head = item
         choice = None
     else:
-        raise ConfigError(f"`defaults` in {file} holds {item!r}.", hint="Write `- group: choice`.")
+        raise ConfigError(
+            f"`defaults` in {file} holds {item!r}, which chooses no file.", hint="Write `- group: choice`."
+        )
 
     *keywords, group = str(head).split(" ")
     group = group.lstrip("/")
@@ -204,7 +210,7 @@ def _add_default(draft: _Draft, item: Any, file: str) -> None:
 
 
 def _merge_project_file(draft: _Draft, project: Mapping[str, Any], file: str) -> None:
-    """Merge the project's file into slurmddp's defaults."""
+    """Add the choices and values of the project's file to a draft, over slurmddp's defaults."""
     listed = project.get("defaults", [])
     if not isinstance(listed, list):
         raise ConfigError(f"`defaults` in {file} is not a list.", hint="Write `- group: choice` lines.")
@@ -217,14 +223,15 @@ def _merge_project_file(draft: _Draft, project: Mapping[str, Any], file: str) ->
 
         _refuse_plain(key, value, file, draft.roots)
         draft.content[key] = value
-        # A node with its own class does not inherit arguments of slurmddp's default choice.
+        # A node with its own class must not get the arguments of slurmddp's default file, so this file is
+        # not chosen.
         has_class = key in OPEN_NODES and isinstance(value, Mapping) and "_target_" in value
         if has_class and key not in draft.chosen:
             draft.choices.pop(key, None)
 
 
 def _refuse_plain(key: str, value: Any, file: str, roots: Sequence[Path]) -> None:
-    """Refuse a plain value of a key in the project's file that must hold other keys."""
+    """Raise ConfigError if a section or group has a plain value in the project's file, such as `train: 3`."""
     known = TOP.get(key)
     if known is None or not (known.sections or known.is_group):
         return
@@ -238,7 +245,7 @@ def _refuse_plain(key: str, value: Any, file: str, roots: Sequence[Path]) -> Non
 
 
 def _refuse_plain_section(setting: TypedSetting) -> None:
-    """Refuse a plain value of a section, such as `train=3`."""
+    """Raise ConfigError if a setting gives a plain value to a section, such as `train=3`."""
     known = TOP.get(setting.key)
     if known is None or not known.sections or known.is_group:
         return
@@ -252,7 +259,10 @@ def _refuse_plain_section(setting: TypedSetting) -> None:
 
 
 def _with_target(setting: TypedSetting, roots: Sequence[Path]) -> TypedSetting:
-    """Return `GROUP._target_=package.Class` for `GROUP=package.Class`, unless a file has that name."""
+    """Return the setting of `GROUP._target_` for `GROUP=package.Class`; any other setting unchanged.
+
+    A file of the group with the name `package.Class` takes precedence.
+    """
     path = unquoted((setting.value or "").strip())
     if setting.key not in GROUPS or setting.key not in OPEN_NODES or not _CLASS.fullmatch(path):
         return setting
@@ -270,12 +280,12 @@ def _is_choice(setting: TypedSetting, roots: Sequence[Path]) -> bool:
         return not _is_list(setting)
     if "." in setting.key or setting.key in TOP:
         return False
-    # A group of the project.
+    # Any other key is a group if the project has a folder or a structured config of this name.
     return any((root / setting.key).is_dir() for root in roots) or _is_stored(setting.key)
 
 
 def _is_list(setting: TypedSetting) -> bool:
-    """Return whether a setting has a list of choices, `[a,b]`, all of which Hydra merges."""
+    """Return whether a setting has a list of choices, such as `model=[a,b]`; Hydra merges these files."""
     return bool(_SEVERAL_CHOICES.fullmatch((setting.value or "").strip()))
 
 
@@ -288,7 +298,7 @@ def _is_stored(group: str) -> bool:
 
 
 def _choose(draft: _Draft, setting: TypedSetting) -> None:
-    """Put the choice of a setting into the plan."""
+    """Add the choice of a setting, such as `model=gpt` or `~model`, to a draft."""
     if _is_list(setting) and setting.sign != "~":
         _choose_several(draft, setting)
         return
@@ -298,7 +308,8 @@ def _choose(draft: _Draft, setting: TypedSetting) -> None:
         choice = "null"
     if "," in choice:
         raise ConfigError(
-            f"{setting.text!r} names several choices.", hint="For one run of each choice add --multirun."
+            f"{setting.text!r} names several choices, but one run has one choice.",
+            hint="Add --multirun for one run of each choice.",
         )
 
     draft.chosen.add(setting.key)
@@ -311,7 +322,7 @@ def _choose(draft: _Draft, setting: TypedSetting) -> None:
 
 
 def _choose_several(draft: _Draft, setting: TypedSetting) -> None:
-    """Choose all files of a list, instead of the files that the project's file chooses for the group."""
+    """Add a list of choices to a draft; it replaces the group's choice in the project's file."""
     is_single = draft.choices.pop(setting.key, None) is not None
     is_listed = any(isinstance(item, Mapping) and setting.key in item for item in draft.other_defaults)
     if is_single:
@@ -324,7 +335,7 @@ def _choose_several(draft: _Draft, setting: TypedSetting) -> None:
 
 
 def _replaced_node(setting: TypedSetting) -> str:
-    """Return the node whose `_target_` a setting replaces; empty for any other setting."""
+    """Return the node whose `_target_` a setting sets: `model` for `model._target_=a.B`; else empty."""
     node, _, last = setting.key.rpartition(".")
     if last != "_target_" or setting.sign == "~":
         return ""
@@ -332,7 +343,10 @@ def _replaced_node(setting: TypedSetting) -> str:
 
 
 def _with_sign(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> str:
-    """Return a setting with the sign that Hydra needs. The schema checks the key afterwards."""
+    """Return a setting with the sign that Hydra needs: `++`, which sets a key whether it exists or not.
+
+    Unknown keys are refused later, when the configuration is checked against the schema.
+    """
     if setting.value is None and setting.sign != "~":
         raise _no_value(setting, draft.roots)
     if setting.sign == "~" or "@" in setting.key:
@@ -342,14 +356,17 @@ def _with_sign(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> 
     if setting.key in GROUPS and not value.startswith(("{", "$")):
         raise _no_choice(setting.key, setting.value or "", draft.roots)
 
-    # Without a sign, Hydra refuses a key that no file holds.
+    # No sign is added here, so that Hydra refuses the key if no file holds it: it may be misspelled.
     if _must_be_in_file(setting, draft) and not _is_argument(setting, draft, signature):
         return setting.text
     return f"++{setting.key}={setting.value}"
 
 
 def _must_be_in_file(setting: TypedSetting, draft: _Draft) -> bool:
-    """Return whether a setting without a sign changes an argument of a class that a file chooses."""
+    """Return whether a setting must change an argument that a file already holds, and may not add one.
+
+    So it is for a setting without a sign below a node such as `model`, whose class was not typed.
+    """
     if setting.sign or setting.top not in OPEN_NODES or "." not in setting.key:
         return False
     if TOP[setting.top].sections and not TOP[setting.top].is_open:
@@ -358,19 +375,19 @@ def _must_be_in_file(setting: TypedSetting, draft: _Draft) -> bool:
 
 
 def _runs_script(draft: _Draft) -> bool:
-    """Return whether `program.args` holds arguments of a script, as typed.
+    """Return whether `program.args` holds arguments of a script, which are kept as typed.
 
-    Another function gets its arguments in their types.
+    False if `program` names another function, for which `args` is an argument of any type.
     """
     program = {**draft.base.get("program", {}), **(draft.content.get("program") or {})}
     return program.get("_target_") == OWN_TRAINER and "program" not in draft.replaced
 
 
 def _is_argument(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> bool:
-    """Return whether a key is an argument of the class that a file names for its node.
+    """Return whether a key is an argument of the class that a file names for the key's node.
 
     Returns:
-        False also if the class or its signature is unknown; then only keys of the file can be changed.
+        Also False if the class or its signature is unknown. Then only keys in the file can be changed.
 
     Raises:
         ConfigError: the signature is known and has no such argument.
@@ -390,12 +407,15 @@ def _is_argument(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -
 
 
 def _node_of(setting: TypedSetting, draft: _Draft) -> Mapping[str, Any]:
-    """Return the mapping in a file that holds the key of a setting; empty if no file has such a mapping."""
+    """Return the mapping to which a setting's key belongs, from the project's file or the chosen file.
+
+    Empty if neither file has such a mapping, or if the chosen file can't be read.
+    """
     value: Any = draft.content.get(setting.top)
     if value is None:
         choice = draft.choices.get(setting.top)
         file = None if choice is None else options(draft.roots, setting.top).get(choice)
-        # Hydra reads the file as well, and explains the error.
+        # An error is ignored here, because Hydra reads the file later and reports it.
         with suppress(OSError, yaml.YAMLError):
             value = yaml.safe_load(file.read_text(encoding="utf-8")) if file else None
 
@@ -405,7 +425,7 @@ def _node_of(setting: TypedSetting, draft: _Draft) -> Mapping[str, Any]:
 
 
 def _no_choice(group: str, value: str, roots: Sequence[Path]) -> ConfigError:
-    """Return the error for a value that chooses no file of a group."""
+    """Return the error for a setting of a group whose value names no file."""
     known = options(roots, group)
     name = unquoted(value.strip())
     if name in known:
@@ -417,7 +437,7 @@ def _no_choice(group: str, value: str, roots: Sequence[Path]) -> ConfigError:
 
 
 def _no_value(setting: TypedSetting, roots: Sequence[Path]) -> ConfigError:
-    """Return the error for a word without `=`."""
+    """Return the error for a word without `=`, which may be a choice, a script or a key."""
     for group in GROUPS:
         if setting.key in options(roots, group):
             return ConfigError(

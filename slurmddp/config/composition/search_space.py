@@ -30,20 +30,21 @@ _DIRECTIONS = {"minimize": "min", "maximize": "max"}
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings among which a trial chooses; the settings of a range are ordered."""
+    """The settings of one key, such as `seed=1` and `seed=2`, of which each trial gets one."""
 
     settings: tuple[str, ...]
     is_ordered: bool
+    """Whether the settings come from a range in its order."""
 
     @property
     def edges(self) -> tuple[str, ...]:
-        """The first and the last setting of a range, else all settings."""
+        """The first and the last setting if they are ordered, else all settings."""
         if self.is_ordered:
             return self.settings[0], self.settings[-1]
         return self.settings
 
     def has(self, setting: str) -> bool:
-        """Return whether a trial may choose a setting."""
+        """Return whether a setting is one of these settings."""
         return setting in self.settings
 
 
@@ -62,7 +63,7 @@ class Interval:
         return self.setting(self.low), self.setting(self.high)
 
     def setting(self, value: float) -> str:
-        """Return the setting that gives a number to the key."""
+        """Return the setting that gives the number to the key: `optimizer.lr=0.01`."""
         return f"{self.key}={value!r}"
 
     def has(self, setting: str) -> bool:
@@ -75,11 +76,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of a search.
+    """A search: the command line, the values to choose from, and how to choose and compare.
 
     Attributes:
-        overrides: the settings of the command line, without the settings of the sweeper.
-        parameters: for each word with several values, these values.
+        overrides: the words of the command line, without the settings of the sweeper.
+        parameters: for each word of `overrides` with several values, such as `seed=1,2`, these values.
         trials: the number of points to try.
         at_once: the number of trials that are started together.
         mode: whether the smallest (`min`) or the largest value (`max`) is best; empty if the metric decides.
@@ -96,15 +97,18 @@ class Search:
     seed: int = 0
 
     def point(self, chosen: Mapping[str, str]) -> list[str]:
-        """Return the command line of one trial.
+        """Return the settings of one trial.
 
         Args:
-            chosen: the setting of each word in `parameters`.
+            chosen: for each word of `parameters`, the setting that takes its place.
         """
         return [chosen.get(word, word) for word in self.overrides]
 
     def edges(self) -> list[list[str]]:
-        """Return command lines that together hold each choice, and both ends of each range."""
+        """Return a few points of the search to check: together they hold each choice and both ends of ranges.
+
+        Each point is given by its settings.
+        """
         first = {word: values.edges[0] for word, values in self.parameters.items()}
         others = [
             first | {word: edge} for word, values in self.parameters.items() for edge in values.edges[1:]
@@ -112,7 +116,7 @@ class Search:
         return [self.point(chosen) for chosen in (first, *others)]
 
     def has(self, point: Sequence[str]) -> bool:
-        """Return whether the search could have made a trial with this command line."""
+        """Return whether a point, given by its settings, is one of those that the search may try."""
         settings = {_key(word): word for word in point}
         fixed = {word for word in self.overrides if word not in self.parameters}
         if not fixed <= set(point):
@@ -120,7 +124,7 @@ class Search:
         return all(values.has(settings.get(_key(word), "")) for word, values in self.parameters.items())
 
     def chosen(self, point: Sequence[str]) -> dict[str, str]:
-        """Return the setting of each word in `parameters`, taken from the command line of a trial."""
+        """Return for each word of `parameters` the setting that a point has in its place."""
         settings = {_key(setting): setting for setting in point}
         return {word: settings[_key(word)] for word in self.parameters}
 
@@ -141,10 +145,11 @@ def read(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Searc
     Args:
         overrides: the settings of the command line.
         project_dir: the folder of the command, in which `glob(...)` looks for choices.
-        sources: the flags that name other places of files.
+        sources: the folders and the file of the configuration.
 
     Raises:
-        ConfigError: a setting of the sweeper is unknown or wrong, or no key has several values.
+        ConfigError: a setting of the sweeper is unknown or wrong, no setting has several values, or a key
+            with several values is given twice.
     """
     others = [word for word in overrides if not _is_sweeper(word)]
     of_sweeper = [word for word in others if word.lstrip("+").startswith(_PREFIXES)]
@@ -170,7 +175,7 @@ def read(overrides: Sequence[str], project_dir: Path, sources: Sources) -> Searc
 
 
 def _key(word: str) -> str:
-    """Return the key of a setting."""
+    """Return the key of a setting, without `+`."""
     return word.partition("=")[0].lstrip("+")
 
 
@@ -186,7 +191,9 @@ def _settings(overrides: Sequence[str]) -> dict[str, Any]:
             fields[field] = int(text)
         elif key == "direction":
             if text not in _DIRECTIONS:
-                raise ConfigError(f"{word!r} is not a direction.", hint="Use minimize or maximize.")
+                raise ConfigError(
+                    f"{word!r} is not a direction of a search.", hint="Use minimize or maximize."
+                )
             fields["mode"] = _DIRECTIONS[text]
         elif key == "metric" and text:
             fields["metric"] = text
@@ -204,11 +211,11 @@ _WHOLE_NUMBERS = {"n_trials": ("trials", 1), "n_jobs": ("at_once", 1), "sampler.
 
 
 def _parameter(word: str, project_dir: Path, sources: Sources) -> Choices | Interval | None:
-    """Return the values of a word; None if the word is a plain setting."""
+    """Return the values of a word such as `seed=1,2`; None if the word has a single value."""
     try:
         (override,) = OverridesParser.create().parse_overrides([word])
     except HydraException:
-        # Such as the arguments of a program.
+        # Hydra's grammar can't read every word, for example not the arguments of a program.
         override = None
 
     value = None
@@ -231,7 +238,12 @@ def _parameter(word: str, project_dir: Path, sources: Sources) -> Choices | Inte
 
 
 def _interval(word: str, key: str, value: IntervalSweep) -> Interval:
-    """Return the interval of a word; raise ConfigError for impossible ends or an unknown tag."""
+    """Return the interval of a word such as `lr=interval(0,1)`.
+
+    Raises:
+        ConfigError: the ends are missing, infinite, in the wrong order or not positive for the tag `log`, or
+            the tag is unknown.
+    """
     low = value.start
     high = value.end
     is_log = value.tags == {"log"}

@@ -42,12 +42,15 @@ def conf_roots(project_dir: Path, sources: Sources = DEFAULT, searched: Sequence
     """Return the folders with groups: the project's first, slurmddp's last.
 
     Args:
-        project_dir: the folder of the command.
-        sources: the flags that name other places of files.
+        project_dir: the project's folder.
+        sources: the folders that the flags name.
         searched: the entries of `hydra.searchpath`.
 
+    Returns:
+        The project's conf/ if it exists, the folders of --config-dir and the search path, and slurmddp's.
+
     Raises:
-        ConfigError: a folder that was named does not exist.
+        ConfigError: a folder of a flag or of the search path does not exist.
     """
     package_conf = Path(slurmddp.__file__).parent / "conf"
     project_conf = project_dir / sources.path
@@ -55,7 +58,7 @@ def conf_roots(project_dir: Path, sources: Sources = DEFAULT, searched: Sequence
         raise ConfigError(f"There is no folder {project_conf} (--config-path).")
 
     roots = [*hydra_keys.folders([*sources.folders, *searched], project_dir), package_conf]
-    # The project may be slurmddp itself.
+    # If the project is slurmddp itself, its folder is already in the list.
     if project_conf.is_dir() and project_conf.resolve() != package_conf.resolve():
         roots.insert(0, project_conf)
     return roots
@@ -78,7 +81,10 @@ def defaults_file(project_dir: Path, sources: Sources) -> Path | None:
 
 
 def run_code(project_dir: Path, sources: Sources) -> None:
-    """Run the Python file beside the project's defaults; it may register resolvers and structured configs."""
+    """Run the Python file beside the file of the project's defaults, if there is one.
+
+    The file may register resolvers and structured configs.
+    """
     file = (project_dir / sources.file).with_suffix(".py")
     if file.is_file():
         _run(file, project_dir)
@@ -92,7 +98,7 @@ def _run(file: Path, project_dir: Path) -> None:
         return
 
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their module.
+    # Entered into `sys.modules`, because the decorator of a dataclass looks up its module there.
     sys.modules[_CODE] = module
     with hydra_keys.importable(project_dir):
         try:

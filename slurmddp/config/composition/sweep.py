@@ -25,25 +25,32 @@ _BASIC = "hydra/sweeper=basic"
 
 
 def points(overrides: Sequence[str], project_dir: Path, sources: Sources) -> list[list[str]]:
-    """Return the settings of each point.
+    """Return the settings of each point of a sweep: all combinations of the values in the command line.
 
     Args:
         overrides: the settings of the command line.
         project_dir: the folder of the command, in which `glob(...)` looks for choices.
-        sources: the flags that name other places of files.
+        sources: the folders and the file of the configuration.
 
     Raises:
-        ConfigError: a sweep has no values, or an endless number of values.
+        ConfigError: a word has no values, or is an interval, which has no list of values.
     """
     each = [alternatives(word, project_dir, sources) for word in overrides if word.lstrip("+") != _BASIC]
     return [list(point) for point in itertools.product(*each)]
 
 
 def alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
-    """Return the settings to which a word expands; a word without a sweep is the only one.
+    """Return the settings to which a word expands: `a=1` and `a=2` for `a=1,2`.
+
+    A word with a single value, or one that Hydra's grammar can't read, is returned unchanged.
+
+    Args:
+        word: the word of the command line.
+        project_dir: as for `points`.
+        sources: as for `points`.
 
     Raises:
-        ConfigError: the word has no values, or is an interval.
+        ConfigError: the word has no values, is an interval, or has a sweep among its values.
     """
     key, _, typed = word.partition("=")
     if key.lstrip("+") in _AS_TYPED:
@@ -54,20 +61,21 @@ def alternatives(word: str, project_dir: Path, sources: Sources) -> list[str]:
     try:
         (override,) = OverridesParser.create().parse_overrides([word])
     except HydraException:
-        # The composition of the word raises an error that explains more.
+        # Returned unchanged, because the later composition raises an error that explains more.
         return [word]
     if not override.is_sweep_override():
         return [word]
     if not override.is_discrete_sweep():
         raise ConfigError(
-            f"{word!r} is an interval, which has no list of values; only a search can try an interval.",
+            f"{word!r} is an interval, but a sweep needs a list of values. Only a search tries intervals.",
             hint=f"Use {setting.key}=range(START,STOP,STEP), or add hydra/sweeper=optuna for a search.",
         )
 
     sweep = override.value()
     if any(isinstance(value, Sweep) for value in getattr(sweep, "list", ())):
         raise ConfigError(
-            f"{word!r} has a sweep among its values.", hint="Give only values, or only one sweep."
+            f"{word!r} has a sweep among its values.",
+            hint="Write a list of plain values (a,b), or a single sweep such as range(1,4).",
         )
 
     if isinstance(sweep, Glob):

@@ -309,7 +309,7 @@ def test_a_whole_training_function_comes_in_by_its_import_path(project: Path) ->
     for name in ("train", "named"):
         with pytest.raises(ConfigError, match="takes 0 arguments by position") as caught:
             job_of(project, f"program._target_=mine.{name}")
-        assert caught.value.hint == "It gets distributon, config, folder."
+        assert caught.value.hint == "The arguments by position are distributon, config, folder."
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ POINTS = {
     "": [""],
 }
 REFUSED = {
-    "seed=interval(0,1)": "only a search can try an interval.*range.*hydra/sweeper=optuna",
+    "seed=interval(0,1)": "Only a search tries intervals.*range.*hydra/sweeper=optuna",
     "model=glob(x*)": "has no values",
     "program.args=choice()": "has no values",
     "program.args=choice([a],[b)": "not closed",
