@@ -1,7 +1,7 @@
 """Measure how densely the code of each room is written, and how many private words name its values.
 
 `make lint` prints the table. The measures show drift; they don't judge taste. `test_style.py` has the bounds
-that a finished room keeps.
+that each room keeps.
 """
 
 from __future__ import annotations
