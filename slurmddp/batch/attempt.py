@@ -111,7 +111,7 @@ class Attempt:
         self._start_file = self.log_dir / "start.json"
 
     def start(self, node_list: str, restart_count: int) -> None:
-        """Write `start.json` with the time and the newest saves, and add the event `started`.
+        """Write `start.json` with the time and the newest saves; add the event `started` and run its command.
 
         Args:
             node_list: the nodes of the job, as a host list.
@@ -142,7 +142,7 @@ class Attempt:
         return float(self._read_start().get("time", 0))
 
     def has_progressed(self) -> bool:
-        """Decide whether the run has saved anything new since the attempt started."""
+        """Decide whether the run has a newer checkpoint or changed files since the attempt started."""
         start = self._read_start()
         return progressed(Saved(start.get("step", 0), start.get("files", "")), self._saved())
 
@@ -157,7 +157,8 @@ class Attempt:
             sleep: waits for some seconds.
 
         Returns:
-            0 if all agents recorded 0; 75 if at least one recorded 75 and the others 0; None otherwise.
+            0 if all agents recorded 0; 75 if at least one recorded 75 and the others 0; None otherwise. Only
+            the agent of node 0 counts if the job tolerates the loss of nodes.
         """
         common = EXIT_FINISHED
         for node in range(self.settings.nodes):
@@ -210,7 +211,7 @@ class Attempt:
         return self.folder.silent_nodes(self.number, self.settings.nodes)
 
     def replaced_nodes(self) -> list[int]:
-        """Return the indexes of the nodes without an exit code that the attempt continued without."""
+        """Return the indexes of those silent nodes that were left out so that the ranks could continue."""
         without = {node for event in self._events("continued") for node in event["without"]}
         return [node for node in self.silent_nodes() if node in without]
 

@@ -76,8 +76,8 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
     await_limits = limits(job, settings.signal_lead_s, settings.grace_s)
     try:
         number = folder.claim_attempt()
-    except OSError:
-        job.log(f"Cannot write to {folder.path}/logs on {os.uname().nodename}.")
+    except OSError as error:
+        job.log(f"Cannot write to {folder.path}/logs on {os.uname().nodename}: {error.strerror}.")
         return EXIT_FAILED
 
     Attempt(folder, number, settings, job.id, job.log).start(job.node_list, job.restart_count)

@@ -36,8 +36,8 @@ class LaunchFailure(NamedTuple):
 def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
     """Return the first agent that SLURM could not start; None if there is none.
 
-    srun reports the failed launch and the agent has no log. The report alone is not enough: it may come from
-    an srun in the setup lines.
+    For such an agent srun reports the failed launch, and there is no log. The report alone is not enough: it
+    may come from an srun in the setup lines.
     """
     # With spare nodes or `elastic`, the other agents start without the missing agent: nothing has failed.
     if attempt.settings.tolerates_node_loss:

@@ -135,7 +135,7 @@ def exit_code(
             gave a node up, and 1 if the kernel killed any process for want of memory.
         failure: the exit code in the record of the first failure, 0 if the record holds no code; None without
             a record.
-        agents: the common exit code that the agents left; None if an agent did not end well.
+        agents: the result of `Attempt.common_exit_code`; None if an agent did not end with 0 or 75.
         job_state: the state of the job.
         progressed: whether the attempt left a newer checkpoint.
     """
@@ -212,7 +212,8 @@ def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool)
     if may_run_again and stalled_at is not None and before.stalls.get(stalled_at, 0) + 1 >= _STALLS:
         advice = (
             f"Two attempts were stopped at {end.latest or 'step 0'} and left no newer checkpoint, so there "
-            "is no third attempt. Give the start and the save more time, then: slurmddp resume {run}"
+            "is no third attempt. Give the start (time_limit=) or the save (policy.signal_lead_s=) more "
+            "time: slurmddp resume {run} KEY=VALUE"
         )
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, 0, stalled_at, advice)
 
@@ -224,7 +225,7 @@ def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool)
 
 
 def _advice_on_limits(count: int, names_files: bool) -> str:
-    """Return what to do after `count` time limits without a newer checkpoint, with `{run}` for the run."""
+    """Return what to do after `count` time limits without a newer checkpoint; `{run}` stands for the run."""
     stopped = f"The run was stopped {count} times in a row at its time limit and left no newer checkpoint. "
     if names_files:
         return (

@@ -26,5 +26,5 @@ def warn(attempt: Attempt, code: str, line: str, script: str) -> None:
             attempt=attempt.number,
             about="setup",
             failure=failure,
-            text=f"The {failure}. The ranks start all the same, unless `set -e` stands before it.",
+            text=f"The {failure}. The ranks start all the same, unless a line before it sets `set -e`.",
         )

@@ -55,5 +55,5 @@ def read(root: Path, name: str) -> Plan:
     except (ValueError, KeyError, TypeError) as error:
         raise SlurmError(
             f"{root / RECORD} is damaged ({error}).",
-            hint="End the processes that `ps` shows for that folder, then delete it.",
+            hint="End the processes that `ps` shows for that folder, then delete the folder.",
         ) from error

@@ -156,7 +156,7 @@ class SlurmClient:
         """Ask SLURM whether it would queue the script `text`, without queueing it.
 
         Returns:
-            SLURM's sentence about the expected start; empty if it gives none.
+            A clause with the expected start (`parse_test_start`); empty if SLURM gives none.
 
         Raises:
             SlurmError: SLURM refuses the job, or does not answer.
@@ -188,7 +188,7 @@ class SlurmClient:
         """Return the id of a job that was queued although sbatch got no answer; None if there is none.
 
         Raises:
-            SlurmError: SLURM does not show its queue either; the message holds that of `cause`.
+            SlurmError: SLURM does not show its queue either; the message begins with that of `cause`.
         """
         for delay in RETRY_DELAYS_S:
             try:
@@ -351,7 +351,7 @@ class SlurmClient:
 
         Args:
             command: the command.
-            timeout_s: seconds to wait; None: the time-out of a submission or a query.
+            timeout_s: seconds to wait; None: the client's time-out for sbatch, 10 at most for other commands.
 
         Raises:
             SlurmError: the command failed; the message holds its error output.
@@ -422,7 +422,7 @@ class _NotAnswered(SlurmError):
 
 
 def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]]) -> list[Path]:
-    """Return the run folders in which the script of a job lies.
+    """Return those of the run folders that hold the batch script of a job.
 
     Args:
         job_id: the id of the job.

@@ -66,8 +66,8 @@ def find_submitted(
         queue: the jobs of this account.
         script: the script of the submission.
         token: the argument of the script that only this submission has.
-        new: numbers of jobs that no record names. Where SLURM shows no arguments, such a job of the same
-            script is the job of the submission.
+        new: ids of jobs that are not known from earlier submissions. Where SLURM shows no arguments, such a
+            job of the same script is the job of the submission.
         facts_of: returns what `scontrol show job` prints of a job; empty if SLURM does not know the job.
     """
     unrecorded = None
@@ -137,7 +137,10 @@ def parse_run(text: str) -> str:
 
 
 def parse_test_start(text: str) -> str:
-    """Return the start that `sbatch --test-only` expects for a job, as a clause; empty if it gives none."""
+    """Return a clause with the start that `sbatch --test-only` expects for a job; empty if it gives none.
+
+    An example is `at 2026-03-01 10:00:00 with 8 processors on nodes n1`.
+    """
     # The pattern allows the word that SLURM 26.05 puts between the time and `using`.
     match = re.search(r"to start at (\S+)(?: \w+)? using (\d+ processors on nodes \S+)", text)
     if match is None:

@@ -111,7 +111,7 @@ def srun_options(job: Job) -> dict[str, Option]:
     """Return the options of srun from the cluster file, and `--no-kill` if the job tolerates node loss.
 
     Raises:
-        ConfigError: the cluster file sets an option that it can't set.
+        ConfigError: the cluster file sets an option that slurmddp does not allow there.
     """
     options = _others("srun", job.cluster.srun, _SRUN_RESERVED)
     # Without srun --no-kill SLURM kills the step when it loses a node.
@@ -136,7 +136,7 @@ def note_on_cpus(job: Job) -> str:
 
 
 def _output(job: Job) -> str:
-    """Return the path of the batch script's log as a pattern of SLURM's."""
+    """Return the path of the batch script's log for `--output`, with `%j` for the id of the job."""
     # In a path with a backslash SLURM does not replace patterns such as `%j`.
     if "\\" in str(job.run_dir):
         raise ConfigError(
@@ -245,7 +245,7 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
         taken: the options that slurmddp writes itself.
 
     Raises:
-        ConfigError: the cluster file sets an option that it can't set.
+        ConfigError: the cluster file sets an option that slurmddp does not allow there.
     """
     options: dict[str, Option] = {}
     for key, value in given.items():

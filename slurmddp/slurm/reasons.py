@@ -131,7 +131,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     # Other resources, and the state of SLURM itself.
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
-    "SchedDefer": ("SLURM considers it in the next turn of its scheduler", _PATIENCE),
+    "SchedDefer": ("SLURM considers it in the next cycle of its scheduler", _PATIENCE),
     "BurstBuffer": ("its burst buffer is not ready", _PATIENCE),
     "Power": ("SLURM has no power left for its nodes", _PATIENCE),
     "FedJobLock": ("another cluster of the federation may start it", _PATIENCE),
@@ -160,6 +160,9 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
         job_id: the id of the job.
         start: the expected start, as SLURM prints it; empty if not known.
         again: whether the job has run before and was requeued.
+
+    Returns:
+        A clause with the cause, and sentences with what to do.
     """
     reason = clean_reason(reason)
     if not reason:

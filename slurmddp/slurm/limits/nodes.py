@@ -135,7 +135,8 @@ def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str
         Finding(
             key=nodes_key,
             value=str(job.resources.all_nodes),
-            site=f"partition {partition!r} has {suitable} nodes with the GPUs, CPUs, memory and features",
+            site=f"partition {partition!r} has {suitable} nodes with the GPUs, CPUs, memory and features "
+            "that the job asks for",
             remedy=f"Use {nodes_key}={suitable}, or ask for less on each node.",
         )
     ]
