@@ -32,7 +32,7 @@ _DEFAULT_PARENT = "slurmddp"
 
 @dataclass(frozen=True)
 class Delivery:
-    """The code of a project on this machine, ready to be sent."""
+    """The list of a project's files on this machine, from which they are sent to a login node."""
 
     project_dir: Path
     files: Sequence[SentFile]
@@ -42,7 +42,7 @@ class Delivery:
     """Names of files and folders that are not sent, because they may hold passwords or keys."""
 
     def content(self, file: SentFile) -> bytes:
-        """Return the content of a file.
+        """Read the content of a listed file.
 
         Raises:
             LoginNodeError: the file has changed since it was listed.
@@ -61,12 +61,12 @@ class Delivery:
 
 
 def default_folder(project_dir: Path) -> str:
-    """Return the default folder of a project on the host, relative to the home directory."""
+    """Return the folder on the host for a project without `ssh_folder`, relative to the home directory."""
     return f"{_DEFAULT_PARENT}/{project_dir.name}"
 
 
 def collect(project_dir: Path) -> Delivery:
-    """List the code of a project, with digests, git commit and uncommitted difference.
+    """List the files of a project's code with their digests, and record git commit and uncommitted changes.
 
     Raises:
         ConfigError: the project folder is the home directory or contains it, or the code is too large.
@@ -91,7 +91,7 @@ def collect(project_dir: Path) -> Delivery:
 
 
 def _listed(project_dir: Path, path: Path) -> SentFile:
-    """Return the entry for a file or a symbolic link of the project."""
+    """Return name, size, digest and mode of a file; for a symbolic link, its target instead of a mode."""
     name = str(path.relative_to(project_dir))
     if path.is_symlink():
         target = str(path.readlink())
@@ -108,11 +108,14 @@ def _listed(project_dir: Path, path: Path) -> SentFile:
 
 
 def open_folder(path: Path) -> None:
-    """Create the folder of a project on this host, or accept the folder of an earlier submission.
+    """Create the folder for a project's code on this host, or check that an existing one is usable.
+
+    An existing folder is usable if it is empty, or slurmddp created it for an earlier submission.
 
     Raises:
         LoginNodeError: the folder can't be created.
-        ConfigError: the folder holds files that slurmddp did not send, or belongs to another account.
+        ConfigError: the folder holds files that slurmddp did not send, belongs to another account, or is the
+            home directory.
     """
     if path.resolve() in (Path("/"), Path.home().resolve()):
         raise ConfigError(
@@ -133,7 +136,11 @@ def open_folder(path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    """Create a folder to which no other account can write; raise ConfigError if another account owns it."""
+    """Create a folder, if it is missing, and take write permissions from all other accounts.
+
+    Raises:
+        ConfigError: another account owns the folder.
+    """
     before = os.umask(0o022)
     os.umask(before | 0o022)
     try:
@@ -157,7 +164,7 @@ def _keep_others_out(folder: Path) -> None:
 
 
 def _refuse_filled(path: Path) -> None:
-    """Raise ConfigError if a folder holds files that slurmddp did not send."""
+    """Raise ConfigError if a folder that no submission has created is not empty."""
     names = sorted(entry.name for entry in path.iterdir() if entry.name != sent_code.FOLDER)
     if not names:
         return
@@ -170,10 +177,10 @@ def _refuse_filled(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a project's folder while its code arrives and is submitted.
+    """Hold the lock of a project's folder during the block, in which code arrives and is submitted.
 
     Args:
-        folder: the folder.
+        folder: the folder with the project's code on this host.
         report: called with `Waiting` if another submission holds the lock.
     """
     waiting = Waiting(str(folder), f"Another submission from {folder} is in progress; waiting for it.")
@@ -183,22 +190,23 @@ def locked(folder: Path, report: Report) -> Iterator[None]:
 
 
 def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
-    """Return the files whose content the laptop has to send."""
+    """Return the files that the folder lacks or has with another content, so the laptop has to send them."""
 
     def is_in_place(file: SentFile) -> bool:
-        # A symbolic link on the way may lead to the same content, but it will be replaced by a folder.
+        # If a parent of the file is a symbolic link, `Receiver` replaces the link by a folder. So the content
+        # has to be sent, even if the link leads to a file with the same content.
         return _leads_through_folders(folder, file.name) and file.matches(folder / file.name)
 
     return [file for file in files if file.link is None and not is_in_place(file)]
 
 
 class Receiver:
-    """Writes the code of a submission into a folder of this host.
+    """Writes the files of a submission into the project's folder on this host.
 
     Args:
         folder: the folder, whose lock the caller holds.
         files: all files of the project.
-        report: called with a `Note` for each file that was changed on this host.
+        report: called with a `Note` for each file that was changed on this host and is kept under a new name.
     """
 
     def __init__(self, folder: Path, files: Sequence[SentFile], report: Report) -> None:
@@ -210,15 +218,17 @@ class Receiver:
             self._known.setdefault(file.name, []).append(file)
 
     def receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
-        """Read and check the contents of files, then make the folder hold exactly the code of the project.
+        """Read the contents of files, and make the folder hold exactly the code of the project.
+
+        Files that were changed on this host are kept under new names.
 
         Args:
             stream: the contents, one after another.
             coming: the files whose contents follow, in this order.
 
         Raises:
-            LoginNodeError: the connection broke or a content has another digest, and nothing was changed; or
-                the folder can't be written.
+            LoginNodeError: a content is cut off or has a wrong digest, and nothing was changed; or the folder
+                can't be written.
         """
         try:
             self._receive(stream, coming)
@@ -229,16 +239,18 @@ class Receiver:
             ) from error
 
     def _receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
-        """Receive and check all contents, then change the files of the folder."""
+        """Do what `receive` does; an OSError is not converted."""
         record = self._folder / sent_code.FOLDER
         with tempfile.TemporaryDirectory(prefix="arriving-", dir=record) as arriving:
-            # All contents are received and checked before the first file of the project changes.
+            # All contents go to a temporary folder first: if the connection breaks or a digest is wrong, no
+            # file of the project has changed.
             contents = {}
             for number, file in enumerate(coming):
                 contents[file.name] = Path(arriving, str(number))
                 _read_content(stream, file, contents[file.name])
 
-            # If this is interrupted, the next delivery still recognizes the files as sent ones.
+            # The list of the new files is written before they are placed: if this process is killed
+            # meanwhile, the next submission knows that slurmddp sent them, and replaces them.
             sent_code.begin(self._folder, list(self._files.values()))
             self._remove_gone()
             for file in self._files.values():
@@ -265,7 +277,13 @@ class Receiver:
                     break
 
     def _place(self, file: SentFile, content: Path | None) -> None:
-        """Put a file in its place; `content` is the received content, None if the host had it already."""
+        """Put a file or a symbolic link of the project in its place.
+
+        Args:
+            file: name, mode and digest of the file.
+            content: the file with the received content; None: the folder has the content already, or `file`
+                is a symbolic link.
+        """
         path = self._folder / file.name
         self._make_parents(file.name)
         if content is None and file.matches(path):
@@ -279,19 +297,21 @@ class Receiver:
             self._put_aside_if_changed(file.name)
 
         if content is not None:
-            # A program that reads the file meanwhile sees the old or the new content, never a mixture.
+            # The rename is atomic: a program that reads the file meanwhile sees the old or the new content,
+            # never a mixture.
             content.chmod(file.mode)
             content.replace(path)
         elif file.link is not None:
             path.unlink(missing_ok=True)
             path.symlink_to(file.link)
 
-        # Python would use the old compiled code if the new file has the same size and modification time.
+        # Python recompiles a module only if its size or modification time differs from those in the .pyc
+        # file. Both may be equal for the new content, so the .pyc files are removed.
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
     def _make_parents(self, name: str) -> None:
-        """Create the folders above a file; files and links in their place are put aside."""
+        """Create the parent folders of a file; a file or link that has the name of one is renamed first."""
         for folder in reversed(_folders_above(self._folder, name)):
             if os.path.lexists(folder) and not _is_folder(folder):
                 self._put_aside(folder)
@@ -299,7 +319,7 @@ class Receiver:
             _keep_others_out(folder)
 
     def _put_aside_if_changed(self, name: str) -> bool:
-        """Put a file aside if it was changed on this host after it was sent; return whether it was."""
+        """Rename a file if its content is none that slurmddp has sent; return whether it was renamed."""
         path = self._folder / name
         sent = self._known.get(name, [])
         if any(file.matches(path) for file in sent):
@@ -316,7 +336,11 @@ class Receiver:
 
 
 def _read_content(stream: IO[bytes], file: SentFile, path: Path) -> None:
-    """Write the content of a file from the stream to `path`; raise LoginNodeError if its digest is wrong."""
+    """Copy the content of a file from the stream to `path`.
+
+    Raises:
+        LoginNodeError: the stream ended too early, or the content has another digest.
+    """
     digest = hashlib.sha256()
     remaining = file.size
     with path.open("wb") as target:
@@ -337,12 +361,12 @@ def _is_folder(path: Path) -> bool:
 
 
 def _folders_above(folder: Path, name: str) -> list[Path]:
-    """Return the folders on the way from `folder` to a name inside it, the innermost first."""
+    """Return the parent folders of `folder / name` that are inside `folder`, the innermost first."""
     return [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
 
 
 def _leads_through_folders(folder: Path, name: str) -> bool:
-    """Return whether the way from `folder` to a name inside it passes only real folders, no links."""
+    """Return whether all parents of `folder / name` inside `folder` are folders, not symbolic links."""
     return all(_is_folder(parent) for parent in _folders_above(folder, name))
 
 

@@ -52,7 +52,7 @@ connection open.
 
 @dataclass(frozen=True, kw_only=True)
 class LoginNode:
-    """A host, the project's folder on it, and the interpreter that has slurmddp."""
+    """A login node: the ssh host, the project's folder on it, and the Python interpreter with slurmddp."""
 
     host: str
     """The name of the host for ssh."""
@@ -70,26 +70,32 @@ class LoginNode:
 
 
 def proof_of(nonce: str) -> str:
-    """Return the proof for a nonce: a hash, because a program that echoes its arguments must not pass."""
+    """Return the text with which slurmddp on the host proves that it, and no other program, received a nonce.
+
+    It is a hash, because another program may print its arguments, and so the nonce.
+    """
     return hashlib.sha256(f"slurmddp {nonce}".encode()).hexdigest()[:32]
 
 
 def _end_of(nonce: str) -> str:
-    """Return the beginning of the last line, which the shell on the host prints before the exit code."""
+    """Return the beginning of the last line of output: a JSON object, which ends with the exit code.
+
+    The shell on the host prints the line after slurmddp has ended.
+    """
     return json.dumps({"ended": nonce})[:-1] + ', "code": '
 
 
 def answer_line(proof: str, **facts: Any) -> str:
-    """Return a line of output that is meant for the laptop, not for a person."""
+    """Return a line of output for slurmddp on the laptop: a JSON object with the proof and the facts."""
     return json.dumps({_PROOF: proof, **facts})
 
 
 class Exchange:
-    """A request to slurmddp on a host, and its answer.
+    """A running slurmddp on a login node, its input, and its output: lines for a person, and JSON answers.
 
     Attributes:
-        node: the host.
-        version: the version of slurmddp on the host; empty before the proof.
+        node: the login node.
+        version: the version of slurmddp on the host; empty until `read_proof` has returned.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class Exchange:
         self._end = _end_of(nonce)
 
     def read_proof(self) -> None:
-        """Wait for the proof that slurmddp runs.
+        """Wait until slurmddp on the host has proved that it runs; report earlier lines as `HostGreeting`.
 
         Raises:
             LoginNodeError: the host can't be reached, or slurmddp does not run there.
@@ -137,19 +143,19 @@ class Exchange:
         raise self._silence()
 
     def send(self, content: bytes) -> None:
-        """Send further bytes after the request."""
-        # The exit code of ssh will show why the pipe is closed.
+        """Send bytes to slurmddp on the host; nothing is raised if the connection is broken."""
+        # ssh has ended. `exit_code`, or the next read of an answer, raises an error with the cause.
         with suppress(BrokenPipeError):
             self._stdin.write(content)
             self._stdin.flush()
 
     def end_of_input(self) -> None:
-        """Close the input of the host, after the last byte."""
+        """Close the input of slurmddp on the host, so that it reads the end of the file."""
         with suppress(BrokenPipeError):
             self._stdin.close()
 
     def facts(self) -> dict[str, Any]:
-        """Return the next facts that the host sends; report output before them.
+        """Return the next JSON answer of the host; report lines before it as `HostOutput`.
 
         Raises:
             LoginNodeError: the connection broke, or slurmddp on the host ended without an answer.
@@ -164,7 +170,7 @@ class Exchange:
         raise self._error(ended, hint=self._hint_for_version())
 
     def lines(self) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Yield each line of output with None, or an empty line with facts that the host sent.
+        """Yield (line, None) for each line of output, and ("", answer) for each JSON answer of the host.
 
         Raises:
             LoginNodeError: the connection broke.
@@ -173,7 +179,7 @@ class Exchange:
         return self._answers()
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes of the output.
+        """Read exactly `size` bytes of output, such as the content of a file.
 
         Raises:
             LoginNodeError: the connection broke before all bytes had arrived.
@@ -184,7 +190,7 @@ class Exchange:
         return content
 
     def exit_code(self) -> int:
-        """Wait for the end of the command on the host, and return its exit code.
+        """Discard the rest of the output, wait for the end of the command, and return its exit code.
 
         Raises:
             LoginNodeError: the connection broke.
@@ -202,7 +208,11 @@ class Exchange:
         return code
 
     def _answers(self, limit: int = -1) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Yield lines or facts; split lines that are longer than `limit` bytes."""
+        """Yield lines and JSON answers as `lines` does; store the exit code that the last line contains.
+
+        Args:
+            limit: bytes after which a line is split; -1: never.
+        """
         mark = json.dumps({_PROOF: self._proof})[:-1]
         while self._code is None and (raw := self._stdout.readline(limit)):
             line, ended, code = raw.decode(errors="replace").partition(self._end)
@@ -216,13 +226,13 @@ class Exchange:
                 yield line, None
                 continue
             if before:
-                # A greeting without a line break.
+                # A profile printed this text without a line break, so the answer follows on the same line.
                 yield f"{before}\n", None
 
             try:
                 facts = json.loads(f"{mark}{rest}")
             except ValueError:
-                # The connection broke within the line.
+                # The answer is no complete JSON object, because the connection broke within the line.
                 raise self._broken() from None
 
             if "error" in facts:
@@ -231,7 +241,10 @@ class Exchange:
             yield "", facts
 
     def _broken(self) -> LoginNodeError:
-        """Return the error for a connection that broke or could not be opened."""
+        """Return the error for a connection that broke or was never established.
+
+        Its message says whether the command was started on the host, and whether it continues.
+        """
         host = self.node.host
         again = "Run the command again."
         if not self.version:
@@ -243,7 +256,7 @@ class Exchange:
         if not self._changes:
             return self._error(broke, hint=again)
         if not self._stdin.closed:
-            # The host did not get the whole request.
+            # The input is still open, so the host has not got all of it, and starts nothing before that.
             return self._error(broke, then="Nothing was started.", hint=again)
         return self._error(
             broke,
@@ -252,7 +265,13 @@ class Exchange:
         )
 
     def _error(self, what: str, *, then: str = "", hint: str) -> LoginNodeError:
-        """Return an error that quotes the last line of ssh or the host, which usually contains the cause."""
+        """Return an error that quotes the last line on stderr, which usually contains the cause.
+
+        Args:
+            what: a clause about what happened; the quoted line follows.
+            then: a sentence about the consequence; empty: none.
+            hint: what to do.
+        """
         last_line = self._messages.last_line()
         sentence = f"{what}: {last_line}." if last_line else f"{what}."
         error = LoginNodeError(f"{sentence} {then}".rstrip(), hint=hint)
@@ -261,13 +280,13 @@ class Exchange:
         return error
 
     def _hint_for_version(self) -> str:
-        """Return the hint to install the same version on the host; empty if it has this version."""
+        """Return the advice to install this version on the host; empty if the host has it."""
         if self.version == __version__:
             return ""
         return f"{self.node.host} has slurmddp {self.version}: install slurmddp {__version__} on it."
 
     def _silence(self) -> LoginNodeError:
-        """Return the error for a host that ended without the proof."""
+        """Return the error for a shell on the host that ended without the proof that slurmddp runs."""
         host = self.node.host
         program = self.node.program
         code = self.exit_code()
@@ -298,19 +317,21 @@ def exchange(
     timeout_s: float | None = None,
     report: Report = ignore,
 ) -> Iterator[Exchange]:
-    """Run slurmddp on a host with a request, and yield the exchange once slurmddp has proved that it runs.
+    """Send a request to slurmddp on a login node over ssh, and yield the connection.
 
-    At the end of the context, a command that still runs on the host loses its connection.
+    The block begins once slurmddp has proved that it runs. At the end of the block, ssh is terminated if it
+    still runs.
 
     Args:
-        node: the host.
+        node: the login node.
         request: the request (see `serve`).
-        more_input: whether bytes follow the request.
-        silent: whether ssh must ask for no password, even on a terminal.
-        quiet: whether to hide the messages of ssh and of the host. An error quotes the last one in any case.
+        more_input: whether the block sends bytes after the request.
+        silent: whether ssh must not ask for a password, even on a terminal.
+        quiet: whether to hide what ssh and the host print on stderr. An error quotes the last line in any
+            case.
         timeout_s: seconds after which the connection is cut; None: no limit.
-        report: called with `HostGreeting` for the output of profiles, `HostSilent` if the host is slow, and
-            `HostOutput`.
+        report: called with `HostGreeting` for the output of profiles, `HostSilent` if the host has not
+            answered after `_NOTE_S` seconds, and `HostOutput`.
 
     Raises:
         LoginNodeError: the host can't be reached, or it can't run slurmddp; nothing was done.
@@ -325,7 +346,8 @@ def exchange(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages.descriptor
         )
     finally:
-        # Also after a failed start: it closes this process's copy of the writing end.
+        # Called even if ssh could not be started: it closes this process's copy of the pipe's writing end, so
+        # that the thread that reads the pipe can end.
         messages.begin()
 
     with process:
@@ -347,7 +369,7 @@ def exchange(
             timer.cancel()
             session.end_of_input()
             if process.poll() is None:
-                # Nobody reads the rest of the answer.
+                # The block has not read all of the output, so ssh may not end by itself.
                 process.terminate()
 
     messages.end()
@@ -355,7 +377,10 @@ def exchange(
 
 @contextmanager
 def _answered_in_time(host: str, process: subprocess.Popen[bytes], report: Report) -> Iterator[None]:
-    """Kill ssh if the block takes minutes: a profile that reads all input would wait for ever."""
+    """Report `HostSilent` if the block takes `_NOTE_S` seconds, and kill ssh if it takes `_ANSWER_S` seconds.
+
+    Without this, a profile on the host that reads all input would let the block wait for ever.
+    """
     timers = [
         threading.Timer(_NOTE_S, report, [HostSilent(host, _NOTE_S)]),
         threading.Timer(_ANSWER_S, process.kill),
@@ -372,14 +397,19 @@ def _answered_in_time(host: str, process: subprocess.Popen[bytes], report: Repor
 
 
 def ssh_command(*, silent: bool = False) -> list[str]:
-    """Return the ssh command with the options of every connection."""
-    # RemoteCommand and RequestTTY in ~/.ssh/config are meant for interactive sessions.
+    """Return the ssh command with the options for every connection, without the host.
+
+    Args:
+        silent: whether ssh must not ask for a password, even on a terminal.
+    """
+    # -T and RemoteCommand=none override RequestTTY and RemoteCommand in ~/.ssh/config, which a person may
+    # have set for interactive sessions.
     options = ["-T", "-o", "RemoteCommand=none", "-o", f"ConnectTimeout={_CONNECT_S}"]
     return ["ssh", *options, *_batch(silent=silent)]
 
 
 def _batch(*, silent: bool = False) -> list[str]:
-    """Return the option with which ssh asks for no password; none if a person at a terminal may answer."""
+    """Return ssh's option not to ask for a password; empty if a person at a terminal may answer."""
     may_ask = not silent and sys.stdin is not None and sys.stdin.isatty()
     return [] if may_ask else ["-o", "BatchMode=yes"]
 
@@ -387,15 +417,18 @@ def _batch(*, silent: bool = False) -> list[str]:
 def _line(node: LoginNode, nonce: str) -> str:
     """Return the shell command that runs slurmddp in a login shell of bash, whose profile sets the PATH.
 
-    The account's own shell reads this command. sh, bash, zsh, fish, tcsh and others parse a text in single
-    quotes alike if it has no quotes, backslashes, exclamation marks or line breaks, so it is encoded.
+    The login shell of the account parses this command first, and may be any shell. So the script for bash is
+    encoded as base64: sh, bash, zsh, fish and tcsh parse a text in single quotes alike if it has no quotes,
+    backslashes, exclamation marks or line breaks.
     """
-    # Profiles get no input, and their output goes to stderr, so that request and answer stay intact.
-    # Profiles may use the descriptors 3 to 9; bash itself uses those from 10 up and from 63 down.
+    # While profiles run, stdin is /dev/null and stdout is stderr, so that they neither read the request nor
+    # print into the answer. The real stdin and stdout are kept as descriptors 198 and 199: profiles may use 3
+    # to 9, and bash itself uses those from 10 up and from 63 down.
     inner = f"exec <&198 >&199 199>&- 198<&-; exec {node.program} {FLAG} {nonce}"
     end = f"printf '{_end_of(nonce)}%d}}\\n' $code"
     script = f"bash -lc {shlex.quote(inner)} 199>&1 198<&0 >&2 </dev/null; code=$?; {end}; exit $code"
     encoded = base64.b64encode(script.encode()).decode()
 
-    # sh can't redirect descriptors of three digits, bash can. With -p, bash reads no startup file here.
+    # The script runs in bash, because sh can't redirect descriptors of three digits. With -p, this outer bash
+    # reads no startup file.
     return f"bash -p -c 'eval \"$(echo {encoded} | base64 -d)\"'"

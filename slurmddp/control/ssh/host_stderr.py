@@ -21,29 +21,36 @@ _END_S = 1.0
 
 
 class HostMessages:
-    """A pipe for the stderr of ssh, which a thread reads.
+    """A pipe for the stderr of ssh; a thread copies it to this process's stderr and keeps its end.
 
-    A notebook does not show the stderr of processes, so an error has to contain the last line itself.
+    An error quotes the last line, because a notebook does not show the stderr of processes.
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        """Create the pipe; if `quiet`, messages are not passed on."""
+        """Create the pipe.
+
+        Args:
+            quiet: whether the messages are only kept, not copied to stderr.
+        """
         self._source, self.descriptor = os.pipe()
         self._quiet = quiet
         self._last = b""
         self._thread = threading.Thread(target=self._read, name="slurmddp-ssh-messages", daemon=True)
 
     def begin(self) -> None:
-        """Start to read, once ssh has its copy of the writing end or could not be started."""
+        """Close this process's copy of the writing end, and start the thread that reads the pipe.
+
+        Call this once ssh has inherited the writing end, or could not be started.
+        """
         os.close(self.descriptor)
         self._thread.start()
 
     def end(self) -> None:
-        """Wait for the last messages."""
+        """Wait until the pipe is read to its end, for at most `_END_S` seconds."""
         self._thread.join(_END_S)
 
     def last_line(self) -> str:
-        """Return the last line without its final period; empty if there was no message."""
+        """Return the last line of the messages without its final period; empty if there was no message."""
         self.end()
         lines = self._last.decode(errors="replace").strip().splitlines()
         if not lines:
@@ -51,12 +58,13 @@ class HostMessages:
         return shorten(without_control(lines[-1]), _SHOWN_CHARS).removesuffix(".")
 
     def _read(self) -> None:
-        """Pass on messages until ssh and the host have closed the pipe."""
+        """Read the pipe until all processes have closed it; keep its last bytes, and copy all to stderr."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while content := os.read(self._source, _PIECE_BYTES):
             self._last = (self._last + content)[-_KEPT_BYTES:]
             if not self._quiet:
-                # A stderr that can't be written is no error.
+                # If stderr is closed, the messages are lost, but the thread has to go on: it keeps the last
+                # line, and ssh would block on a full pipe.
                 with suppress(Exception):
                     sys.stderr.write(decoder.decode(content))
                     sys.stderr.flush()

@@ -21,7 +21,7 @@ def fetch_report(run: SshRun, notify: Report = ignore) -> Reported:
 
     Args:
         run: the run or sweep.
-        notify: called with `HostGreeting` and `HostSilent`.
+        notify: called with `HostGreeting` and `HostSilent` (see `exchange`).
 
     Returns:
         The report, with the paths of the copies.
@@ -43,7 +43,16 @@ def fetch_report(run: SshRun, notify: Report = ignore) -> Reported:
 
 
 def _copies(run: SshRun, runs_dir: PurePosixPath, pages: Sequence[PurePosixPath]) -> list[Path]:
-    """Copy pages inside a folder of the host to a private folder of this account."""
+    """Copy HTML pages from the host to a private folder on this machine, and return the paths of the copies.
+
+    Args:
+        run: a run or sweep on the host.
+        runs_dir: the folder on the host that has to contain the pages; the copies keep their paths in it.
+        pages: the paths of the pages on the host.
+
+    Raises:
+        SlurmddpError: a page is missing, or is not inside `runs_dir`.
+    """
     reports = ssh_runs.records_file().parent / "reports"
     reports.mkdir(mode=0o700, parents=True, exist_ok=True)
     reports.chmod(0o700)
@@ -51,7 +60,9 @@ def _copies(run: SshRun, runs_dir: PurePosixPath, pages: Sequence[PurePosixPath]
     copies = []
     for page, content in zip(pages, own_files(run, [str(page) for page in pages]), strict=True):
         if content is None or ".." in page.parts or not page.is_relative_to(runs_dir):
-            raise SlurmddpError(f"This account has no report {run.host}:{page}.")
+            raise SlurmddpError(
+                f"The report {run.host}:{page} does not exist, or is not in the folder of the runs."
+            )
 
         copy = reports / run.host / page.relative_to(runs_dir)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def node_of(run: SshRun) -> LoginNode:
-    """Return the login node of a run."""
+    """Return the login node on which a run was submitted, with the run's project folder and interpreter."""
     return LoginNode(host=run.host, folder=run.folder, python=run.python)
 
 
@@ -32,10 +32,10 @@ def command(
     terminal: Mapping[str, str] | None = None,
     report: Report = ignore,
 ) -> int:
-    """Run a command line on the host of a run, and return its exit code.
+    """Run a slurmddp command line on the host of a run, and return its exit code.
 
     Args:
-        run: the run.
+        run: the run or sweep.
         command_line: the command line, without `slurmddp`.
         changes: whether the command starts or changes runs, so that it continues if the connection breaks.
         terminal: variables of the terminal that shows the output; None: the output is no terminal.
@@ -55,19 +55,20 @@ def command(
 
 
 def run_at(node: LoginNode, name: str, *, is_sweep: bool = False) -> SshRun:
-    """Return the record of a run or a sweep that was started on a login node."""
+    """Return the record of a run or a sweep on a login node, by which later commands find it."""
     return SshRun(name=name, host=node.host, folder=node.folder, python=node.python, is_sweep=is_sweep)
 
 
 def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]]:
-    """Report the output of a command or action on a host, and record the runs that it starts.
+    """Report the output of a command on a host until its end, and record the runs that it starts.
 
     Args:
-        session: the exchange.
+        session: the connection to the host.
         report: called with each `HostOutput`.
 
     Returns:
-        The exit code, and the JSON document of the action's result; empty for a command.
+        The exit code; and, if the request calls an action, the JSON document of its result, else an empty
+        dictionary.
     """
     document: dict[str, Any] = {}
     sweeps: list[SshRun] = []
@@ -79,14 +80,15 @@ def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]
         elif facts["sweep"]:
             sweeps = [run_at(session.node, facts["sweep"], is_sweep=True)]
         elif facts["started"]:
-            # The newest record is the default of commands without a name, so the sweep comes last.
+            # Commands without a name mean the newest record. After the start of a sweep they mean the sweep,
+            # so it is recorded last.
             ssh_runs.remember(*(run_at(session.node, name) for name in facts["started"]), *sweeps)
 
     return session.exit_code(), document
 
 
 def request_for(action: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, Any]:
-    """Return the part of a request that calls an action of `slurmddp.control`."""
+    """Return the keys of a request (see `serve`) that call a function of `slurmddp.control` on the host."""
     path = f"{action.__module__}.{action.__qualname__}"
     return {"action": path, "arguments": arguments, "keywords": keywords}
 
@@ -103,7 +105,7 @@ def call(
 
     Args:
         run: the run.
-        action: the action; the host calls the same function of its own slurmddp.
+        action: a function of `slurmddp.control`; the host calls the same function of its own slurmddp.
         arguments: the positional arguments of the action, plain values.
         changes: whether the action continues if the connection breaks.
         options: further arguments of `exchange`.
@@ -132,7 +134,7 @@ def call(
 
 
 def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
-    """Return the runs of a sweep, by a query of its host.
+    """Query the host of a sweep for its runs, and return their records.
 
     Raises:
         LoginNodeError: the host can't be reached.
@@ -143,16 +145,16 @@ def runs_of_sweep(sweep: SshRun) -> list[SshRun]:
 
 
 def own_files(run: SshRun, paths: Sequence[str], *, unshared: bool = False) -> list[bytes | None]:
-    """Return the contents of files of this account on the host of a run; None for a file that is missing.
+    """Read files of this account on the host of a run, and return their contents; None for a missing file.
 
     Args:
         run: the run.
-        paths: absolute paths.
+        paths: absolute paths on the host.
         unshared: whether to refuse files that other accounts can change.
 
     Raises:
         LoginNodeError: the host can't be reached, or the connection broke before all bytes had arrived.
-        ConfigError: another account owns a file, or can change it.
+        ConfigError: another account owns a file; or can change it, and `unshared` is true.
         SlurmddpError: a file can't be read.
     """
     request = {"folder": run.folder, "files": list(paths), "unshared": unshared}

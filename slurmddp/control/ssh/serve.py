@@ -59,15 +59,15 @@ _BEGINNING = base64.b64encode(b'{"a')[:2]
 
 
 def serve(nonce: str, command_line: Callable[[Sequence[str]], int], report: Report = ignore) -> int:
-    """Serve the one request on standard input.
+    """Read one request from standard input, fulfil it, and print the answers.
 
     Args:
-        nonce: the random text for which the proof is sent.
-        command_line: runs a command line, and returns its exit code.
+        nonce: a random text from the laptop; the answers contain its hash (see `proof_of`).
+        command_line: a function that runs a command line of slurmddp, and returns its exit code.
         report: called with `Waiting` and `Note` while code arrives.
 
     Returns:
-        The exit code. A SlurmddpError is sent to the laptop, which raises it.
+        The exit code. A SlurmddpError is not raised here, but sent to the laptop, which raises it.
     """
     answer = partial(_answer, proof_of(nonce))
     answer(version=__version__)
@@ -93,7 +93,7 @@ def _serve(
     answer: Callable[..., None],
     report: Report,
 ) -> int:
-    """Fulfil a request, and return the exit code.
+    """Do what a request asks for, print the answers, and return the exit code.
 
     Raises:
         LoginNodeError: the code did not arrive complete, or this version has no such action.
@@ -107,7 +107,7 @@ def _serve(
     with ExitStack() as stack:
         if request.get("code") is not None:
             if request["version"] != __version__:
-                # The laptop has this version from the proof, and reports the difference.
+                # The laptop has got this version with the proof, and raises the error itself.
                 return EXIT_LOGIN_NODE
             stack.enter_context(_received_code(folder, request["code"], source, answer, report))
 
@@ -127,7 +127,11 @@ def _serve(
 
 
 def _action(path: str) -> Callable[..., Any]:
-    """Return the action at an import path; raise LoginNodeError if this version does not have it."""
+    """Import the function of `slurmddp.control` with an import path.
+
+    Raises:
+        LoginNodeError: this version has no such function, or the path is outside of `slurmddp.control`.
+    """
     module, _, name = path.rpartition(".")
     try:
         if not module.startswith("slurmddp.control."):
@@ -150,7 +154,17 @@ def _received_code(
     answer: Callable[..., None],
     report: Report,
 ) -> Iterator[None]:
-    """Receive the code of a submission, and keep other submissions out of its folder during the block."""
+    """Receive the code of a project into a folder, and hold the lock of the folder during the block.
+
+    The answers tell the laptop which files to send, and then that all have arrived.
+
+    Args:
+        folder: the project's folder on this host.
+        listed: the files of the project, as JSON.
+        source: the stream with the contents of the files.
+        answer: prints an answer for the laptop.
+        report: called with `Waiting` and `Note`.
+    """
     files = sent_code.from_json(listed)
     code.open_folder(folder)
     with code.locked(folder, report):
@@ -168,13 +182,17 @@ def _answer(proof: str, **facts: Any) -> None:
 def _answer_started(
     answer: Callable[..., None], stdout: TextIO, names: Sequence[str], sweep: str | None
 ) -> None:
-    # A command with --json has redirected stdout to stderr meanwhile.
+    # A command with --json redirects stdout to stderr while it starts runs, but the answer has to go to the
+    # real stdout.
     with redirect_stdout(stdout):
         answer(started=list(names), sweep=sweep)
 
 
 def _take_over_stdin() -> IO[bytes]:
-    """Return the standard input as a separate stream, and let commands read /dev/null in its place."""
+    """Return the standard input as a new stream, and replace descriptor 0 by /dev/null.
+
+    So no command that runs for the request reads the bytes that follow it.
+    """
     source = os.fdopen(os.dup(0), "rb")
     null_device = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_device, 0)
@@ -184,10 +202,15 @@ def _take_over_stdin() -> IO[bytes]:
 
 
 def _read_request(source: IO[bytes]) -> dict[str, Any]:
-    """Read the request; raise LoginNodeError if none arrives, or if it is cut off."""
+    """Read and decode the request.
+
+    Raises:
+        LoginNodeError: the stream does not begin with a request, or the request is cut off.
+    """
     try:
         beginning = source.read(len(_BEGINNING))
-        # Another stream in place of the request, such as /dev/zero, may have no line that ends.
+        # The first characters are checked before a whole line is read: another stream in place of the
+        # request, such as /dev/zero, may be an endless line.
         if beginning != _BEGINNING:
             raise ValueError(f"{beginning!r} begins no request")
 
@@ -196,7 +219,8 @@ def _read_request(source: IO[bytes]) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         # OSError: a profile has closed standard input, or opened it for writing.
         raise LoginNodeError(
-            "No request arrived over ssh.", hint="A shell profile on this host may read the standard input."
+            "No request arrived over ssh.",
+            hint="Check whether a shell profile on this host reads or closes the standard input.",
         ) from error
 
     if source.readline() != END_OF_REQUEST:
@@ -205,13 +229,17 @@ def _read_request(source: IO[bytes]) -> dict[str, Any]:
 
 
 def _describe_terminal(terminal: dict[str, str] | None) -> None:
-    """Set the variables by which output is formatted for the laptop's terminal."""
+    """Set environment variables so that commands format their output for the terminal of the laptop.
+
+    Args:
+        terminal: the variables that describe the terminal; None: the output goes to a file or a pipe.
+    """
     os.environ[OVER_SSH_VARIABLE] = "terminal" if terminal else "1"
     os.environ.update(terminal or {})
 
 
 class _Output(io.RawIOBase):
-    """A stream to a descriptor that discards its content once the reader is gone."""
+    """A stream to a descriptor that discards what is written after the reader has closed the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -230,7 +258,10 @@ class _Output(io.RawIOBase):
 
 
 def _outlive_the_connection() -> None:
-    """Let this process continue if the connection breaks, so that all its jobs are queued or cancelled."""
+    """Replace stdout and stderr by streams that raise no error after the connection has broken.
+
+    So a command that starts or cancels runs continues until all jobs are queued or cancelled.
+    """
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
             io.BufferedWriter(_Output(stream.fileno())), errors="backslashreplace", line_buffering=True
@@ -240,11 +271,15 @@ def _outlive_the_connection() -> None:
 
 
 def _interrupt_when_the_connection_ends() -> None:
-    """Interrupt this process, as Ctrl-C does, if the connection breaks: it could otherwise run for hours."""
-    # A program that a shell script starts in the background inherits SIGINT as ignored.
+    """Start a thread that sends SIGINT to this process if the connection breaks.
+
+    A command that only shows runs, such as `logs -f`, could otherwise run for hours without a reader.
+    """
+    # A shell script starts background programs with SIGINT ignored, and this process may inherit that. So the
+    # default handler is set again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hang_up = select.poll()
-    # Without requested events, poll still reports errors and the hang-up.
+    # With the event mask 0, poll returns only when the reader has closed the pipe, or on an error.
     hang_up.register(sys.stdout.fileno(), 0)
 
     def wait() -> None:
@@ -255,7 +290,13 @@ def _interrupt_when_the_connection_ends() -> None:
 
 
 def _send_files(paths: Sequence[str], answer: Callable[..., None], *, unshared: bool) -> int:
-    """Send the sizes of files of this account, then their contents; a missing file has no size."""
+    """Print an answer with the sizes of files, then their contents, and return the exit code.
+
+    Args:
+        paths: paths of files that this account owns. The size of a missing file is null.
+        answer: prints an answer for the laptop.
+        unshared: whether to refuse files that other accounts can change.
+    """
     contents = [_own_content(Path(path), unshared=unshared) for path in paths]
     answer(sizes=[None if content is None else len(content) for content in contents])
     for content in contents:
@@ -269,7 +310,7 @@ def _own_content(path: Path, *, unshared: bool) -> bytes | None:
     """Return the content of a file of this account; None if there is no such file.
 
     Raises:
-        ConfigError: another account owns the file; or can change it, though it has to be `unshared`.
+        ConfigError: another account owns the file; or can change it, and `unshared` is true.
         SlurmddpError: the file can't be read.
     """
     try:

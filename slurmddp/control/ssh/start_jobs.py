@@ -27,7 +27,7 @@ def start_over_ssh(
     Args:
         points: the typed settings of each job.
         is_sweep: whether the jobs are the runs of a sweep.
-        again: whether to put the folders of earlier runs aside first.
+        again: whether to rename the folders of earlier runs first, so that the runs start anew.
         report: called with `CodeSent`.
 
     Returns:
@@ -56,7 +56,13 @@ def start_over_ssh(
 
 
 def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) -> Started:
-    """Start the jobs of `start_over_ssh` on this host, which has received their code."""
+    """Start jobs on this host, to which `start_over_ssh` has sent the request and the code.
+
+    Args:
+        points: the typed settings of each job.
+        is_sweep: whether the jobs are the runs of a sweep.
+        again: whether to rename the folders of earlier runs first, so that the runs start anew.
+    """
     jobs = jobs_of(points, report=_log)
     if is_sweep:
         return start_sweep(refuse_collisions(jobs), again=again, report=_log)
@@ -64,6 +70,6 @@ def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) 
 
 
 def _log(event: object) -> None:
-    """Log warnings, which the laptop shows."""
+    """Log the warnings in an event; the laptop shows what this host logs."""
     for warning in warnings_of(event):
         log.warning("%s", warning)

@@ -52,11 +52,11 @@ def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
 
 
 def status_over_ssh(run: SshRun) -> RunStatus:
-    """Return the status of a run, with its failure.
+    """Query the host of a run, and return the status of the run.
 
     Raises:
         LoginNodeError: the host can't be reached.
-        RunNotFoundError: the run does not exist any more.
+        RunNotFoundError: the host has no run with this name any more.
     """
     same_name = call(run, named, [run.name]).runs
     if not same_name:
@@ -69,14 +69,14 @@ def status_over_ssh(run: SshRun) -> RunStatus:
 
 
 class PacedHosts:
-    """The statuses of runs over ssh for a view that stays open, with queries in the background.
+    """The statuses of runs over ssh for a display that is refreshed; threads query the hosts.
 
-    A host is queried at most once in `QUERY_EVERY_S`. While it does not answer, its runs have the state
-    unknown, and each pause is twice as long as the pause before, up to `LONGEST_PAUSE_S`.
+    A host is queried at most once in `QUERY_EVERY_S` seconds. While it does not answer, its runs have the
+    state unknown, and the pause between two queries doubles each time, up to `LONGEST_PAUSE_S` seconds.
 
     Args:
         runs: the runs; None: all runs over ssh that are recorded at the time of a call.
-        now: returns the time in seconds.
+        now: returns the time in seconds, from any start.
     """
 
     def __init__(
@@ -92,12 +92,16 @@ class PacedHosts:
         self._queries: dict[str, threading.Thread] = {}
 
     def statuses(self) -> list[RunStatus]:
-        """Return the statuses from the last answers, without waiting, and start the queries that are due."""
+        """Return the statuses from the last answer of each host, and start queries whose pause is over.
+
+        The call does not wait for the queries. Runs that no answer covers yet have the state unknown.
+        """
         all_statuses: list[RunStatus] = []
         for host, runs in _runs_by_host(self._runs).items():
             query = self._queries.get(host)
             if (query is None or not query.is_alive()) and self._now() >= self._due.get(host, -math.inf):
-                # A daemon thread, because a slow host must not delay the end of the view.
+                # A daemon thread, because Python waits for other threads at its exit, and a slow host would
+                # delay it.
                 self._queries[host] = threading.Thread(target=self._query, args=(host, runs), daemon=True)
                 self._due[host] = self._now() + self._pauses.get(host, QUERY_EVERY_S)
                 self._queries[host].start()
@@ -119,16 +123,21 @@ class PacedHosts:
 
 
 def named(names: Sequence[str]) -> Listing:
-    """Return the states of the runs on this machine with these names; called by laptops over ssh."""
+    """Return the statuses of the runs on this machine with these names; called over ssh from laptops."""
     all_names = frozenset(names)
     folders = [folder for folder in index.all_runs() if folder.name in all_names]
     return Listing(runs=tuple(statuses(folders, SlurmClient())))
 
 
 def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshRun]]:
-    """Return runs over ssh by their hosts: the chosen runs, or all recorded runs."""
+    """Group runs over ssh by host, without sweeps.
+
+    Args:
+        chosen: the runs; None: all recorded runs over ssh.
+    """
     hosts: dict[str, list[SshRun]] = {}
-    # A command that runs over ssh itself lists only the runs of its machine.
+    # A command that a laptop runs here over ssh must list only the runs of this machine, not runs that were
+    # submitted from here to other hosts.
     if os.environ.get(OVER_SSH_VARIABLE):
         return hosts
 
@@ -140,7 +149,12 @@ def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshR
 
 
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
-    """Query the host of `runs` for their statuses; if `silent`, ssh asks for no password."""
+    """Query a host for the statuses of its runs; if it does not answer, return why, as a text.
+
+    Args:
+        runs: runs that were submitted to the same host.
+        silent: whether ssh must not ask for a password, even on a terminal.
+    """
     try:
         names = [run.name for run in runs]
         options = {"silent": silent, "quiet": True, "timeout_s": _ANSWER_S}
@@ -152,7 +166,10 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
 
 
 def _statuses(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
-    """Return the statuses of a host's runs, without runs that do not exist on it any more."""
+    """Return the statuses of a host's runs by its answer.
+
+    Runs that do not exist on the host any more are left out. If it has not answered, all runs are unknown.
+    """
     if isinstance(answer, str):
         return [_unknown(run, f"{run.host} does not answer") for run in runs]
 

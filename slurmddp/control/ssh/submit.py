@@ -25,13 +25,18 @@ def submit(
     terminal: Mapping[str, str] | None = None,
     report: Report = ignore,
 ) -> int:
-    """Run a command line that starts runs on a login node, record the runs, and return the exit code.
+    """Send the code of this folder's project to a login node, and run a command line there that starts runs.
+
+    The started runs are recorded on this machine, so that later commands find them.
 
     Args:
         keys: the keys of the login node: `ssh`, `ssh_folder` and `python`.
         command_line: the command line, without `slurmddp`.
         terminal: variables of the terminal that shows the output; None: the output is no terminal.
         report: called with `CodeSent`, and with each `HostOutput`.
+
+    Returns:
+        The exit code of the command line.
 
     Raises:
         LoginNodeError: the host can't be reached, has another version, or did not receive all files.
@@ -45,11 +50,12 @@ def submit(
 def code_sent(
     keys: Mapping[str, str | None], request: Mapping[str, Any], report: Report
 ) -> Iterator[Exchange]:
-    """Send the code of this folder's project to a login node, and yield the exchange.
+    """Send the code of this folder's project with a request to a login node, and yield the connection.
 
     Args:
         keys: the keys of the login node: `ssh`, `ssh_folder` and `python`.
-        request: the command or action that the host runs once it has the code.
+        request: the keys of a request (see `serve`) for the command or action that the host runs once it has
+            the code.
         report: called with `CodeSent`, and with each `HostOutput`.
     """
     project = Path.cwd()
@@ -77,7 +83,10 @@ def code_sent(
 
 
 def _send_code(session: Exchange, delivery: code.Delivery, report: Report) -> None:
-    """Send the contents that the host is missing; its answer contains the absolute path of the folder."""
+    """Send the contents of the files that the host asks for, and wait until it has received them.
+
+    The absolute path of the folder on the host, which its answer contains, is stored in `session.node`.
+    """
     offer = session.facts()
     files = {file.name: file for file in delivery.files}
     for name in offer["wanted"]:
