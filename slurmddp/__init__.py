@@ -31,7 +31,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "Distribution":
-        # Python would turn an AttributeError into an ImportError without this advice.
+        # An AttributeError would not do: for `from slurmddp import Distribution`, Python replaces it by an
+        # ImportError with its own text, without this advice.
         raise ImportError("slurmddp has no 'Distribution': its class is spelled Distributon.")
     if name not in _LAZY:
         raise AttributeError(f"module 'slurmddp' has no attribute {name!r}")

@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ExitCode(NamedTuple):
-    """The meaning of an exit code: a row of the tables in `slurmddp --help`, README and docs/requeue.md."""
+    """The meaning of an exit code, as in the tables of `slurmddp --help`, README and docs/requeue.md."""
 
     meaning: str
     detail: str = ""
@@ -82,7 +82,7 @@ GOOD_CODES = frozenset({EXIT_FINISHED, EXIT_STOPPED})
 
 
 class SlurmddpError(Exception):
-    """The base class of all errors that slurmddp raises on purpose.
+    """The base class of the errors that slurmddp raises with a message for a person.
 
     Args:
         message: what happened and where, as sentences.
@@ -107,7 +107,7 @@ class SlurmddpError(Exception):
 
 
 class ConfigError(SlurmddpError):
-    """A setting, a flag or a file has a wrong value. Most are found before anything is started or queued."""
+    """A setting, a flag or a file has a wrong value. Most such errors are raised before a job is queued."""
 
     exit_code = EXIT_CONFIG
 
@@ -123,7 +123,7 @@ class UsageError(SlurmddpError):
 
 
 class RunNotFoundError(SlurmddpError):
-    """No run has the given name, or several have."""
+    """No run or sweep has the given name, or several have a name that begins with it."""
 
     exit_code = EXIT_NO_RUN
 
@@ -151,7 +151,7 @@ class SlurmError(SlurmddpError):
 
 
 class CheckpointError(SlurmddpError):
-    """A checkpoint can't be written or read."""
+    """A checkpoint can't be written or read, or it is missing or damaged."""
 
 
 class RankFailure(SlurmddpError):
@@ -165,7 +165,7 @@ class UnhealthyNodeError(SlurmddpError):
 
 
 class StoppedAtCheckpoint(SlurmddpError, SystemExit):
-    """The training stopped at a checkpoint on request. It resumes when it is run again.
+    """The training stopped at a checkpoint on request. It resumes when the program is started again.
 
     A program that does not catch this error exits with code 75 and without a traceback, as after
     `sys.exit(75)`.
@@ -206,7 +206,8 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
         else_all: whether to list all existing names if no name is near.
 
     Returns:
-        `Did you mean a or b?`, or `Known: a, b, c.`, or an empty text.
+        `Did you mean a or b?` if at least one name is near, else `Known: a, b, c.`; an empty text if there
+        are no names, or `else_all` is false.
 
     Example:
         near_matches("stpes", ["steps", "seed"])  # "Did you mean steps?"
@@ -221,8 +222,11 @@ def near_matches(given: str, known: Iterable[str], *, prefix: str = "", else_all
 
 
 def nearest(given: str, known: Iterable[str]) -> list[str]:
-    """Return at most three names that `given` may mean, the most similar first."""
-    # The batch step imports this module, and never needs difflib.
+    """Return the known names that `given` may mean: at most three, the most similar first.
+
+    If no name is similar (difflib's ratio 0.6), names that begin with `given` are returned.
+    """
+    # Imported here, because the batch step imports this module, but never needs difflib.
     import difflib
 
     names = sorted(known)
@@ -232,7 +236,7 @@ def nearest(given: str, known: Iterable[str]) -> list[str]:
 
 
 def plain(error: OSError) -> str:
-    """Return the reason and the file of an OSError, without the error number."""
+    """Format an OSError as "No space left on device (FILE)", without the error number."""
     reason = str(error.strerror or error)
     if error.filename:
         reason += f" ({error.filename})"
@@ -241,7 +245,7 @@ def plain(error: OSError) -> str:
 
 
 def unreadable(path: object, error: OSError) -> SlurmddpError:
-    """Return the error for a file of a run that can't be read."""
+    """Return the SlurmddpError for a file of a run that can't be read, because of an OSError."""
     return SlurmddpError(
         f"{path} can't be read: {error.strerror or error}.",
         hint="slurmddp did not cause this: restore the file from a copy, or correct its permissions.",
@@ -249,9 +253,10 @@ def unreadable(path: object, error: OSError) -> SlurmddpError:
 
 
 def combine_exit_codes(codes: Iterable[int]) -> int:
-    """Return the exit code of a group from the exit codes of its members.
+    """Combine the exit codes of several ranks, nodes or runs into one.
 
-    A deliberate code (78, 79 or 76) takes precedence over a failure, and a failure over a stop.
+    The codes 78, 79 and 76, in this order, take precedence over any other failure, which becomes 1. A failure
+    takes precedence over 75 (stopped), and 75 over 0.
     """
     distinct = set(codes)
     for deliberate in (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE):

@@ -18,13 +18,14 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 def main(command_line: Sequence[str]) -> None:
-    """Call a function with its arguments.
+    """Call a function on this rank; rank 0 stores the return value in the run folder.
 
     Args:
         command_line: the run folder, the import path of the function, and its arguments as a JSON list.
     """
     run_dir, function_path, text = command_line
-    # `{run_dir}` was replaced by the run folder before, also inside the JSON, but without JSON's escapes.
+    # slurmddp has replaced `{run_dir}` by the path of the run folder in the whole command line, also inside
+    # the JSON text. The path may contain characters that JSON escapes, such as quotes, so it is escaped here.
     arguments = json.loads(text.replace(run_dir, json.dumps(run_dir)[1:-1]))
 
     value = plugins.locate(function_path, key="The function")(*arguments)
@@ -33,7 +34,10 @@ def main(command_line: Sequence[str]) -> None:
 
 
 def _store(value: Any, folder: RunFolder) -> None:
-    """Write a value as JSON if JSON restores it exactly, else as a pickle; remove an earlier result."""
+    """Write the result of a run into its folder, and remove an earlier result in the other format.
+
+    The format is JSON for a value that JSON restores exactly, else pickle.
+    """
     if is_plain(value):
         content = json.dumps(value).encode()
         path = folder.plain_result_file
@@ -49,7 +53,7 @@ def _store(value: Any, folder: RunFolder) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether JSON restores a value exactly, with all types."""
+    """Return whether JSON restores a value with equal types, for example with lists but no tuples."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:

@@ -18,14 +18,15 @@ from slurmddp.errors import ConfigError, SlurmddpError, near_matches
 
 
 def build(given: Any, known: Mapping[str, Any], protocol: type, *, key: str, **options: Any) -> Any:
-    """Return the strategy, launcher or other part that `given` chooses.
+    """Return the strategy, launcher or environment that a setting chooses.
 
     Args:
-        given: a name in `known`, the import path of a class or an object, a class, or an object.
-        known: the shipped classes and objects by name.
-        protocol: the methods that the object must have.
+        given: the value of the setting: a name in `known`, the import path of a class or an object, a class,
+            or an object.
+        known: the classes and objects that slurmddp ships, by name.
+        protocol: the Protocol class with the methods that the object must have.
         key: the name of the setting, for errors.
-        options: the arguments of the class.
+        options: the keyword arguments of the class; an object ignores them.
 
     Returns:
         An instance of the class, or the given object.
@@ -52,7 +53,7 @@ def build(given: Any, known: Mapping[str, Any], protocol: type, *, key: str, **o
             chosen = chosen(**options)
         except TypeError as error:
             raise ConfigError(
-                f"{key} {given!r} refused its options {options}: {error}.",
+                f"{key} {given!r} does not accept its options {options}: {error}.",
                 hint=f"Its options are the arguments of {chosen.__module__}.{chosen.__qualname__}.",
             ) from error
 
@@ -83,6 +84,9 @@ def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
         path: the import path, such as `package.module.Class`.
         key: the name of the setting, for errors.
 
+    Returns:
+        The class or the function.
+
     Raises:
         ConfigError: nothing callable has this import path, or its module can't be imported.
 
@@ -104,14 +108,21 @@ def locate(path: Any, *, key: str = "_target_") -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError(
             f"{key} is {path!r}, a {type(value).__name__} that can't be called.",
-            hint="Name a class or a function.",
+            hint="Give the import path of a class or a function.",
         )
 
     return value  # type: ignore[no-any-return]
 
 
 def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
-    """Import the longest prefix of `path` that is a module; return the module and the remaining names."""
+    """Import the longest prefix of `path` that is a module.
+
+    Returns:
+        The module, and the remaining names: attributes that lead from the module to the class or function.
+
+    Raises:
+        ConfigError: a module does not exist, or its import fails.
+    """
     parts = path.split(".")
     if len(parts) == 1:
         return builtins, parts
@@ -136,7 +147,14 @@ def _import_longest(path: str, key: str) -> tuple[ModuleType, list[str]]:
 
 
 def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> ConfigError:
-    """Return the error for a module that does not exist; `parent` is the module above it, if one exists."""
+    """Return the error for an import path with a module that does not exist.
+
+    Args:
+        path: the import path.
+        name: the dotted name of the missing module.
+        parent: the package that should contain the module; None for a top-level module.
+        key: the name of the setting, for the message.
+    """
     if parent is None:
         reason = f"there is no module {name}"
         hint = src_layout_hint(name)
@@ -152,7 +170,7 @@ def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> Con
 
 
 def src_layout_hint(module: str, project_dir: Path | None = None) -> str:
-    """Return advice about a missing module that is in `src/` of the project; empty if it is not.
+    """Return advice about a module that can't be found, but is in `src/` of the project; empty if it is not.
 
     Args:
         module: the dotted name of the module.

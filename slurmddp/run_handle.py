@@ -106,7 +106,7 @@ class Run:
 
         Raises:
             TimeoutError: the run has not ended within `timeout_s`. It continues.
-            RunNotFoundError: the run was removed meanwhile.
+            RunNotFoundError: the run was removed during the wait.
 
         Example:
             if run.wait(timeout_s=3600).state == "finished":
@@ -117,7 +117,12 @@ class Run:
         return with_report(self._folder, self._ended(timeout_s))
 
     def _ended(self, timeout_s: float | None) -> RunStatus:
-        """Wait until the run has ended, without writing its report."""
+        """Wait until the run has ended, and return its status; the report is not written.
+
+        Raises:
+            TimeoutError: the run has not ended within `timeout_s`. It continues.
+            RunNotFoundError: the run was removed meanwhile.
+        """
         from slurmddp.runs.status.run_end import end_of
         from slurmddp.slurm.client import SlurmClient
 
@@ -142,7 +147,8 @@ class Run:
                 hint="`slurmddp list` lists existing runs.",
             ) from error
         except OSError:
-            # A network file system may fail for a moment.
+            # A network file system can fail for seconds. Then it is unknown whether the folder was removed,
+            # so nothing is raised, and the caller checks again later.
             pass
 
     def done(self) -> bool:
@@ -211,11 +217,20 @@ class Run:
         return None
 
     def _load(self, load: Callable[[bytes], Any], content: bytes, name: Path) -> Any:
-        """Return the value that a file contains; raise SlurmddpError if it can't be read."""
+        """Decode the content of a result file.
+
+        Args:
+            load: the decoder for JSON or pickle.
+            content: the content of the file.
+            name: the path of the file inside the run folder, for the message.
+
+        Raises:
+            SlurmddpError: the decoder raised an error.
+        """
         try:
             return load(content)
         except Exception as error:
-            # A pickle imports classes and runs their code, so any error is possible.
+            # Every error is caught, because a pickle imports classes and runs their code.
             raise SlurmddpError(
                 f"{self.path / name} ({len(content)} bytes) contains no value that this Python can read: "
                 f"{type(error).__name__}: {error}.",
@@ -226,7 +241,8 @@ class Run:
         """Return the contents of files of the run folder; None for a missing file.
 
         Raises:
-            ConfigError: another account owns a file or can change it; a pickle could then run its code.
+            ConfigError: another account owns a file or can change it. Loading a pickle from such a file could
+                run code of the other account.
             SlurmddpError: a file can't be read, or is no regular file.
         """
         refuse_foreign(self.path, READ_ONLY)
@@ -258,8 +274,8 @@ class Run:
         """Ask the run to save and stop, as `slurmddp stop` does.
 
         Returns:
-            The outcome: its `outcome` is "asked"; "dequeued" if the run waited, and stays stopped now; or
-            "inactive" if the run had no job and no process.
+            The outcome. Its `outcome` is "asked" if the ranks were asked to stop, "dequeued" if the job held
+            no nodes and has left the queue, or "inactive" if the run had no job and no process.
 
         Raises:
             ConfigError: another account owns the run.
@@ -277,7 +293,7 @@ class Run:
 
         Raises:
             ConfigError: another account owns the run.
-            SlurmError: the run is marked as cancelled, but SLURM did not cancel its jobs.
+            SlurmError: the run won't be requeued, but SLURM did not cancel its jobs.
         """
         from slurmddp.control.cancel import cancel
 
@@ -285,7 +301,7 @@ class Run:
         return cancelled
 
     def _act(self, action: Callable[[str], Result]) -> Result:
-        """Call an action of `slurmddp.control` that changes the run."""
+        """Call an action of `slurmddp.control`, such as `stop`, with this run, and return its result."""
         return action(str(self.path))
 
 
@@ -326,7 +342,7 @@ class RunOverSsh(Run):
 
         status = self._ended(timeout_s)
         if status.state in ("finished", "failed"):
-            # A failure to write the report must not hide the status.
+            # The error of a report that can't be written is ignored, because the caller needs the status.
             with suppress(SlurmddpError):
                 return replace(status, report=runs.call(self._run, report, self.name).path)
 
@@ -342,9 +358,11 @@ class RunOverSsh(Run):
                 if not status.active:
                     return status
             except LoginNodeError as error:
-                # The job does not need the connection, so the wait continues.
+                # The job runs without the connection, so the wait goes on. It warns only once.
                 if not has_warned:
-                    log.warning("%s will be queried again until it answers: %s", self._run.host, error)
+                    log.warning(
+                        "%s does not answer, and will be queried until it does: %s", self._run.host, error
+                    )
                 has_warned = True
 
             if time.monotonic() + pause > end:
@@ -367,7 +385,11 @@ class RunOverSsh(Run):
 
 
 def _is_function(config: bytes | None) -> bool:
-    """Return whether a run calls a function, by its `config.yaml`; True if that file is missing too."""
+    """Return whether a run calls a function.
+
+    Args:
+        config: the content of its `config.yaml`; None: the file is missing, and the result is True.
+    """
     import yaml
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters; a longer one is cut off and ends with `...`."""
+    """Cut a text to at most `limit` characters; a text that was cut ends with `...`."""
     if len(text) <= limit:
         return text
     return text[: limit - 3] + "..."
@@ -18,20 +18,20 @@ def first_line(error: BaseException) -> str:
 
 
 def typed_first_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
+    """Return an error as "TypeName: first line of its message"."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def first_items(
     items: Sequence[object], limit: int, *, separator: str = ", ", rest: str = " and {} more"
 ) -> str:
-    """Return the first items as one text, with the number of the others.
+    """Join the first items to one text, and add the number of items that are not shown.
 
     Args:
         items: all items.
         limit: the largest number of items to show.
         separator: text between two items.
-        rest: text for the other items; `{}` is replaced by their number.
+        rest: text to add if items are not shown; `{}` is replaced by their number.
 
     Example:
         first_items(["a", "b", "c"], 2)  # "a, b and 1 more"

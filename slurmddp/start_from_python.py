@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
-    """Start a training as `slurmddp train` does, and return its run.
+    """Start a training as `slurmddp train` does, and return a handle of its run.
 
     Args:
         overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
@@ -68,7 +68,7 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
 
 
 def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = False, **settings: Any) -> Run:
-    """Call a function on every rank of a run; `result` of the run returns the return value of rank 0.
+    """Start a run that calls a function on every rank; `Run.result` returns the return value of rank 0.
 
     Args:
         function: a function of a module, or its import path. The ranks import it by this path.
@@ -120,10 +120,11 @@ def map_array(
         The runs, in the order of the calls. Equal arguments are the same run, which is computed once.
 
     Raises:
-        ConfigError: the iterables differ in length, or as for `submit`; nothing was started.
+        ConfigError: the iterables differ in length, the function can't be imported by its path or does not
+            take the arguments, an argument is no plain value, or a setting is wrong. Nothing was started.
         SlurmError: SLURM is missing, does not answer, or refused.
         SlurmddpError: a call on this machine has failed.
-        LoginNodeError: as for `train`.
+        LoginNodeError: `ssh=HOST` can't be reached, or can't run this version; nothing was started.
 
     Example:
         runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
@@ -160,14 +161,18 @@ def map_array(
 
 
 def _typed(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as they are typed in a shell."""
+    """Return settings as typed in a shell, such as `nodes=2`."""
     from slurmddp.settings.arguments import spelled
 
     return [f"{key}={spelled(value)}" for key, value in settings.items()]
 
 
 def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Return the arguments of each call; raise ConfigError if the columns differ in length."""
+    """Combine the values of each argument to the arguments of each call, as `zip` does.
+
+    Raises:
+        ConfigError: the iterables differ in length.
+    """
     rows: list[tuple[Any, ...]] = []
     end = object()
     for row in itertools.zip_longest(*columns, fillvalue=end):
@@ -175,7 +180,7 @@ def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
             raise ConfigError(
                 "The iterables of map_array have different lengths: the shortest one ends after "
                 f"{counted(len(rows), 'value')}.",
-                hint="Pass as many values for each argument.",
+                hint="Pass iterables of equal lengths.",
             )
 
         rows.append(row)
@@ -186,7 +191,15 @@ def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
 def _refuse_misfit(
     function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError if a function does not take the arguments, or a setting is meant as an argument."""
+    """Raise ConfigError if a call of a function would be wrong.
+
+    Args:
+        function: the function or its import path.
+        path: its import path.
+        arguments: the positional arguments. The function must accept them.
+        settings: the settings of the run. None may have the name of an argument of the function that
+            `arguments` does not contain, because the caller may have meant the argument.
+    """
     from slurmddp import plugins
 
     hint = "Pass arguments of the function by position. Keywords are settings of the run, such as nodes=2."
@@ -194,7 +207,7 @@ def _refuse_misfit(
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):
-        # Some built-in functions have no signature.
+        # Some built-in functions have no signature, so their arguments can't be checked.
         return
 
     try:
@@ -211,7 +224,11 @@ def _refuse_misfit(
 
 
 def _call(path: str, arguments: Sequence[Any]) -> list[str]:
-    """Return the settings of a run that calls a function; raise ConfigError if an argument is not plain."""
+    """Return the settings of a run that calls a function with arguments, which are stored as JSON.
+
+    Raises:
+        ConfigError: an argument is no plain value.
+    """
     from slurmddp.control.jobs import settings_of_program
 
     try:
@@ -227,7 +244,7 @@ def _call(path: str, arguments: Sequence[Any]) -> list[str]:
 
 
 def _refuse_keys(value: Any) -> None:
-    """Raise TypeError if a dictionary has a key that JSON would turn into a text."""
+    """Raise TypeError if a dictionary in a value has a key that JSON would convert to text, such as 1."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -239,15 +256,16 @@ def _refuse_keys(value: Any) -> None:
 
 
 def _name(path: str) -> str:
-    """Return the `name=` of runs that call a function."""
+    """Return the default `name=` of runs that call a function: the last name of its import path."""
     return re.sub(r"\W+", "-", path.rpartition(".")[2])
 
 
 def _import_path(function: Callable[..., Any] | str) -> str:
-    """Return the import path of a function.
+    """Return the import path by which the ranks import a function.
 
     Raises:
-        ConfigError: the ranks can't import the function.
+        ConfigError: the function can't be imported by a path, for example a lambda or a function of the main
+            program.
     """
     from slurmddp import plugins
 
@@ -261,7 +279,7 @@ def _import_path(function: Callable[..., Any] | str) -> str:
     is_bound_method = inspect.ismethod(function) and not isinstance(owner, type)
     if not module or not name or module == "__main__" or "<" in name or is_bound_method:
         raise ConfigError(
-            f"The ranks can't import {function!r}: it has no name in a module.",
+            f"The ranks can't import {function!r}, because it is not defined by name in a module.",
             hint="Make it a function of a module (a .py file of the project) and import it from there. "
             "`Distributon.launch(function)` calls any function on this machine.",
         )
@@ -270,7 +288,10 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 
 def _log(event: object) -> None:
-    """Log an event of a start: as a warning if it needs attention, else as information."""
+    """Log an event of a start: warnings and failures as warnings, other sentences as information.
+
+    Events without a sentence are not logged.
+    """
     from slurmddp.control.events import CodeSent, HostSilent, Info
     from slurmddp.control.start import PointFailed, warnings_of
     from slurmddp.control.sweep import SweepBegins
@@ -286,6 +307,6 @@ def _log(event: object) -> None:
         case HostSilent(host, seconds):
             log.warning("%s has not answered for %g s; nothing was started.", host, seconds)
         case CodeSent(host, left_out=names) if names:
-            log.warning("not sent to %s, because they may hold passwords or keys: %s", host, ", ".join(names))
+            log.warning("Not sent to %s, because they may hold passwords or keys: %s", host, ", ".join(names))
         case SweepBegins(sweep=sweep):
             log.info("The runs are the sweep %s.", sweep)

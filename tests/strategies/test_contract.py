@@ -103,7 +103,7 @@ def test_d11_a_strategy_is_given_as_path_class_or_object() -> None:
             "has no 'MeanOfEachGradien'.*Did you mean MeanOfEachGradient",
         ),
         ("no_such_package.Strategy", "there is no module no_such_package"),
-        ("torch.nn.Linear", "refused its options"),
+        ("torch.nn.Linear", "does not accept its options"),
         ("collections.OrderedDict", "no method wrap and no no_sync and no unwrap"),
         (object(), "no method wrap"),
     ],
